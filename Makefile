@@ -1,0 +1,53 @@
+# Set-up is part of every target: a fresh machine needs Python 3.11+, make and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+QUICK := tests/unit tests/contract
+
+.PHONY: demo test check format storm bench proto wheel clean
+
+demo: $(STAMP)
+	$(BIN)/atoll demo examples/quickstart.toml
+
+test: $(STAMP) lint
+	$(PYTEST) -n 2 --dist loadgroup tests
+
+check: $(STAMP) lint
+	$(PYTEST) -q -n 2 --dist loadgroup $(QUICK) -m "not s3 and not postgres"
+
+.PHONY: lint
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+storm: $(STAMP)
+	$(PYTEST) -q tests --storm
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/sync.py
+
+proto: $(STAMP)
+	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \
+	  --plugin=protoc-gen-mypy=../$(BIN)/protoc-gen-mypy --mypy_out=. atoll/wire/proto/transfer.proto
+
+wheel: $(STAMP)
+	$(BIN)/python -m build --no-isolation
+
+# Only pip with constraints.txt installs anything: a plain "torch" would take gigabytes of CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,94 @@
+"""Local copies of remote blobs under a byte budget; the least recently used goes first.
+
+Holds only bytes that its caller has verified, and serves one only while its file is untouched.
+Losing a copy costs a download, so nothing here is synced.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from atoll.blobs import files as filesystem
+from atoll.blobs.files import Files, Identity
+from atoll.blobs.spool import Draft, FileReader
+from atoll.errors import StoreError
+
+
+class CachedFiles:
+    """Verified copies in one directory that no other process uses."""
+
+    def __init__(self, files: Files, directory: Path, *, budget_bytes: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._budget_bytes = budget_bytes
+        self._held: OrderedDict[str, Identity] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def adopt(self, sha256: str, draft: Draft) -> FileReader:
+        """Takes over a finished draft and returns a reader of it.
+
+        The reader stays good when the copy is evicted at once: the file lives on until it closes.
+        """
+        path = self._directory / sha256
+        with self._lock:
+            try:
+                with filesystem.naming("keep a copy at", path):
+                    self._files.rename(draft.path, path)
+                    fd = self._files.open(path)
+            except BaseException:
+                draft.drop()
+                raise
+            draft.close()
+            self._held[sha256] = self._files.identity(fd)
+            self._held.move_to_end(sha256)
+            self._evict()
+        return FileReader(self._files, fd, path=path, nbytes=draft.nbytes)
+
+    def open(self, sha256: str) -> FileReader | None:
+        """A reader of the copy, or None when there is none or its file was touched."""
+        path = self._directory / sha256
+        with self._lock:
+            if sha256 not in self._held:
+                return None
+            try:
+                with filesystem.naming("open", path):
+                    fd = self._files.open(path)
+            except StoreError:
+                self._forget(sha256)
+                return None
+            identity = self._files.identity(fd)
+            if identity != self._held[sha256]:
+                self._files.close(fd)
+                self._forget(sha256)
+                return None
+            self._held.move_to_end(sha256)
+        return FileReader(self._files, fd, path=path, nbytes=identity.nbytes)
+
+    def drop(self, sha256: str) -> None:
+        """Forgets and removes one copy; harmless when there is none."""
+        with self._lock:
+            self._forget(sha256)
+
+    def sweep(self) -> None:
+        """Removes the files that an earlier life left."""
+        with self._lock, filesystem.naming("sweep", self._directory):
+            for name in os.listdir(self._directory):
+                if name not in self._held:
+                    self._files.remove(self._directory / name)
+
+    def clear(self) -> None:
+        """Removes every copy."""
+        with self._lock:
+            for sha256 in list(self._held):
+                self._forget(sha256)
+
+    def _evict(self) -> None:
+        while sum(held.nbytes for held in self._held.values()) > self._budget_bytes:
+            self._forget(next(iter(self._held)))
+
+    def _forget(self, sha256: str) -> None:
+        self._held.pop(sha256, None)
+        path = self._directory / sha256
+        with filesystem.naming("remove", path):
+            self._files.remove(path)

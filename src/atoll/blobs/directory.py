@@ -1,0 +1,198 @@
+"""Blobs as files of one directory: what was committed is still there after a crash.
+
+    root/tmp/<draft>      while being written
+    root/ab/abcd...       once committed, under its sha256
+
+A commit is: sync the file, rename it, sync its folder. Errors of a sync are never retried. One
+process writes to a root at a time; keeping others out is the task of whoever holds the state.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll.blobs import files as filesystem
+from atoll.blobs import names, spool
+from atoll.blobs.base import BlobRef
+from atoll.blobs.files import Files, Identity, SystemFiles
+from atoll.blobs.spool import Draft, FileReader
+from atoll.errors import StoreError
+
+_DRAFTS = "tmp"
+
+
+class DirectoryBlobs:
+    """A store of blobs below `root`, which is made when it does not exist."""
+
+    def __init__(self, root: Path, *, files: Files | None = None) -> None:
+        self._root = root.absolute()
+        self._files = files or SystemFiles()
+        self._lock = threading.Lock()
+        self._synced_folders: set[str] = set()
+        self._verified: dict[str, Identity] = {}
+        self._drafts: weakref.WeakSet[Draft] = weakref.WeakSet()
+        self._make(self._root)
+        # An earlier life may have made the root and ended before this.
+        with filesystem.syncing(self._root.parent):
+            self._files.sync_directory(self._root.parent)
+        self._make(self._root / _DRAFTS)
+
+    def writer(self, *, expect_bytes: int | None = None) -> "DirectoryWriter":
+        draft = Draft(self._files, self._root / _DRAFTS, expect_bytes=expect_bytes, will_sync=True)
+        with self._lock:
+            self._drafts.add(draft)
+        return DirectoryWriter(self, draft)
+
+    def open(self, sha256: str) -> FileReader:
+        path = self._path(sha256)
+        try:
+            with filesystem.naming("open", path):
+                fd = self._files.open(path)
+        except StoreError as exc:
+            if isinstance(exc.__cause__, FileNotFoundError):
+                raise names.missing(sha256, str(path)) from exc
+            raise
+        try:
+            nbytes = self._verify(sha256, fd, path)
+        except BaseException:
+            self._files.close(fd)
+            raise
+        return FileReader(self._files, fd, path=path, nbytes=nbytes)
+
+    def has(self, sha256: str) -> bool:
+        return self._path(sha256).is_file()
+
+    def stored(self) -> Iterator[BlobRef]:
+        with filesystem.naming("list", self._root):
+            folders = [e.name for e in os.scandir(self._root) if names.is_folder(e.name)]
+        for folder in folders:
+            with filesystem.naming("list", self._root / folder):
+                entries = list(os.scandir(self._root / folder))
+            for entry in entries:
+                if names.is_name(entry.name) and names.folder(entry.name) == folder:
+                    try:
+                        yield BlobRef(entry.name, entry.stat(follow_symlinks=False).st_size)
+                    except FileNotFoundError:
+                        continue  # deleted since the folder was read
+
+    def delete(self, sha256: str) -> None:
+        """Removes a blob. Not synced: one that returns after a crash is deleted again."""
+        path = self._path(sha256)
+        self._verified.pop(sha256, None)
+        with filesystem.naming("remove", path):
+            self._files.remove(path)
+
+    def sweep(self) -> None:
+        with self._lock:
+            kept = {draft.path for draft in self._drafts if draft.is_open}
+        drafts = self._root / _DRAFTS
+        with filesystem.naming("sweep", drafts):
+            for path in [Path(entry.path) for entry in os.scandir(drafts)]:
+                if path not in kept:
+                    self._files.remove(path)
+
+    def close(self) -> None:
+        """Drops the drafts that are still open; their writers refuse further calls."""
+        with self._lock:
+            drafts = list(self._drafts)
+        for draft in drafts:
+            draft.drop()
+
+    def _path(self, sha256: str) -> Path:
+        return self._root / names.folder(sha256) / sha256
+
+    def _verify(self, sha256: str, fd: int, path: Path) -> int:
+        """The size of an open blob whose bytes match its name; hashes only what is not known."""
+        with filesystem.naming("read", path):
+            identity = self._files.identity(fd)
+            if self._verified.get(sha256) != identity:
+                found, identity = spool.settled_hash(self._files, fd, path=path)
+                if found != sha256:
+                    raise names.changed(sha256, str(path), found=found, nbytes=identity.nbytes)
+                self._verified[sha256] = identity
+        return identity.nbytes
+
+    def _is_sound(self, sha256: str) -> bool:
+        """Whether a blob of that name is stored, readable and right."""
+        try:
+            self.open(sha256).close()
+        except StoreError:
+            return False
+        return True
+
+    def _commit(self, draft: Draft) -> BlobRef:
+        ref = BlobRef(draft.digest(), draft.nbytes)
+        target = self._path(ref.sha256)
+        try:
+            draft.finish()
+            with filesystem.syncing(draft.path):
+                self._files.sync_file(draft.fd)
+            self._make_folder(target.parent)
+            # A stored blob whose bytes are no longer right is replaced, or a damaged file would
+            # stand behind a receipt for good bytes.
+            if self._is_sound(ref.sha256):
+                draft.drop()
+            else:
+                with filesystem.naming("rename to", target):
+                    self._files.rename(draft.path, target)
+                    self._verified[ref.sha256] = self._files.identity(draft.fd)
+                draft.close()
+        except BaseException:
+            draft.drop()
+            raise
+        # Also for a blob that was there: an earlier life may have ended between rename and sync.
+        with filesystem.syncing(target.parent):
+            self._files.sync_directory(target.parent)
+        return ref
+
+    def _make_folder(self, folder: Path) -> None:
+        # Under the lock until the root is synced: a second writer must not return a blob in a
+        # folder whose own name is not on the disk yet. A folder that exists may stem from a life
+        # that ended before its sync, so each is synced once per process.
+        with self._lock:
+            if folder.name not in self._synced_folders:
+                with filesystem.naming("make", folder):
+                    self._files.make_directory(folder)
+                with filesystem.syncing(self._root):
+                    self._files.sync_directory(self._root)
+                self._synced_folders.add(folder.name)
+
+    def _make(self, path: Path) -> None:
+        """Makes a directory and the ones above it, each on the disk before the next."""
+        if path.is_dir():
+            return
+        self._make(path.parent)
+        with filesystem.naming("make", path):
+            self._files.make_directory(path)
+        with filesystem.syncing(path.parent):
+            self._files.sync_directory(path.parent)
+
+
+class DirectoryWriter:
+    """One blob in the making, in a draft of a directory store."""
+
+    def __init__(self, blobs: DirectoryBlobs, draft: Draft) -> None:
+        self._blobs = blobs
+        self._draft = draft
+        self._ref: BlobRef | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._draft.nbytes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._draft.write(data)
+
+    def digest(self) -> str:
+        return self._draft.digest()
+
+    def commit(self) -> BlobRef:
+        if self._ref is None:
+            self._draft.check_open()
+            self._ref = self._blobs._commit(self._draft)
+        return self._ref
+
+    def abort(self) -> None:
+        self._draft.drop()

@@ -1,0 +1,148 @@
+"""Blobs in this process's memory: for simulation and tests. Nothing survives the process."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from atoll.blobs import names, spool
+from atoll.blobs.base import BlobRef
+from atoll.errors import StoreError
+
+
+class MemoryBlobs:
+    """A store of blobs that keeps each as one buffer, never written to after its commit."""
+
+    def __init__(self) -> None:
+        self._stored: dict[str, bytes | bytearray] = {}
+        # The very objects that were hashed: the counterpart of a file's identity.
+        self._verified: dict[str, bytes | bytearray] = {}
+        self._lock = threading.Lock()
+
+    def writer(self, *, expect_bytes: int | None = None) -> "MemoryWriter":  # noqa: ARG002
+        return MemoryWriter(self)
+
+    def open(self, sha256: str) -> "MemoryReader":
+        names.check(sha256)
+        with self._lock:
+            data = self._stored.get(sha256)
+            if data is None:
+                raise names.missing(sha256, "memory")
+            if self._verified.get(sha256) is not data:
+                found = hashlib.sha256(data).hexdigest()
+                if found != sha256:
+                    where = f"memory:{sha256}"
+                    raise names.changed(sha256, where, found=found, nbytes=len(data))
+                self._verified[sha256] = data
+        return MemoryReader(sha256, data)
+
+    def has(self, sha256: str) -> bool:
+        names.check(sha256)
+        return sha256 in self._stored
+
+    def stored(self) -> Iterator[BlobRef]:
+        with self._lock:
+            refs = [BlobRef(name, len(data)) for name, data in self._stored.items()]
+        return iter(refs)
+
+    def delete(self, sha256: str) -> None:
+        names.check(sha256)
+        with self._lock:
+            self._stored.pop(sha256, None)
+            self._verified.pop(sha256, None)
+
+    def sweep(self) -> None:
+        """Nothing to do: an unfinished writer's bytes die with it."""
+
+    def close(self) -> None:
+        """Keeps the blobs: a simulated coordinator that restarts finds them again."""
+
+    def _keep(self, sha256: str, data: bytearray) -> None:
+        with self._lock:
+            if self._verified.get(sha256) is None or (
+                self._verified[sha256] is not self._stored.get(sha256)
+            ):
+                self._stored[sha256] = self._verified[sha256] = data
+
+
+class MemoryWriter:
+    """One blob in the making, in a growing buffer."""
+
+    def __init__(self, blobs: MemoryBlobs) -> None:
+        self._blobs = blobs
+        self._hash = hashlib.sha256()
+        self._data = bytearray()
+        self._nbytes = 0
+        self._ended = False
+        self._ref: BlobRef | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._check_open()
+        with memoryview(data) as given, given.cast("B") as view:
+            self._data += view
+            self._hash.update(view)
+            self._nbytes += len(view)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def commit(self) -> BlobRef:
+        if self._ref is None:
+            self._check_open()
+            self._ended = True
+            self._ref = BlobRef(self.digest(), self._nbytes)
+            self._blobs._keep(self._ref.sha256, self._data)
+            self._data = bytearray()
+        return self._ref
+
+    def abort(self) -> None:
+        self._ended = True
+        self._data = bytearray()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise StoreError("this writer has ended; start a new one and send from byte 0")
+
+
+class MemoryReader:
+    """Reads one blob's buffer."""
+
+    def __init__(self, sha256: str, data: bytes | bytearray) -> None:
+        self._name = sha256
+        self._data: memoryview | None = memoryview(data).toreadonly()
+        self._nbytes = len(data)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return bytes(self._piece(offset, nbytes))
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer.cast("B")[:] = self._piece(offset, buffer.nbytes)
+
+    def close(self) -> None:
+        self._data = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _piece(self, offset: int, nbytes: int) -> memoryview:
+        if self._data is None:
+            raise StoreError(f"the reader of blob {self._name} is closed; open the blob again")
+        spool.check_range(offset, nbytes, size=self._nbytes, name=self._name)
+        return self._data[offset : offset + nbytes]

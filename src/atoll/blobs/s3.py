@@ -1,0 +1,178 @@
+"""Blobs as objects of an S3 bucket, with a local spool.
+
+A writer fills a local draft while hashing; `commit` uploads it in parts and returns after the
+server confirmed the object and its size. A reader downloads to a local cache file while hashing,
+so bytes are checked before the first is served and memory stays bounded. Durability is the
+server's. An upload cut off by a crash leaves parts that S3 never shows; a lifecycle rule
+(AbortIncompleteMultipartUpload) frees them.
+"""
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll.blobs import files as filesystem
+from atoll.blobs import names
+from atoll.blobs.access import S3Access
+from atoll.blobs.base import BlobRef
+from atoll.blobs.cache import CachedFiles
+from atoll.blobs.files import SystemFiles
+from atoll.blobs.objects import Bucket, ObjectTag
+from atoll.blobs.spool import Draft, FileReader
+from atoll.errors import StoreError
+
+CACHE_BYTES = 8 << 30
+
+
+class S3Blobs:
+    """A store of blobs at `s3://bucket/prefix`; `spool` is a local directory of its own."""
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        access: S3Access,
+        spool: Path,
+        cache_bytes: int = CACHE_BYTES,
+        retries: int = 5,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        self._bucket = Bucket(bucket, access, retries=retries, timeout_seconds=timeout_seconds)
+        self._prefix = prefix.strip("/")
+        self._files = SystemFiles()
+        self._draft_directory = spool / "tmp"
+        cache_directory = spool / "cache"
+        for directory in (self._draft_directory, cache_directory):
+            with filesystem.naming("make", directory):
+                directory.mkdir(parents=True, exist_ok=True)
+        self._cache = CachedFiles(self._files, cache_directory, budget_bytes=cache_bytes)
+        self._drafts: weakref.WeakSet[Draft] = weakref.WeakSet()
+        # Objects that this process wrote or has hashed, as they were then.
+        self._verified: dict[str, ObjectTag] = {}
+
+    def writer(self, *, expect_bytes: int | None = None) -> "S3Writer":
+        return S3Writer(self, self._draft(expect_bytes))
+
+    def open(self, sha256: str) -> FileReader:
+        key = self._key(sha256)
+        try:
+            tag = self._bucket.tag(key)
+            if self._verified.get(sha256) == tag:
+                reader = self._cache.open(sha256)
+                if reader is not None:
+                    return reader
+            return self._download(sha256, key, tag)
+        except FileNotFoundError as exc:
+            raise names.missing(sha256, self._bucket.url(key)) from exc
+
+    def has(self, sha256: str) -> bool:
+        return self._tag(self._key(sha256)) is not None
+
+    def stored(self) -> Iterator[BlobRef]:
+        for key, nbytes in self._bucket.sizes(self._prefix):
+            name = key.rsplit("/", 1)[-1]
+            if names.is_name(name) and key == self._key(name):
+                yield BlobRef(name, nbytes)
+
+    def delete(self, sha256: str) -> None:
+        key = self._key(sha256)
+        self._verified.pop(sha256, None)
+        self._cache.drop(sha256)
+        self._bucket.delete(key)
+
+    def sweep(self) -> None:
+        kept = {draft.path for draft in self._drafts if draft.is_open}
+        with filesystem.naming("sweep", self._draft_directory):
+            for path in [Path(entry.path) for entry in os.scandir(self._draft_directory)]:
+                if path not in kept:
+                    self._files.remove(path)
+        self._cache.sweep()
+
+    def close(self) -> None:
+        """Drops the drafts that are still open and every local copy."""
+        for draft in list(self._drafts):
+            draft.drop()
+        self._cache.clear()
+
+    def _key(self, sha256: str) -> str:
+        folder = names.folder(sha256)
+        return "/".join(part for part in (self._prefix, folder, sha256) if part)
+
+    def _draft(self, expect_bytes: int | None) -> Draft:
+        draft = Draft(self._files, self._draft_directory, expect_bytes=expect_bytes)
+        self._drafts.add(draft)
+        return draft
+
+    def _tag(self, key: str) -> ObjectTag | None:
+        with contextlib.suppress(FileNotFoundError):
+            return self._bucket.tag(key)
+        return None
+
+    def _download(self, sha256: str, key: str, tag: ObjectTag) -> FileReader:
+        draft = self._draft(tag.nbytes)
+        try:
+            for piece in self._bucket.pieces(key, nbytes=tag.nbytes):
+                draft.write(piece)
+            draft.finish()
+            found = draft.digest()
+            if found != sha256:
+                where = self._bucket.url(key)
+                raise names.changed(sha256, where, found=found, nbytes=draft.nbytes)
+        except BaseException:
+            draft.drop()
+            raise
+        self._verified[sha256] = tag
+        return self._cache.adopt(sha256, draft)
+
+    def _commit(self, draft: Draft) -> BlobRef:
+        ref = BlobRef(draft.digest(), draft.nbytes)
+        key = self._key(ref.sha256)
+        draft.finish()
+        # Only an object that this process knows to be right is kept; any other is written again,
+        # which also heals a damaged one.
+        known = self._verified.get(ref.sha256)
+        if known is None or self._tag(key) != known:
+            self._bucket.upload(key, draft.path, nbytes=ref.nbytes)
+            tag = self._tag(key)
+            if tag is None or tag.nbytes != ref.nbytes:
+                raise StoreError(
+                    f"{self._bucket.url(key)} was uploaded with {ref.nbytes} bytes, but the server "
+                    f"shows {tag and tag.nbytes}; check the server and send it again"
+                )
+            self._verified[ref.sha256] = tag
+        self._cache.adopt(ref.sha256, draft).close()
+        return ref
+
+
+class S3Writer:
+    """One blob in the making, in a local draft.
+
+    When `commit` raises, the draft stays: call it again, or `abort`.
+    """
+
+    def __init__(self, blobs: S3Blobs, draft: Draft) -> None:
+        self._blobs = blobs
+        self._draft = draft
+        self._ref: BlobRef | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._draft.nbytes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._draft.write(data)
+
+    def digest(self) -> str:
+        return self._draft.digest()
+
+    def commit(self) -> BlobRef:
+        if self._ref is None:
+            self._draft.check_open()
+            self._ref = self._blobs._commit(self._draft)
+        return self._ref
+
+    def abort(self) -> None:
+        self._draft.drop()

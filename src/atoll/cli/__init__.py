@@ -1,0 +1,16 @@
+"""The `atoll` command: the only place that prints, reads the environment and picks parts."""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line; a refused input is one sentence on stderr and exit code 2."""
+    from atoll.cli.app import app
+    from atoll.cli.output import complain
+    from atoll.errors import AtollError
+
+    try:
+        app()
+    except AtollError as error:
+        complain(error)
+        sys.exit(2)

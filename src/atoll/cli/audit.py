@@ -1,0 +1,124 @@
+"""`atoll audit`: the proof, of a directory at rest or of a live run."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.progress import Progress
+
+from atoll.blobs.base import Blobs
+from atoll.cli import output
+from atoll.cli.join import required_token
+from atoll.cli.s3 import s3_access
+from atoll.clock import SystemClock
+from atoll.errors import ConfigError, StateHeld
+from atoll.history import audit as auditing
+from atoll.history import recorded
+from atoll.island.network import NetworkLink
+from atoll.launch import state
+from atoll.layout import Layout
+from atoll.ledger import engines
+from atoll.ledger.base import Ledger
+from atoll.protocol.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Live:
+    """How to ask the coordinator that holds the directory."""
+
+    url: str | None = None
+    token: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run's records, readable."""
+
+    ledger: Ledger
+    blobs: Blobs
+    manifest: Manifest
+    layout: Layout
+
+
+def audit(directory: Path, *, replay: bool, live: Live, as_json: bool) -> None:
+    """Checks the run; exit code 1 when something does not hold."""
+    with opened(directory, live) as run, Progress(console=output.stderr, transient=True) as bars:
+        tasks = {name: bars.add_task(name, total=None) for name in ("contributions", "replay")}
+        report = auditing.audit(
+            run.ledger,
+            run.blobs,
+            manifest=run.manifest,
+            layout=run.layout,
+            with_replay=replay,
+            progress=lambda name, done, total: bars.update(
+                tasks[name], completed=done, total=total
+            ),
+        )
+    if as_json:
+        output.print_json(report.as_json())
+    else:
+        _show(report)
+    if not report.clean:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def opened(directory: Path, live: Live) -> Iterator[Opened]:
+    """The directory's records; of a live run a consistent copy, asked of its coordinator."""
+    try:
+        with state.at_rest(
+            directory, pid=os.getpid(), wall=SystemClock().wall(), s3=s3_access()
+        ) as (ledger, blobs):
+            yield _of(ledger, blobs, directory)
+            return
+    except StateHeld as held:
+        if live.url is None:
+            raise StateHeld(
+                f"{held}; or give --url and the admin --token, and the coordinator is asked for "
+                f"a copy of its ledger"
+            ) from held
+    link = NetworkLink(live.url, token=required_token(live.token), fingerprint=live.fingerprint)
+    with tempfile.TemporaryDirectory(prefix="atoll-audit-") as made:
+        path = Path(made) / "ledger.sqlite"
+        with path.open("wb") as file:
+            link.ledger(file.write)
+        link.close()
+        ledger = engines.open_ledger(path)
+        blobs = state.open_blobs(directory, state.addresses_of(directory), s3=s3_access())
+        try:
+            yield _of(ledger, blobs, directory)
+        finally:
+            ledger.close()
+            blobs.close()
+
+
+def _of(ledger: Ledger, blobs: Blobs, directory: Path) -> Opened:
+    manifest = recorded.manifest_of(ledger)
+    if manifest is None:
+        raise ConfigError(f"{str(directory)!r} holds no run yet; start one with `atoll serve`")
+    return Opened(ledger, blobs, manifest, recorded.layout_of(manifest))
+
+
+def _show(report: auditing.AuditReport) -> None:
+    replayed = "not asked for (--replay)"
+    if report.replayed_from is not None:
+        origin = (
+            "the initial weights"
+            if report.replayed_from == 0
+            else f"the snapshot of round {report.replayed_from} (older blobs are pruned)"
+        )
+        replayed = f"{report.replayed_rounds} rounds rebuilt from {origin}"
+    output.say(
+        f"run {report.run_id}: {report.rounds} rounds, {report.contributions} contributions "
+        f"({report.pruned} pruned), {report.rows} rows, {report.tokens} tokens"
+    )
+    output.say(f"replay: {replayed}")
+    output.say(f"params digest {report.digest}")
+    for problem in report.problems:
+        output.say(f"PROBLEM in round {problem.round}: {problem.what}: {problem.detail}")
+    output.say("clean" if report.clean else "NOT clean")

@@ -1,0 +1,76 @@
+"""Everything a person or a script reads: tables, JSON, log lines, one sentence for an error."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from atoll.errors import AtollError
+
+console = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+_PLAIN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class FieldsFormatter(logging.Formatter):
+    """`time level sentence  key=value …`: the event text is constant, so it can be searched."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {k: v for k, v in record.__dict__.items() if k not in _PLAIN_FIELDS}
+        text = super().format(record)
+        return text + "".join(f"  {name}={value}" for name, value in fields.items())
+
+
+def set_up_logs(level: str) -> None:
+    """Log lines on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(FieldsFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    root = logging.getLogger("atoll")
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    root.propagate = False
+
+
+def complain(error: AtollError) -> None:
+    """One sentence on stderr."""
+    stderr.print(f"atoll: {error} [{error.code}]", markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A line for a person."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    sys.stdout.flush()
+
+
+def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table; the first column is text, the others are numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        made.add_row(*("-" if cell is None else str(cell) for cell in row))
+    return made
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def number(value: float | None, digits: int = 3) -> str | None:
+    """A float for people; None stays None."""
+    return None if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,159 @@
+"""`atoll serve`: open or create the run, pick the address and its security, serve to the end."""
+
+import datetime
+import ipaddress
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from atoll import config
+from atoll.cli import output
+from atoll.cli.s3 import s3_access
+from atoll.clock import SystemClock
+from atoll.coordinator import access, boot, certificate
+from atoll.coordinator.access import Access, Role
+from atoll.coordinator.certificate import Certificate
+from atoll.coordinator.server import Address, Listen, Server
+from atoll.errors import ConfigError
+from atoll.launch import state
+from atoll.ledger.base import Ledger
+
+TOKEN_VARIABLES = {Role.WORKER: "ATOLL_WORKER_TOKEN", Role.ADMIN: "ATOLL_ADMIN_TOKEN"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The command's arguments."""
+
+    run_file: Path
+    directory: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8760
+    transfer_port: int = 0
+    cert: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    new_tokens: bool = False
+    stay: bool = False
+    ready_file: Path | None = None
+
+
+def serve(options: ServeOptions) -> None:
+    """Serves until the run is over or a signal comes."""
+    clock = SystemClock()
+    run_file = config.load(options.run_file)
+    directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
+    addresses = state.Addresses(run_file.ledger, run_file.blobs)
+    torch.set_num_threads(1)  # the outer step spreads tiles over threads of its own
+    with state.held(
+        directory, addresses, pid=os.getpid(), wall=clock.wall(), s3=s3_access()
+    ) as stores:
+        manifest = boot.create_or_check(stores, run_file, clock, new_run_id=secrets.token_hex(8))
+        tokens = _tokens(stores.ledger, renew=options.new_tokens)
+        secured = _certificate(options, directory)
+        coordinator = boot.open_coordinator(
+            stores, clock, manifest, threads=min(4, os.cpu_count() or 1)
+        )
+        server = Server(
+            coordinator,
+            Access.of(stores.ledger),
+            clock,
+            listen=Listen(
+                host=options.host,
+                port=options.port,
+                transfer_port=options.transfer_port,
+                certificate=secured,
+                stay=options.stay,
+            ),
+        )
+
+        def ready(address: Address) -> None:
+            _announce(
+                options,
+                address,
+                secured,
+                tokens,
+                title=f"run {manifest.name!r} ({coordinator.run_id}), "
+                f"version {coordinator.versions.current.version}, state in {str(directory)!r}",
+            )
+
+        server.run(ready)
+        current = coordinator.versions.current
+        output.say(
+            f"coordinator stopped at version {current.version}, "
+            f"params digest {current.digests.master.root}"
+        )
+
+
+def _tokens(ledger: Ledger, *, renew: bool) -> dict[Role, str]:
+    """Tokens that can be shown: given ones and new ones; stored ones are only known as hashes."""
+    stored = ledger.credentials()
+    shown: dict[Role, str] = {}
+    for role, variable in TOKEN_VARIABLES.items():
+        given = os.environ.get(variable)
+        if given is not None:
+            if len(given) < 16:
+                raise ConfigError(f"{variable} has {len(given)} characters; use 16 or more")
+            shown[role] = given
+        elif renew or role.value not in stored:
+            shown[role] = secrets.token_urlsafe(32)
+    ledger.set_credentials({role.value: access.token_hash(t) for role, t in shown.items()})
+    return shown
+
+
+def _certificate(options: ServeOptions, directory: Path) -> Certificate | None:
+    if (options.cert is None) != (options.key is None):
+        raise ConfigError("--cert and --key go together; give both files or neither")
+    if options.cert is not None and options.key is not None:
+        return certificate.given(options.cert, options.key)
+    if is_loopback(options.host) or options.insecure:
+        return None
+    return certificate.own(directory, host=options.host, now=datetime.datetime.now(datetime.UTC))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether traffic to `host` never leaves this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _announce(
+    options: ServeOptions,
+    address: Address,
+    secured: Certificate | None,
+    tokens: dict[Role, str],
+    *,
+    title: str,
+) -> None:
+    shown_host = f"[{address.host}]" if ":" in address.host else address.host
+    url = f"{'http' if secured is None else 'https'}://{shown_host}:{address.port}"
+    pin = "" if secured is None else f" --fingerprint {secured.fingerprint}"
+    output.say(title)
+    output.say(f"serving at {url}; transfers on port {address.transfer_port}")
+    if Role.WORKER in tokens:
+        output.say(f"join with:\n  atoll join {url} --token {tokens[Role.WORKER]}{pin}")
+    else:
+        output.say(
+            f"join with the token printed at the first start (or --new-tokens):\n"
+            f"  atoll join {url} --token …{pin}"
+        )
+    if Role.ADMIN in tokens and TOKEN_VARIABLES[Role.ADMIN] not in os.environ:
+        output.say(f"admin token, shown once: {tokens[Role.ADMIN]}")
+    if options.insecure and secured is None and not is_loopback(options.host):
+        output.say("warning: plain text on a public address; anybody on the way can read the token")
+    if options.ready_file is not None:
+        ready = {
+            "url": url,
+            "transfer_port": address.transfer_port,
+            "pid": os.getpid(),
+            "fingerprint": None if secured is None else secured.fingerprint,
+        }
+        part = options.ready_file.with_name(options.ready_file.name + ".part")
+        part.write_text(json.dumps(ready))
+        os.replace(part, options.ready_file)

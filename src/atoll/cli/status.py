@@ -1,0 +1,104 @@
+"""`atoll status`: a run as its operator sees it."""
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from atoll.cli import output
+from atoll.cli.join import required_token
+from atoll.clock import SystemClock
+from atoll.errors import CoordinatorUnreachable
+from atoll.island.network import NetworkLink
+from atoll.protocol.messages import Status
+
+REFRESH_SECONDS = 1.0
+SHOWN_ROUNDS = 12
+
+
+def status(
+    url: str, *, token: str | None, fingerprint: str | None, watch: bool, as_json: bool
+) -> None:
+    """Shows the status once, or until the run is over."""
+    link = NetworkLink(url, token=required_token(token), fingerprint=fingerprint)
+    try:
+        found = link.status()
+        if as_json:
+            output.print_json(found.model_dump(mode="json"))
+        elif not watch:
+            output.console.print(view(found))
+        else:
+            _watch(link, found)
+    finally:
+        link.close()
+
+
+def _watch(link: NetworkLink, found: Status) -> None:
+    clock = SystemClock()
+    with Live(view(found), console=output.console, auto_refresh=False) as live:
+        while found.state != "finished":
+            clock.sleep(REFRESH_SECONDS)
+            try:
+                found = link.status()
+            except CoordinatorUnreachable as error:
+                live.update(Group(view(found), Text(str(error))), refresh=True)
+                continue
+            live.update(view(found), refresh=True)
+
+
+def view(found: Status) -> Group:
+    """The whole status as tables."""
+    goal = "" if found.rounds is None else f" of {found.rounds}"
+    waiting = f", waiting for {', '.join(found.waiting_for)}" if found.waiting_for else ""
+    head = Text(
+        f"run {found.name} ({found.run_id}): {found.state}, round {found.version}{goal}, "
+        f"{found.tokens} tokens{waiting}"
+    )
+    notes = [
+        f"{found.stale_contributions} stale contributions" if found.stale_contributions else "",
+        f"{found.resyncs} resyncs" if found.resyncs else "",
+        f"refused: {found.refusals}" if found.refusals else "",
+    ]
+    return Group(
+        head, history_table(found), workers_table(found), Text("; ".join(filter(None, notes)))
+    )
+
+
+def history_table(found: Status) -> Table:
+    """The newest rounds and their losses."""
+    return output.table(
+        None,
+        ("round", "islands", "tokens", "train loss", "held-out loss"),
+        (
+            (
+                r.round,
+                r.contributions,
+                r.tokens,
+                output.number(r.train_loss),
+                output.number(r.evaluation_loss),
+            )
+            for r in found.history[-SHOWN_ROUNDS:]
+        ),
+    )
+
+
+def workers_table(found: Status) -> Table:
+    """Who takes part, and how."""
+    return output.table(
+        None,
+        ("island", "state", "round", "step", "loss", "tokens/s", "sent", "received", "heard"),
+        (
+            (
+                w.worker_id,
+                "live" if w.live else "away",
+                w.telemetry.round,
+                w.telemetry.step,
+                output.number(w.telemetry.loss),
+                f"{w.telemetry.tokens_per_second:.0f}",
+                output.size(w.telemetry.bytes_sent),
+                output.size(w.telemetry.bytes_received),
+                f"{w.seconds_since_heard:.0f} s ago" if w.live else "-",
+            )
+            for w in found.workers
+        ),
+    )

@@ -1,0 +1,50 @@
+"""Time as an argument: the one seam between Atoll and the machine's clocks."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What a service may know about time.
+
+    `now` never goes back and is only good for differences; `wall` is for people and records.
+    """
+
+    def now(self) -> float: ...
+
+    def wall(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class ManualClock:
+    """A clock that moves only when told to; for tests and single-threaded simulation."""
+
+    def __init__(self, start: float = 0.0, *, wall_start: float = 1_700_000_000.0) -> None:
+        self._now = start
+        self._wall_offset = wall_start - start
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._now + self._wall_offset
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds=seconds)
+
+    def advance(self, *, seconds: float) -> None:
+        self._now += seconds

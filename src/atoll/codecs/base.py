@@ -1,0 +1,60 @@
+"""The codec seam: fp32 values of the flat buffer <-> bytes of an exactly known size.
+
+A codec works group by group (`layout.GROUP_ELEMENTS`), so any tile made of whole groups encodes to
+the same bytes, and any tile can be reached in a payload without reading what is before it.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from atoll.codecs.noise import Noise
+
+
+class Codec(Protocol):
+    """How values travel. Implementations are frozen values without state, safe to share."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lossless(self) -> bool:
+        """Whether decode(encode(x)) has the bits of x for every finite x."""
+        ...
+
+    @property
+    def rounding(self) -> str:
+        """ "nearest" or "stochastic"; "nearest" where nothing is rounded."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """Elements that share a scale; 0 where there are no scales."""
+        ...
+
+    def encoded_bytes(self, elements: int) -> int:
+        """Exact payload bytes of a span of `elements` that starts on a group boundary."""
+        ...
+
+    def encode(
+        self, values: Tensor, *, noise: Noise | None, first_group: int, out: Tensor | None = None
+    ) -> Tensor:
+        """`values` (fp32, [n]) as a uint8 tensor [encoded_bytes(n)].
+
+        `first_group` is the index of the group the span starts on: rounding noise is keyed by it,
+        so it never depends on the tile size. `noise` is required by stochastic codecs only. With
+        `out` (uint8, [encoded_bytes(n)], at any alignment) the bytes are written there and `out` is
+        returned. Without it the result may alias `values` (a lossless codec does); it must be
+        consumed before they change. `values` are never written.
+        """
+        ...
+
+    def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
+        """The fp32 values [elements] of a uint8 `payload`; a new tensor or a view of the payload.
+
+        With `out` (fp32, [elements]) the values are written there and `out` is returned. Raises
+        FrameError when the payload's size is not `encoded_bytes(elements)`, before `out` changes.
+        Bit-identical on every machine. Does not judge the values: what is not finite decodes to
+        values that are not finite.
+        """
+        ...

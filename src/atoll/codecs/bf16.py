@@ -1,0 +1,107 @@
+"""The bf16 codec: the upper half of fp32, rounded to nearest or stochastically."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.codecs import buffers
+from atoll.codecs.noise import Noise
+from atoll.errors import ConfigError
+from atoll.layout import GROUP_ELEMENTS, Span
+
+ROUNDINGS = ("nearest", "stochastic")
+VALUE_BYTES = 2
+_MAX = 3.3895313892515355e38  # the largest finite bf16, bits 0x7f7f
+_MAX_BITS = 0x7F7F0000
+_INF_BITS = 0x7F800000
+_MAGNITUDE = 0x7FFFFFFF
+_QUIET = 0x00400000  # the top mantissa bit; a NaN that keeps it survives the loss of the low half
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16:
+    """Two bytes a value, little-endian.
+
+    `nearest` is torch's cast: ties to even, and a finite value from the middle between the largest
+    bf16 and 2^128 on becomes infinite. `stochastic` adds 16 uniform bits to the fp32
+    pattern and drops the lower half: right on average, exact for what bf16 can represent, and never
+    infinite for a finite value.
+    """
+
+    rounding: str = "nearest"
+
+    name = "bf16"
+    lossless = False
+    block = 0
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ROUNDINGS:
+            raise ConfigError(
+                f"bf16 rounding={self.rounding!r} is not known; "
+                f"choose one of {', '.join(ROUNDINGS)}"
+            )
+
+    def encoded_bytes(self, elements: int) -> int:
+        return elements * VALUE_BYTES
+
+    def encode(
+        self, values: Tensor, *, noise: Noise | None, first_group: int, out: Tensor | None = None
+    ) -> Tensor:
+        buffers.check_values(values)
+        elements = values.numel()
+        payload = buffers.new_or(out, size=self.encoded_bytes(elements), dtype=torch.uint8)
+        target = buffers.typed_view(payload, torch.bfloat16)
+        halves = torch.empty(elements, dtype=torch.bfloat16) if target is None else target
+        if self.rounding == "nearest":
+            halves.copy_(values)
+        elif noise is None:
+            raise ConfigError(
+                "bf16 with rounding='stochastic' was given no noise; pass Noise(seed, round, lane)"
+            )
+        else:
+            _round_stochastic(
+                values, halves.view(torch.int16), noise=noise, first_group=first_group
+            )
+        if target is None:
+            payload.copy_(halves.view(torch.uint8))
+        return payload
+
+    def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
+        expected_bytes = self.encoded_bytes(elements)
+        buffers.check_payload(
+            payload, codec=self.name, elements=elements, expected_bytes=expected_bytes
+        )
+        halves = buffers.typed_view(payload, torch.bfloat16)
+        if halves is None:
+            halves = payload.clone().view(torch.bfloat16)
+        return buffers.new_or(out, size=elements, dtype=torch.float32).copy_(halves)
+
+
+def _round_stochastic(values: Tensor, halves: Tensor, *, noise: Noise, first_group: int) -> None:
+    bits = values.view(torch.int32)
+    scratch = torch.empty(min(GROUP_ELEMENTS, values.numel()), dtype=torch.int32)
+    for index, span in buffers.groups(values.numel()):
+        draw = torch.from_numpy(noise.bits16(first_group + index, len(span)))
+        sums = scratch[: len(span)].copy_(draw)
+        # The pattern is sign and magnitude: adding to it moves both signs away from zero.
+        sums.add_(bits[span.start : span.stop])
+        if not _has_room(values, span):
+            _keep_class(bits[span.start : span.stop], sums)
+        halves[span.start : span.stop].copy_(sums.bitwise_right_shift_(16))
+
+
+def _has_room(values: Tensor, span: Span) -> bool:
+    """Whether no value of the group can be carried to infinity; false when one is NaN."""
+    low, high = torch.aminmax(values[span.start : span.stop])
+    return bool(low > -_MAX) and bool(high < _MAX)
+
+
+def _keep_class(bits: Tensor, sums: Tensor) -> None:
+    """Undoes what noise must not do: finite stays finite, infinity and NaN stay themselves."""
+    magnitude = bits & _MAGNITUDE
+    sign = bits & ~_MAGNITUDE
+    carried = (magnitude < _INF_BITS) & ((sums & _MAGNITUDE) >= _INF_BITS)
+    sums.copy_(torch.where(carried, sign | _MAX_BITS, sums))
+    special = torch.where(magnitude > _INF_BITS, bits | _QUIET, bits)
+    sums.copy_(torch.where(magnitude >= _INF_BITS, special, sums))

@@ -1,0 +1,67 @@
+"""The buffers codecs are given: their checks, and typed views of bytes at any alignment.
+
+Owns no memory of its own and no format.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from atoll.errors import FrameError
+from atoll.layout import GROUP_ELEMENTS, Span
+
+
+def payload_of(data: bytes | bytearray | memoryview) -> Tensor:
+    """`data` as a uint8 tensor: a view of writable memory, a copy of read-only memory."""
+    view = memoryview(data)
+    if view.nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    # torch has no read-only tensors and warns about views of such memory.
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+
+
+def check_values(values: Tensor) -> None:
+    """Asserts what every caller of a codec guarantees: flat, contiguous fp32 on the CPU."""
+    assert values.dtype == torch.float32, values.dtype
+    assert values.dim() == 1, values.shape
+    assert values.is_contiguous(), values.stride()
+    assert values.device.type == "cpu", values.device
+
+
+def check_payload(payload: Tensor, *, codec: str, elements: int, expected_bytes: int) -> None:
+    """Raises FrameError when `payload` has not exactly the bytes that `elements` encode to."""
+    assert payload.dtype == torch.uint8, payload.dtype
+    assert payload.is_contiguous(), payload.stride()
+    if elements < 0 or payload.numel() != expected_bytes:
+        raise FrameError(
+            f"{codec} payload has {payload.numel()} bytes where {elements} elements take "
+            f"{expected_bytes}; the header and the payload must agree"
+        )
+
+
+def new_or(out: Tensor | None, *, size: int, dtype: torch.dtype) -> Tensor:
+    """`out` once it is known to be flat memory of that size and dtype, or a new tensor."""
+    if out is None:
+        return torch.empty(size, dtype=dtype)
+    assert out.dtype == dtype, (out.dtype, dtype)
+    assert out.shape == (size,), (out.shape, size)
+    assert out.is_contiguous(), out.stride()
+    return out
+
+
+def typed_view(data: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """`data` (uint8) seen as `dtype` without a copy, or None where its address does not allow it.
+
+    A payload inside a frame starts at any byte, so callers need a way through a copy.
+    """
+    width = dtype.itemsize
+    if data.data_ptr() % width or data.storage_offset() % width:
+        return None
+    return data.view(dtype)
+
+
+def groups(elements: int) -> Iterator[tuple[int, Span]]:
+    """Every codec group of a span of `elements`: its index from the span's start, and its place."""
+    for index, start in enumerate(range(0, elements, GROUP_ELEMENTS)):
+        yield index, Span(start, min(start + GROUP_ELEMENTS, elements))

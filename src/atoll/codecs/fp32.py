@@ -1,0 +1,45 @@
+"""The lossless codec: little-endian fp32, as it lies in memory."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.codecs import buffers
+from atoll.codecs.noise import Noise
+from atoll.layout import ELEMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Fp32:
+    """Values travel as they are. Without `out`, both directions alias their input."""
+
+    name = "fp32"
+    lossless = True
+    rounding = "nearest"
+    block = 0
+
+    def encoded_bytes(self, elements: int) -> int:
+        return elements * ELEMENT_BYTES
+
+    def encode(
+        self, values: Tensor, *, noise: Noise | None, first_group: int, out: Tensor | None = None
+    ) -> Tensor:
+        del noise, first_group  # nothing is rounded
+        buffers.check_values(values)
+        raw = values.view(torch.uint8)
+        if out is None:
+            return raw
+        return buffers.new_or(out, size=raw.numel(), dtype=torch.uint8).copy_(raw)
+
+    def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
+        expected_bytes = self.encoded_bytes(elements)
+        buffers.check_payload(
+            payload, codec=self.name, elements=elements, expected_bytes=expected_bytes
+        )
+        if out is None:
+            view = buffers.typed_view(payload, torch.float32)
+            return payload.clone().view(torch.float32) if view is None else view
+        values = buffers.new_or(out, size=elements, dtype=torch.float32)
+        values.view(torch.uint8).copy_(payload)
+        return values

@@ -1,0 +1,127 @@
+"""The int8 codec: one byte a value and one fp32 scale a block.
+
+Payload, group by group: the group's scales (fp32, little-endian), then its values (int8). So the
+bytes of any group are reached without reading what is before them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.codecs import buffers
+from atoll.codecs.noise import Noise
+from atoll.errors import ConfigError
+from atoll.layout import GROUP_ELEMENTS
+
+SCALE_BYTES = 4
+MIN_BLOCK = 16  # below it the scales take a fifth of the payload and more
+LEVELS = 127.0  # symmetric: -128 is never written
+# The largest fp32 whose product with 127 is finite; the scale of an absmax near the fp32 maximum
+# would round past it.
+_MAX_SCALE = float.fromhex("0x1.020406p+121")
+# Between these an absmax has a normal scale that does not overflow, and the quotient is at most
+# 127 * (1 + 2^-23), which rounds to 127: no clamp, no zero and no NaN to care for.
+_EASY_MIN = 2.0**-110
+_EASY_MAX = 2.0**120
+
+
+@dataclass(frozen=True, slots=True)
+class Int8:
+    """scale = absmax / 127 per block; q = round(x / scale), ties to even; decoded as q * scale.
+
+    A block of zeros has scale 0. A block with a value that is not finite has scale NaN and decodes
+    to NaN whole. Only separate divide, round and multiply: the same bits on every instruction set.
+    """
+
+    block: int = 256
+
+    name = "int8"
+    lossless = False
+    rounding = "nearest"
+
+    def __post_init__(self) -> None:
+        block = self.block
+        if not MIN_BLOCK <= block <= GROUP_ELEMENTS or block & (block - 1):
+            raise ConfigError(
+                f"int8 block={block} must be a power of two from {MIN_BLOCK} to {GROUP_ELEMENTS}; "
+                f"256 is the default"
+            )
+
+    def encoded_bytes(self, elements: int) -> int:
+        # Blocks divide a group, so the last group alone can hold a short one.
+        return elements + SCALE_BYTES * -(-elements // self.block)
+
+    def encode(
+        self, values: Tensor, *, noise: Noise | None, first_group: int, out: Tensor | None = None
+    ) -> Tensor:
+        del noise, first_group  # rounds to nearest
+        buffers.check_values(values)
+        elements = values.numel()
+        payload = buffers.new_or(out, size=self.encoded_bytes(elements), dtype=torch.uint8)
+        scratch = torch.empty(self._padded(min(elements, GROUP_ELEMENTS)))
+        for index, span in buffers.groups(elements):
+            offset = index * self.encoded_bytes(GROUP_ELEMENTS)
+            place = payload[offset : offset + self.encoded_bytes(len(span))]
+            self._encode_group(values[span.start : span.stop], scratch, place)
+        return payload
+
+    def _encode_group(self, values: Tensor, scratch: Tensor, place: Tensor) -> None:
+        size = values.numel()
+        if size % self.block:
+            # The tail's last block is filled up with zeros, which change no absmax.
+            values = torch.nn.functional.pad(values, (0, self._padded(size) - size))
+        blocks = values.view(-1, self.block)  # [blocks, block]
+        work = scratch[: values.numel()].view(-1, self.block)
+        absmax = torch.abs(blocks, out=work).amax(dim=1)  # [blocks]
+        low, high = torch.aminmax(absmax)
+        if float(low) >= _EASY_MIN and float(high) <= _EASY_MAX:
+            scales = absmax.div_(LEVELS)
+            torch.div(blocks, scales.unsqueeze(1), out=work).round_()
+        else:
+            scales = _quantize_with_care(blocks, absmax, work)
+        cut = scales.numel() * SCALE_BYTES
+        place[:cut].copy_(scales.view(torch.uint8))
+        place[cut:].view(torch.int8).copy_(work.view(-1)[:size])
+
+    def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
+        expected_bytes = self.encoded_bytes(elements)
+        buffers.check_payload(
+            payload, codec=self.name, elements=elements, expected_bytes=expected_bytes
+        )
+        values = buffers.new_or(out, size=elements, dtype=torch.float32)
+        scales = torch.empty(-(-min(elements, GROUP_ELEMENTS) // self.block))
+        for index, span in buffers.groups(elements):
+            offset = index * self.encoded_bytes(GROUP_ELEMENTS)
+            place = payload[offset : offset + self.encoded_bytes(len(span))]
+            self._decode_group(place, scales, values[span.start : span.stop])
+        return values
+
+    def _decode_group(self, place: Tensor, scratch: Tensor, values: Tensor) -> None:
+        size = values.numel()
+        num_blocks = -(-size // self.block)
+        cut = num_blocks * SCALE_BYTES
+        scales = scratch[:num_blocks]  # copied, for the payload may start at any byte
+        scales.view(torch.uint8).copy_(place[:cut])
+        values.copy_(place[cut:].view(torch.int8))
+        whole = size // self.block
+        full = whole * self.block
+        values[:full].view(-1, self.block).mul_(scales[:whole].unsqueeze(1))
+        if full < size:
+            values[full:].mul_(scales[-1])
+
+    def _padded(self, elements: int) -> int:
+        return -(-elements // self.block) * self.block
+
+
+def _quantize_with_care(blocks: Tensor, absmax: Tensor, work: Tensor) -> Tensor:
+    """The scales, with the quotients in `work`, where an absmax is zero, extreme or not finite."""
+    damaged = ~torch.isfinite(absmax)
+    scales = (absmax / LEVELS).clamp_(max=_MAX_SCALE).masked_fill_(damaged, torch.nan)
+    # A tiny absmax may round to scale 0 too; dividing by 1 gives q = 0, never 0 / 0.
+    divisors = scales.masked_fill(scales == 0, 1.0)
+    torch.div(blocks, divisors.unsqueeze(1), out=work)
+    # The rounding of a subnormal or clamped scale can push a quotient past 127.
+    work.round_().clamp_(-LEVELS, LEVELS)
+    work[damaged] = 0.0  # NaN to int8 is undefined and differs between machines
+    return scales

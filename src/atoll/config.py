@@ -1,0 +1,161 @@
+"""The run file: TOML in, settings out, every broken rule named.
+
+The only source of a run's settings. Turns the file into manifest fields and the few things that
+belong to the coordinator's machine alone (paths of weights, data and stores).
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from atoll.errors import ConfigError
+from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
+
+MAX_RUN_FILE_BYTES = 1 << 20
+
+_LOCAL_STORAGE = ("ledger", "blobs")
+_NOT_IN_FILE = ("settings_authority", "protocol_version")
+# What later versions will know; asking for it now is refused by name instead of ignored.
+_NOT_BUILT: Mapping[str, tuple[object, ...]] = {
+    "mode": ("streaming", "async"),
+    "strategy": ("sharded", "gather", "pools"),
+    "upload.codec": ("int4", "topk", "sign"),
+    "download.codec": ("int4", "topk", "sign"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """A parsed run file."""
+
+    settings: Mapping[str, Any]  # manifest fields, without model and data
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    start_from: Path | None = None  # safetensors file of initial weights
+    data_location: str | None = None  # where the coordinator finds the data's files
+    ledger: str | None = None  # None: SQLite in the state directory
+    blobs: str | None = None  # None: a directory in the state directory
+
+    def manifest(self, model: ModelSettings, data: DataSettings) -> Manifest:
+        """The manifest that this file and the measured identities make."""
+        return _validated({**self.settings, "model": model, "data": data})
+
+
+def load(path: Path) -> RunFile:
+    """Reads and checks a run file; ConfigError names the field, the value and the rule."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_RUN_FILE_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(f"cannot read run file {str(path)!r}: {exc.strerror}") from exc
+    if len(text) > MAX_RUN_FILE_BYTES:
+        raise ConfigError(f"run file {str(path)!r} is larger than {MAX_RUN_FILE_BYTES} bytes")
+    try:
+        table = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"run file {str(path)!r} is not TOML: {exc}") from exc
+    return parse(table, base=path.parent)
+
+
+def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
+    """Checks a run file's table; relative paths in it count from `base`."""
+    table = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
+    _refuse_not_built(table)
+    model = _section(table, "model")
+    data = _section(table, "data")
+    storage = table.get("storage", {})
+    local = {name: storage.pop(name) for name in _LOCAL_STORAGE if name in storage}
+    start_from = model.pop("start_from", None)
+    location = data.pop("path", None)
+    settings = {key: value for key, value in table.items() if key not in ("model", "data")}
+    _refuse_unknown(settings, Manifest, "", extra={"storage": _LOCAL_STORAGE})
+    stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
+    _validated({**settings, "model": stand_in, "data": DataSettings(definition=data, identity={})})
+    return RunFile(
+        settings=settings,
+        model=model,
+        data=data,
+        start_from=None if start_from is None else base / str(start_from),
+        data_location=None if location is None else str(base / str(location)),
+        **local,
+    )
+
+
+def differences(recorded: Manifest, found: Manifest) -> list[str]:
+    """Fields that differ, one line each: `field: recorded -> found`."""
+    mine, theirs = _flat(recorded.model_dump(mode="json")), _flat(found.model_dump(mode="json"))
+    return [
+        f"{name}: {mine.get(name)!r} -> {theirs.get(name)!r}"
+        for name in sorted({*mine, *theirs})
+        if mine.get(name) != theirs.get(name)
+    ]
+
+
+def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = table.get(name)
+    if not isinstance(section, dict):
+        raise ConfigError(f"the run file has no [{name}] section; every run needs one")
+    return section
+
+
+def _refuse_not_built(table: Mapping[str, Any]) -> None:
+    flat = _flat(table)
+    for name, values in _NOT_BUILT.items():
+        if flat.get(name) in values:
+            raise ConfigError(
+                f"{name}={flat[name]!r} is not built in this version; "
+                f"it runs strategy 'diloco' in mode 'sync' with codecs fp32, bf16 and int8"
+            )
+    if flat.get("num_fragments", 1) != 1:
+        raise ConfigError(
+            f"num_fragments={flat['num_fragments']!r} needs mode 'streaming', which is not built "
+            f"in this version; leave it at 1"
+        )
+    if flat.get("dylu", False):
+        raise ConfigError("dylu=true needs mode 'async', which is not built in this version")
+
+
+def _refuse_unknown(
+    table: Mapping[str, Any],
+    model: type[BaseModel],
+    prefix: str,
+    *,
+    extra: Mapping[str, tuple[str, ...]],
+) -> None:
+    known = [name for name in model.model_fields if name not in _NOT_IN_FILE]
+    for name, value in table.items():
+        if name not in known:
+            shown = sorted([*known, *extra.get(prefix.rstrip("."), ())])
+            where = f"[{prefix.rstrip('.')}]" if prefix else "the run file"
+            raise ConfigError(f"{prefix}{name} is not a setting; {where} knows {', '.join(shown)}")
+        inner = model.model_fields[name].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(value, Mapping):
+            _refuse_unknown(value, inner, f"{prefix}{name}.", extra=extra)
+
+
+def _validated(fields: Mapping[str, Any]) -> Manifest:
+    try:
+        return Manifest.model_validate(dict(fields))
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "run file"
+        rule = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "missing":
+            raise ConfigError(f"{name} is missing; every run file sets it") from exc
+        value = first["input"]
+        shown = "" if isinstance(value, (Mapping, BaseModel)) else f"={value!r}"
+        raise ConfigError(f"{name}{shown}: {rule}") from exc
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,0 +1,1 @@
+"""The coordinator: the run's only authority."""

@@ -1,0 +1,52 @@
+"""Bearer tokens and their two roles; only hashes are kept."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from enum import StrEnum
+
+from atoll.errors import Forbidden, Unauthenticated
+from atoll.ledger.base import Ledger
+
+
+class Role(StrEnum):
+    """What a token may do; an admin may do what a worker may."""
+
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+def token_hash(token: str) -> str:
+    """What is stored of a token: 256 random bits need no salt and no slow hash."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class Access:
+    """Decides which role a request has."""
+
+    def __init__(self, hashes: Mapping[str, str]) -> None:
+        self._hashes = {Role(role): value.encode() for role, value in hashes.items()}
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> "Access":
+        """The roles whose token hashes the ledger holds."""
+        return cls(ledger.credentials())
+
+    def role(self, authorization: str | None) -> Role:
+        """The role behind an `Authorization` value, compared in constant time."""
+        scheme, _, token = (authorization or "").partition(" ")
+        hashed = token_hash(token).encode()
+        found = [role for role, known in self._hashes.items() if hmac.compare_digest(known, hashed)]
+        if scheme.lower() != "bearer" or not token or not found:
+            raise Unauthenticated()
+        return Role.ADMIN if Role.ADMIN in found else Role.WORKER
+
+    def require(self, authorization: str | None, role: Role) -> Role:
+        """The request's role, if it may do what `role` may."""
+        found = self.role(authorization)
+        if role is Role.ADMIN and found is not Role.ADMIN:
+            raise Forbidden(
+                f"this call needs the {role.value!r} role, the token has {found.value!r}; "
+                f"use the admin token that `atoll serve` printed"
+            )
+        return found

@@ -1,0 +1,126 @@
+"""Workers: who is in, in which incarnation, with which key.
+
+Owns registration and the identity check of every mutating message. Knows nothing of rounds.
+"""
+
+import hashlib
+import hmac
+import threading
+
+from atoll.clock import Clock
+from atoll.coordinator.heartbeats import Heartbeats
+from atoll.errors import Fenced, ManifestMismatch, UnknownWorker, WorkerTaken
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import WorkerRecord
+from atoll.protocol.messages import Identity, RegisterRequest
+
+
+def key_hash(island_key: str) -> str:
+    """What is stored of an island key: 256 random bits need no salt."""
+    return hashlib.sha256(island_key.encode()).hexdigest()
+
+
+class Registry:
+    """The durable list of workers with a copy in memory. Thread-safe."""
+
+    def __init__(
+        self, ledger: Ledger, heartbeats: Heartbeats, clock: Clock, *, run_id: str, manifest: str
+    ) -> None:
+        self._ledger = ledger
+        self._heartbeats = heartbeats
+        self._clock = clock
+        self._run_id = run_id
+        self._manifest_sha256 = manifest
+        self._lock = threading.Lock()
+        self._workers = {w.worker_id: w for w in ledger.workers()}
+        self._hostnames: dict[str, str] = {}
+        for worker in self._workers.values():
+            # After a restart every registered worker gets a full timeout to be heard again.
+            if worker.active:
+                heartbeats.hear(worker.worker_id)
+
+    def check_run(self, run_id: str, manifest_sha256: str) -> None:
+        """Refuses a message made for another run or under another manifest."""
+        if run_id != self._run_id:
+            raise ManifestMismatch(
+                f"run_id={run_id!r} is not this coordinator's run {self._run_id!r}; "
+                f"fetch /info again or use another URL"
+            )
+        if manifest_sha256 != self._manifest_sha256:
+            raise ManifestMismatch(
+                f"manifest_sha256={manifest_sha256!r} is not the run's "
+                f"{self._manifest_sha256!r}; fetch /info again and adopt it"
+            )
+
+    def register(self, request: RegisterRequest) -> WorkerRecord:
+        """A new incarnation; the same key takes over at once, another one waits for silence."""
+        self.check_run(request.run_id, request.manifest_sha256)
+        hashed = key_hash(request.island_key)
+        with self._lock:
+            known = self._workers.get(request.worker_id)
+            if known is not None and known.active and not _same(known.key_sha256, hashed):
+                silent = self._heartbeats.seconds_since(request.worker_id)
+                if request.worker_id in self._heartbeats.live([request.worker_id]):
+                    raise WorkerTaken(
+                        f"worker_id={request.worker_id!r} is held by a live process heard "
+                        f"{silent:.1f} s ago under another island key; choose another --worker-id "
+                        f"or stop that process"
+                    )
+            record = self._ledger.register(request.worker_id, hashed, wall=self._clock.wall())
+            self._workers[request.worker_id] = record
+            self._hostnames[request.worker_id] = request.hostname
+            self._heartbeats.hear(request.worker_id)
+            return record
+
+    def deregister(self, identity: Identity) -> None:
+        """The worker leaves for good; its rows reopen when the round closes."""
+        self.check(identity)
+        self._ledger.deregister(identity.worker_id, identity.incarnation)
+        with self._lock:
+            self._workers = {w.worker_id: w for w in self._ledger.workers()}
+        self._heartbeats.forget(identity.worker_id)
+
+    def check(self, identity: Identity) -> WorkerRecord:
+        """The record of who speaks, or why they may not."""
+        self.check_run(identity.run_id, identity.manifest_sha256)
+        with self._lock:
+            known = self._workers.get(identity.worker_id)
+        if known is None or not known.active:
+            raise UnknownWorker(
+                f"worker_id={identity.worker_id!r} is not registered in run {self._run_id!r}; "
+                f"register first"
+            )
+        if not _same(known.key_sha256, key_hash(identity.island_key)):
+            raise Fenced(
+                f"worker_id={identity.worker_id!r} belongs to another island key now; "
+                f"this process must stop"
+            )
+        if identity.incarnation != known.incarnation:
+            raise Fenced(
+                f"incarnation={identity.incarnation} of worker_id={identity.worker_id!r} was "
+                f"followed by {known.incarnation}; this process must stop"
+            )
+        return known
+
+    def active(self) -> list[WorkerRecord]:
+        """Registered workers, in worker_id order."""
+        with self._lock:
+            return [self._workers[w] for w in sorted(self._workers) if self._workers[w].active]
+
+    def known(self) -> list[WorkerRecord]:
+        """Every worker that ever registered, in worker_id order."""
+        with self._lock:
+            return [self._workers[w] for w in sorted(self._workers)]
+
+    def live(self) -> frozenset[str]:
+        """Registered workers that are heard from."""
+        return self._heartbeats.live(w.worker_id for w in self.active())
+
+    def hostname(self, worker_id: str) -> str:
+        """The name the worker's machine gave."""
+        with self._lock:
+            return self._hostnames.get(worker_id, "")
+
+
+def _same(left: str, right: str) -> bool:
+    return hmac.compare_digest(left.encode(), right.encode())

@@ -1,0 +1,113 @@
+"""What the coordinator shows: a status made from the ledger's rows and the heartbeats."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from atoll.coordinator.evaluation import Evaluation
+from atoll.coordinator.heartbeats import Heartbeats
+from atoll.coordinator.registry import Registry
+from atoll.coordinator.rounds import Rounds
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import RoundRecord, RoundState
+from atoll.protocol.manifest import Manifest
+from atoll.protocol.messages import RoundStatus, Status, WorkerStatus
+
+HISTORY_ROUNDS = 200  # newest rounds shown; the ledger has them all
+
+
+class Report:
+    """Reads; changes nothing."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        registry: Registry,
+        heartbeats: Heartbeats,
+        rounds: Rounds,
+        evaluation: Evaluation,
+    ) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._heartbeats = heartbeats
+        self._rounds = rounds
+        self._evaluation = evaluation
+
+    def status(
+        self,
+        *,
+        run_id: str,
+        manifest: Manifest,
+        version: int,
+        digest: str,
+        counters: Mapping[str, int],
+        refusals: Mapping[str, int],
+    ) -> Status:
+        """The run at this moment."""
+        history = self._history(version)
+        return Status(
+            run_id=run_id,
+            name=manifest.name,
+            state=self._state(),
+            version=version,
+            rounds=manifest.stop.rounds,
+            digest=digest,
+            manifest_sha256=manifest.sha256(),
+            tokens=self._rounds.tokens,
+            workers=self._workers(),
+            history=history,
+            waiting_for=tuple(self._rounds.waiting_for()),
+            refusals=dict(refusals),
+            stale_contributions=counters.get("stale_contributions", 0),
+            resyncs=counters.get("resyncs", 0),
+            bytes_received=counters.get("bytes_received", 0),
+            bytes_sent=counters.get("bytes_sent", 0),
+        )
+
+    def _state(self) -> Literal["waiting", "training", "finished"]:
+        if self._rounds.is_finished():
+            return "finished"
+        return "waiting" if self._rounds.latest is None else "training"
+
+    def _workers(self) -> tuple[WorkerStatus, ...]:
+        live = self._registry.live()
+        return tuple(
+            WorkerStatus(
+                worker_id=worker.worker_id,
+                incarnation=worker.incarnation,
+                live=worker.worker_id in live,
+                seconds_since_heard=self._heartbeats.seconds_since(worker.worker_id) or 0.0,
+                hostname=self._registry.hostname(worker.worker_id),
+                telemetry=self._heartbeats.telemetry(worker.worker_id),
+            )
+            for worker in self._registry.known()
+        )
+
+    def _history(self, version: int) -> tuple[RoundStatus, ...]:
+        losses = self._evaluation.losses()
+        first = max(1, version - HISTORY_ROUNDS + 1)
+        records = self._ledger.rounds(first=first, last=version)
+        start = [self._start(losses)] if first == 1 else []
+        return (*start, *(self._round(record, losses) for record in records))
+
+    def _start(self, losses: Mapping[int, float]) -> RoundStatus:
+        return RoundStatus(
+            round=0,
+            contributions=0,
+            tokens=0,
+            train_loss=None,
+            evaluation_loss=losses.get(0),
+            digest=None,
+        )
+
+    def _round(self, record: RoundRecord, losses: Mapping[int, float]) -> RoundStatus:
+        contributions = self._ledger.contributions(record.round)
+        tokens = sum(c.tokens for c in contributions)
+        loss_sum = sum(c.loss_sum for c in contributions)
+        return RoundStatus(
+            round=record.round,
+            contributions=len(contributions),
+            tokens=tokens,
+            train_loss=loss_sum / tokens if tokens else None,
+            evaluation_loss=losses.get(record.round),
+            digest=record.master_digest if record.state is RoundState.PUBLISHED else None,
+        )

@@ -1,0 +1,164 @@
+"""Both planes of one coordinator in one event loop, from bind to a clean end."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+import uvicorn
+from fastapi import FastAPI
+
+from atoll.clock import Clock
+from atoll.coordinator import app, transfer
+from atoll.coordinator.access import Access
+from atoll.coordinator.certificate import Certificate
+from atoll.coordinator.closer import Closer
+from atoll.coordinator.service import Coordinator
+from atoll.errors import ConfigError
+from atoll.wire.proto import transfer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+TRANSFER_THREADS = 8
+STOP_SECONDS = 8.0  # SIGTERM must be over within 10 s
+LINGER_SECONDS = 30.0  # how long a finished run waits for islands to fetch the last version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listen:
+    """Where to serve; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8760
+    transfer_port: int = 0
+    certificate: Certificate | None = None
+    stay: bool = False  # keep serving after the run is finished
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the coordinator is reached."""
+
+    host: str
+    port: int
+    transfer_port: int
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its own signal handlers: one place decides when both planes end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Serves a coordinator until it is told to stop, the run is over, or closing a round failed."""
+
+    def __init__(
+        self, coordinator: Coordinator, access: Access, clock: Clock, *, listen: Listen
+    ) -> None:
+        self._coordinator = coordinator
+        self._access = access
+        self._clock = clock
+        self._listen = listen
+        self._failure: BaseException | None = None
+
+    def run(self, on_ready: Callable[[Address], None]) -> None:
+        """Blocks until the end; raises what made closing a round fail."""
+        asyncio.run(self._serve(on_ready))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self, on_ready: Callable[[Address], None]) -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+        def fail(exc: BaseException) -> None:
+            self._failure = exc
+            loop.call_soon_threadsafe(stop.set)
+
+        listener = self._bind()
+        pool = ThreadPoolExecutor(TRANSFER_THREADS, thread_name_prefix="transfer")
+        rpc, transfer_port = await self._start_rpc(pool)
+        self._coordinator.transfer_port = transfer_port
+        control = app.create(self._coordinator, self._access, self._clock)
+        http = _Http(self._http_config(control))
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        heartbeat = self._coordinator.manifest.heartbeat_interval
+        closer = Closer(self._coordinator, tick_seconds=min(0.25, heartbeat / 4), on_failure=fail)
+        closer.start()
+        on_ready(Address(self._listen.host, listener.getsockname()[1], transfer_port))
+        over = asyncio.create_task(self._over())
+        await asyncio.wait(
+            [asyncio.create_task(stop.wait()), over, serving],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        log.info("coordinator stops")
+        over.cancel()
+        control.state.changes.close()  # long polls end now; islands ask again after a restart
+        http.should_exit = True
+        await rpc.stop(grace=1.0)
+        await serving
+        if not await asyncio.to_thread(closer.stop, timeout_seconds=STOP_SECONDS):
+            log.warning("a round was being computed; it is frozen and replays at the next start")
+        pool.shutdown(wait=False, cancel_futures=True)
+
+    def _bind(self) -> socket.socket:
+        try:
+            return socket.create_server((self._listen.host, self._listen.port), backlog=1024)
+        except OSError as exc:
+            raise ConfigError(
+                f"cannot listen on {self._listen.host}:{self._listen.port}: {exc.strerror}; "
+                f"choose another --host or --port"
+            ) from exc
+
+    def _http_config(self, control: FastAPI) -> uvicorn.Config:
+        certificate = self._listen.certificate
+        return uvicorn.Config(
+            control,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=None if certificate is None else str(certificate.certificate_path),
+            ssl_keyfile=None if certificate is None else str(certificate.key_path),
+        )
+
+    async def _start_rpc(self, pool: ThreadPoolExecutor) -> tuple[grpc.aio.Server, int]:
+        rpc = grpc.aio.server(
+            interceptors=[transfer.TokenInterceptor(self._access)], options=transfer.options()
+        )
+        transfer_pb2_grpc.add_TransferServicer_to_server(  # type: ignore[no-untyped-call] # generated
+            transfer.TransferService(self._coordinator, pool), rpc
+        )
+        where = f"{self._listen.host}:{self._listen.transfer_port}"
+        certificate = self._listen.certificate
+        try:
+            if certificate is None:
+                port = rpc.add_insecure_port(where)
+            else:
+                pair = [(certificate.key_pem, certificate.pem)]
+                port = rpc.add_secure_port(where, grpc.ssl_server_credentials(pair))
+        except RuntimeError as exc:
+            raise ConfigError(
+                f"cannot listen on {where} for transfers; choose another --transfer-port"
+            ) from exc
+        await rpc.start()
+        return rpc, port
+
+    async def _over(self) -> None:
+        """Returns when a finished run has been fetched by everybody who is still there."""
+        while self._listen.stay or not self._coordinator.is_finished():
+            await asyncio.sleep(0.1)
+        deadline = self._clock.now() + LINGER_SECONDS
+        while self._coordinator.members() and self._clock.now() < deadline:
+            await asyncio.sleep(0.1)

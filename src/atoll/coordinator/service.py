@@ -1,0 +1,425 @@
+"""The coordinator as one object: what each message does, without any transport.
+
+Composes registry, rounds, versions and uploads. Adapters (HTTP, gRPC, in-memory) translate; they
+decide nothing. All methods are synchronous and thread-safe; `advance` belongs to one thread.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from atoll.blobs.base import Blobs
+from atoll.clock import Clock
+from atoll.coordinator.admission import Admission, UploadRequest
+from atoll.coordinator.evaluation import Evaluation
+from atoll.coordinator.heartbeats import Heartbeats
+from atoll.coordinator.registry import Registry
+from atoll.coordinator.report import Report
+from atoll.coordinator.rounds import LatestRound, Rounds
+from atoll.coordinator.spool import Spool, SpooledFrame
+from atoll.coordinator.uploads import Upload, Uploads
+from atoll.coordinator.versions import Versions
+from atoll.data import base as datasets
+from atoll.errors import AtollError, LayoutMismatch, ManifestMismatch, StaleContribution
+from atoll.history import retention
+from atoll.layout import Layout
+from atoll.ledger import chain
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import (
+    ContributionRecord,
+    EvaluationRecord,
+    Published,
+    RoundState,
+)
+from atoll.protocol.manifest import Manifest
+from atoll.protocol.messages import (
+    Assignment,
+    AssignmentRequest,
+    EvaluationReport,
+    HeartbeatReply,
+    HeartbeatRequest,
+    Identity,
+    Info,
+    RegisterReply,
+    RegisterRequest,
+    RowRange,
+    Status,
+)
+from atoll.strategies import build
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """One run's authority."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        blobs: Blobs,
+        spool: Spool,
+        clock: Clock,
+        *,
+        manifest: Manifest,
+        layout: Layout,
+        threads: int = 1,
+    ) -> None:
+        run = ledger.run()
+        assert run is not None, "boot creates the run before the coordinator opens it"
+        self.manifest = manifest
+        self.layout = layout
+        self.run_id = run.run_id
+        self.transfer_port = 0
+        self.counters: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self._clock = clock
+        self._ledger = ledger
+        self._blobs = blobs
+        self._manifest_sha256 = manifest.sha256()
+        self._run = run
+        self._listeners: list[Callable[[], None]] = []
+        self._heartbeats = Heartbeats(clock, timeout_seconds=manifest.heartbeat_timeout)
+        self._registry = Registry(
+            ledger, self._heartbeats, clock, run_id=run.run_id, manifest=self._manifest_sha256
+        )
+        self._rounds = Rounds(ledger, self._registry, clock, manifest=manifest)
+        self.versions = Versions(
+            ledger,
+            blobs,
+            spool,
+            manifest=manifest,
+            layout=layout,
+            run_id=run.run_id,
+            threads=threads,
+        )
+        admission = Admission(
+            self._registry,
+            self._rounds,
+            self.versions,
+            manifest=manifest,
+            layout=layout,
+            codec=build.codec(manifest.upload),
+            block=int(manifest.data.identity["block"]),
+        )
+        self._uploads = Uploads(blobs, admission, clock, record=self._rounds.accept)
+        self._evaluation = Evaluation(
+            ledger,
+            manifest=manifest,
+            held_out_rows=int(manifest.data.identity["held_out_rows"]),
+        )
+        self._report = Report(
+            ledger, self._registry, self._heartbeats, self._rounds, self._evaluation
+        )
+        self._counting = threading.Lock()
+
+    # Workers
+
+    def info(self) -> Info:
+        """The manifest, whole, and where the data plane is."""
+        return Info.model_validate(
+            {
+                **{name: getattr(self.manifest, name) for name in Manifest.model_fields},
+                "run_id": self.run_id,
+                "manifest_sha256": self._manifest_sha256,
+                "model_hash": self.layout.digest,
+                "version": self.versions.current.version,
+                "transfer_port": self.transfer_port,
+            }
+        )
+
+    def register(self, request: RegisterRequest) -> RegisterReply:
+        """Takes a worker in, if its model and data are the run's."""
+        with self._refusals():
+            if request.layout_digest != self.layout.digest:
+                raise LayoutMismatch(
+                    f"layout_digest={request.layout_digest!r} of worker_id="
+                    f"{request.worker_id!r} is not the run's {self.layout.digest!r}; the worker's "
+                    f"model must have the run's names, shapes and dtypes"
+                )
+            difference = datasets.first_difference(
+                self.manifest.data.identity, request.data_identity
+            )
+            if difference is not None:
+                field, mine, theirs = difference
+                raise ManifestMismatch(
+                    f"data.{field} of worker_id={request.worker_id!r} is {theirs!r}, the run's is "
+                    f"{mine!r}; the worker's data must be the run's"
+                )
+            record = self._registry.register(request)
+            self._rounds.admit()
+            accepted = self._accepted(request.worker_id)
+            current = self.versions.current
+        log.info(
+            "worker registered",
+            extra={"worker": request.worker_id, "incarnation": record.incarnation},
+        )
+        self._changed()
+        return RegisterReply(
+            incarnation=record.incarnation,
+            version=current.version,
+            digest=current.digests.published.root,
+            accepted_sha256=None if accepted is None else accepted.sha256,
+        )
+
+    def deregister(self, identity: Identity) -> None:
+        """Lets a worker go; the round no longer waits for it."""
+        with self._refusals():
+            self._registry.deregister(identity)
+        log.info("worker left", extra={"worker": identity.worker_id})
+        self._changed()
+
+    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """A sign of life and what the worker tells about itself."""
+        with self._refusals():
+            self._registry.check(request.identity)
+            self._heartbeats.hear(request.identity.worker_id, request.telemetry)
+        return HeartbeatReply(
+            version=self.versions.current.version, finished=self._rounds.is_finished()
+        )
+
+    # Rounds
+
+    def assignment(self, request: AssignmentRequest) -> Assignment:
+        """What the worker does next; `wait` when nothing is to be done yet."""
+        with self._refusals():
+            self._registry.check(request.identity)
+            self._heartbeats.hear(request.identity.worker_id)
+        current = self.versions.current
+        digest = current.digests.published.root
+        if request.version != current.version or request.digest != digest:
+            if request.version == current.version and request.digest is not None:
+                self._count("resyncs")
+                log.warning(
+                    "worker holds other weights, sent to fetch",
+                    extra={"worker": request.identity.worker_id, "digest": request.digest},
+                )
+            return Assignment(action="fetch", version=current.version, digest=digest)
+        return self._next(request.identity.worker_id, current.version, digest)
+
+    def _next(self, worker_id: str, version: int, digest: str) -> Assignment:
+        latest = self._rounds.latest
+        finished = self._rounds.is_finished()
+        task = None
+        if latest is not None:
+            task = self._evaluation.task(
+                worker_id, version=version, members=sorted(latest.planned), final=finished
+            )
+        if finished:
+            return Assignment(
+                action="stop",
+                version=version,
+                digest=digest,
+                evaluation=task,
+                reason="the run is finished",
+            )
+        if latest is None or latest.record.state is not RoundState.OPEN:
+            return Assignment(action="wait", version=version, digest=digest)
+        if worker_id not in latest.planned or worker_id in latest.contributions:
+            return Assignment(action="wait", version=version, digest=digest)
+        return self._train(latest, worker_id).model_copy(
+            update={"version": version, "digest": digest, "evaluation": task}
+        )
+
+    def _train(self, latest: LatestRound, worker_id: str) -> Assignment:
+        return Assignment(
+            action="train",
+            version=0,
+            digest="0" * 64,
+            round=latest.record.round,
+            ranges=tuple(
+                RowRange(start=lease.start, stop=lease.stop) for lease in latest.ranges(worker_id)
+            ),
+            global_tokens=self._rounds.tokens,
+            num_planned=len(latest.planned),
+        )
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        """Takes a worker's share of a version's held-out loss."""
+        with self._refusals():
+            self._registry.check(report.identity)
+            self._ledger.add_evaluation(
+                EvaluationRecord(
+                    report.version, report.identity.worker_id, report.loss_sum, report.tokens
+                )
+            )
+
+    def _accepted(self, worker_id: str) -> ContributionRecord | None:
+        latest = self._rounds.latest
+        return None if latest is None else latest.contributions.get(worker_id)
+
+    def advance(self) -> bool:
+        """Does what is due: fills up a short round, closes a round; whether anything moved.
+
+        When this raises, the weights in memory may be torn: the process must end and start again.
+        """
+        self._rounds.admit()
+        frozen = self._frozen_round()
+        if frozen is None:
+            if not self._rounds.is_due():
+                return False
+            latest = self._rounds.latest
+            assert latest is not None
+            frozen = latest.record.round
+            self._rounds.freeze()
+            self._uploads.drop_all()
+            log.info("round frozen", extra={"round": frozen})
+        self._close(frozen)
+        return True
+
+    def _frozen_round(self) -> int | None:
+        version = self.versions.current.version
+        for record in self._ledger.rounds(first=version + 1, last=version + 1):
+            if record.state is RoundState.FROZEN:
+                return record.round
+        return None
+
+    def _close(self, round_number: int) -> None:
+        contributions = self._ledger.contributions(round_number)
+        digests = self.versions.compute(round_number, contributions)
+        prev_hash = self._chain_head(round_number)
+        published = Published(
+            prev_hash=prev_hash,
+            hash=chain.round_hash(
+                prev_hash=prev_hash,
+                round_number=round_number,
+                manifest_sha256=self._manifest_sha256,
+                contributions=contributions,
+                master_digest=digests.master.root,
+                published_digest=digests.published.root,
+            ),
+            master_digest=digests.master.root,
+            published_digest=digests.published.root,
+            leaves=digests.master.leaves,
+            published_leaves=(
+                None if digests.published is digests.master else digests.published.leaves
+            ),
+            published_wall=self._clock.wall(),
+        )
+        self._ledger.publish(round_number, published)
+        self.versions.publish(round_number, digests)
+        self._rounds.refresh()
+        log.info(
+            "round closed",
+            extra={
+                "round": round_number,
+                "accepted": len(contributions),
+                "digest": digests.master.root,
+            },
+        )
+        self._changed()
+        self._snapshot(round_number)
+
+    def _chain_head(self, round_number: int) -> str:
+        if round_number == 1:
+            return chain.genesis_hash(self.run_id, self._manifest_sha256, self._run.initial_sha256)
+        [before] = self._ledger.rounds(first=round_number - 1, last=round_number - 1)
+        assert before.hash is not None
+        return before.hash
+
+    def _snapshot(self, version: int) -> None:
+        storage = self.manifest.storage
+        if version % storage.snapshot_every == 0 or self._rounds.is_finished():
+            self._ledger.add_snapshot(self.versions.snapshot())
+            if storage.retain == "snapshots":
+                retention.prune(
+                    self._ledger, self._blobs, storage, in_flight=self._uploads.in_flight
+                )
+
+    # Transfers
+
+    def upload_offset(self, request: UploadRequest) -> int:
+        """Where an upload of this frame resumes."""
+        with self._refusals():
+            return self._uploads.offset(request)
+
+    def begin_upload(self, request: UploadRequest) -> Upload | ContributionRecord:
+        """Checks everything that can be checked without a body."""
+        with self._refusals():
+            found = self._uploads.begin(request)
+            self._heartbeats.hear(request.identity.worker_id)
+            return found
+
+    def write_upload(self, upload: Upload, stream: int, chunk: bytes) -> None:
+        """Takes the next bytes of a frame; progress counts as a sign of life."""
+        with self._refusals():
+            self._uploads.write(upload, stream, chunk)
+        self._heartbeats.hear(upload.request.identity.worker_id)
+        self._count("bytes_received", len(chunk))
+
+    def commit_upload(self, upload: Upload, stream: int) -> ContributionRecord:
+        """Validates, stores and records; returns once the contribution is durable."""
+        with self._refusals():
+            record = self._uploads.commit(upload, stream)
+        log.info(
+            "contribution accepted",
+            extra={"round": record.round, "worker": record.worker_id, "norm": record.norm},
+        )
+        self._changed()
+        return record
+
+    def download(self, identity: Identity, *, have_digest: str) -> SpooledFrame:
+        """The frame that brings the worker to the current version."""
+        with self._refusals():
+            self._registry.check(identity)
+            self._heartbeats.hear(identity.worker_id)
+        return self.versions.frame_for(have_digest=have_digest)
+
+    def sent(self, identity: Identity, nbytes: int) -> None:
+        """Progress of a download: a sign of life."""
+        self._heartbeats.hear(identity.worker_id)
+        self._count("bytes_sent", nbytes)
+
+    # People
+
+    def status(self) -> Status:
+        """What an operator sees."""
+        current = self.versions.current
+        return self._report.status(
+            run_id=self.run_id,
+            manifest=self.manifest,
+            version=current.version,
+            digest=current.digests.master.root,
+            counters=self.counters,
+            refusals=self.refusals,
+        )
+
+    def is_finished(self) -> bool:
+        """Whether the last round is published."""
+        return self._rounds.is_finished()
+
+    def members(self) -> list[str]:
+        """Workers that are registered and heard from, in order."""
+        return sorted(self._registry.live())
+
+    def state_hash(self) -> str:
+        """Hash of the durable state; a refused message leaves it as it was."""
+        return self._ledger.state_hash()
+
+    def copy_ledger(self, path: str) -> None:
+        """Writes a consistent copy of the ledger."""
+        self._ledger.copy_to(path)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` (from any thread) whenever a waiting worker may have something to do."""
+        self._listeners.append(listener)
+
+    def _changed(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _count(self, name: str, amount: int = 1) -> None:
+        with self._counting:
+            self.counters[name] += amount
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except AtollError as exc:
+            with self._counting:
+                self.refusals[exc.code] += 1
+                if isinstance(exc, StaleContribution):
+                    self.counters["stale_contributions"] += 1
+            raise

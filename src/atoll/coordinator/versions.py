@@ -1,0 +1,205 @@
+"""The run's weights in memory: restored at start, moved on by one round at a time, published.
+
+Owns the outer state and the frames made from it. Only the closing thread calls `advance` and
+`snapshot`; any thread may ask for a download.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from atoll.blobs.base import Blobs
+from atoll.codecs.fp32 import Fp32
+from atoll.coordinator.spool import Spool, SpooledFrame
+from atoll.errors import StateDamaged
+from atoll.history import replay, weights
+from atoll.history.replay import Digests
+from atoll.layout import Layout
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import ContributionRecord, SnapshotRecord
+from atoll.protocol.manifest import Manifest
+from atoll.strategies import build
+from atoll.strategies.diloco import OuterState
+from atoll.wire.header import FrameHeader
+
+log = logging.getLogger(__name__)
+
+STAND_IN_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Current:
+    """Which version is published."""
+
+    version: int
+    digests: Digests
+
+
+class Versions:
+    """The published version and its weights."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        blobs: Blobs,
+        spool: Spool,
+        *,
+        manifest: Manifest,
+        layout: Layout,
+        run_id: str,
+        threads: int = 1,
+    ) -> None:
+        self._ledger = ledger
+        self._blobs = blobs
+        self._spool = spool
+        self._manifest = manifest
+        self._manifest_sha256 = manifest.sha256()
+        self._layout = layout
+        self._run_id = run_id
+        self._threads = threads
+        self._download = build.codec(manifest.download)
+        self._lock = threading.Lock()  # held while the buffers change or are read whole
+        self._state, self.current = self._restore()
+
+    def _restore(self) -> tuple[OuterState, Current]:
+        snapshots = self._ledger.snapshots()
+        if snapshots:
+            version = snapshots[-1].version
+            state = replay.snapshot_state(self._blobs, snapshots[-1], self._manifest, self._layout)
+        else:
+            version = 0
+            state = replay.initial_state(self._ledger, self._blobs, self._manifest, self._layout)
+        digests = replay.measure(state, threads=self._threads)
+        self._check_snapshot(version, digests)
+        rounds = replay.replay(
+            state,
+            self._ledger,
+            self._blobs,
+            manifest=self._manifest,
+            after_version=version,
+            threads=self._threads,
+        )
+        for replayed in rounds:
+            difference = replay.difference(self._layout, replayed)
+            if difference is not None:
+                raise StateDamaged(
+                    f"replay of round {replayed.record.round} gives other bits than the ledger "
+                    f"records ({difference}); the last good round is "
+                    f"{replayed.record.round - 1}; restore the state directory from a copy"
+                )
+            version, digests = replayed.record.round, replayed.digests
+        log.info("weights restored", extra={"version": version, "digest": digests.master.root})
+        return state, Current(version, digests)
+
+    def _check_snapshot(self, version: int, digests: Digests) -> None:
+        if version == 0:
+            return
+        [record] = self._ledger.rounds(first=version, last=version)
+        if record.master_digest != digests.master.root:
+            raise StateDamaged(
+                f"the snapshot of version {version} has digest {digests.master.root} where the "
+                f"ledger records {record.master_digest}; restore the state directory from a copy"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all fp32 buffers held."""
+        buffers = [self._state.master, *self._state.slots.values()]
+        if self._state.published is not self._state.master:
+            buffers.append(self._state.published)
+        return sum(buffer.numel() * 4 for buffer in buffers)
+
+    def compute(self, round_number: int, contributions: list[ContributionRecord]) -> Digests:
+        """Applies a frozen round to the weights and spools its frame; `publish` offers it."""
+        spooler = self._spool.spooler(
+            self._layout, self._download, self._header_of_round(round_number)
+        )
+        with self._lock:
+            digests = replay.apply_round(
+                self._state,
+                self._blobs,
+                manifest=self._manifest,
+                round_number=round_number,
+                contributions=contributions,
+                sink=spooler,
+                threads=self._threads,
+            )
+            self._pending = spooler.finish(result_digest=digests.published.root)
+            return digests
+
+    def publish(self, round_number: int, digests: Digests) -> None:
+        """Offers what `compute` made; called after the ledger has recorded it."""
+        self._spool.put(self._pending)
+        self.current = Current(round_number, digests)
+
+    def _header_of_round(self, version: int) -> FrameHeader:
+        lossless = self._download.lossless
+        return FrameHeader.of(
+            self._layout,
+            self._download,
+            kind="weights" if lossless else "update",
+            run_id=self._run_id,
+            manifest_sha256=self._manifest_sha256,
+            round=version,
+            base_digest=None if lossless else self.current.digests.published.root,
+            result_digest=STAND_IN_DIGEST,
+        )
+
+    def frame_for(self, *, have_digest: str) -> SpooledFrame:
+        """The frame that brings an island to the current version.
+
+        The update, when it applies to what the island has; else the whole published weights, which
+        are spooled when somebody first asks.
+        """
+        current = self.current
+        update = self._spool.get("update", version=current.version)
+        if update is not None and update.header.base_digest == have_digest:
+            return update
+        whole = self._spool.get("weights", version=current.version)
+        return whole if whole is not None else self._spool_whole()
+
+    def _spool_whole(self) -> SpooledFrame:
+        with self._lock:
+            current = self.current
+            whole = self._spool.get("weights", version=current.version)
+            if whole is not None:
+                return whole
+            codec = Fp32()
+            header = FrameHeader.of(
+                self._layout,
+                codec,
+                kind="weights",
+                run_id=self._run_id,
+                manifest_sha256=self._manifest_sha256,
+                round=current.version,
+                result_digest=STAND_IN_DIGEST,
+            )
+            spooler = self._spool.spooler(self._layout, codec, header)
+            for span in self._layout.tiles(weights.TILE_BYTES):
+                tile = self._state.published[span.start : span.stop]
+                spooler(span, codec.encode(tile, noise=None, first_group=span.first_group))
+            spooled = spooler.finish(result_digest=current.digests.published.root)
+            self._spool.put(spooled)
+            return spooled
+
+    def snapshot(self) -> SnapshotRecord:
+        """Writes the current version's buffers as blobs; the caller records them."""
+        version = self.current.version
+
+        def stored(buffer: str, digest: str) -> str:
+            flat = {"master": self._state.master, "published": self._state.published}.get(buffer)
+            header = weights.weights_header(
+                self._layout,
+                run_id=self._run_id,
+                manifest_sha256=self._manifest_sha256,
+                version=version,
+                digest=digest,
+            )
+            source = flat if flat is not None else self._state.slots[buffer]
+            return weights.store(self._blobs, header, source, layout=self._layout)
+
+        master = stored("master", self.current.digests.master.root)
+        lossless = self._state.published is self._state.master
+        published = master if lossless else stored("published", self.current.digests.published.root)
+        slots = tuple((name, stored(name, STAND_IN_DIGEST)) for name in sorted(self._state.slots))
+        return SnapshotRecord(version, master, published, slots)

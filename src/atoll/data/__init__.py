@@ -1,0 +1,1 @@
+"""Rows of training data: what they are, their order, and who trains which."""

@@ -1,0 +1,166 @@
+"""The dataset seam: numbered rows of tokens, and an identity by which two machines compare theirs.
+
+Owns how a token sequence is cut into training and held-out rows. Knows no order of training (that
+is `shuffle`) and no path: an identity names content, never a place.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import ConfigError
+
+Row = NDArray[np.int64]
+Identity = dict[str, object]
+
+HASH_PIECE_BYTES = 1 << 20
+
+
+class Dataset(Protocol):
+    """Rows of `block + 1` tokens: `block` inputs and, shifted by one, `block` targets.
+
+    Implementations never change after they are opened and may be read by several threads.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Training rows."""
+        ...
+
+    @property
+    def held_out_rows(self) -> int:
+        """Rows at the end of the data that no training row shares a target with."""
+        ...
+
+    @property
+    def block(self) -> int: ...
+
+    @property
+    def vocab(self) -> int:
+        """Every token is below this."""
+        ...
+
+    def identity(self) -> Identity:
+        """What defines the data, as JSON scalars; equal exactly when every row is."""
+        ...
+
+    def row(self, index: int) -> Row:
+        """Training row `index`, int64 [block + 1], the caller's own copy; IndexError beyond."""
+        ...
+
+    def held_out(self, index: int) -> Row:
+        """Held-out row `index`, int64 [block + 1], the caller's own copy; IndexError beyond."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """How `tokens` tokens are cut: windows of `block + 1` at stride `block`, the last held out.
+
+    Neighbours share one token, the last target of one and the first input of the next, so every
+    token but the first is a target exactly once.
+    """
+
+    tokens: int
+    block: int
+    held_out_rows: int
+    subject: str  # what is cut, for the refusal
+
+    def __post_init__(self) -> None:
+        check_cut(block=self.block, held_out_rows=self.held_out_rows)
+        if self.rows < 1:
+            raise ConfigError(
+                f"{self.subject} holds {self.tokens} tokens; one training row and "
+                f"held_out_rows={self.held_out_rows} of block={self.block} need "
+                f"{(self.held_out_rows + 1) * self.block + 1}; give more data or a smaller block"
+            )
+
+    @property
+    def rows(self) -> int:
+        return (self.tokens - 1) // self.block - self.held_out_rows
+
+    def start(self, index: int) -> int:
+        """The first token of training row `index`."""
+        return check_index(index, self.rows, what="row") * self.block
+
+    def held_out_start(self, index: int) -> int:
+        """The first token of held-out row `index`."""
+        checked = check_index(index, self.held_out_rows, what="held-out row")
+        return (self.rows + checked) * self.block
+
+
+def check_cut(*, block: int, held_out_rows: int) -> None:
+    """Raises ConfigError unless rows of `block` with `held_out_rows` at the end make sense."""
+    if block < 1:
+        raise ConfigError(f"data.block={block!r} must be at least 1 token")
+    if held_out_rows < 0:
+        raise ConfigError(f"data.held_out_rows={held_out_rows!r} must not be negative")
+
+
+def check_index(index: int, rows: int, *, what: str) -> int:
+    """`index` if it names one of `rows` rows; a negative one never counts from the end."""
+    if not 0 <= index < rows:
+        raise IndexError(f"{what} {index} is outside 0 to {rows - 1}")
+    return index
+
+
+def hash_files(paths: Iterable[Path]) -> tuple[str, list[int]]:
+    """The sha256 (hex) of the files' bytes one after another, and each file's size.
+
+    Reads in pieces, so memory does not grow with the files. A path that is no file: ConfigError.
+    """
+    digest = hashlib.sha256()
+    sizes: list[int] = []
+    piece = bytearray(HASH_PIECE_BYTES)
+    view = memoryview(piece)
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"data file {str(path)!r} does not exist; name an existing file")
+        size = 0
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(piece):
+                digest.update(view[:count])
+                size += count
+        sizes.append(size)
+    return digest.hexdigest(), sizes
+
+
+def dataset_id(identity: Mapping[str, object]) -> str:
+    """The short name of an identity: 16 hex digits of the sha256 of its canonical JSON."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def first_difference(
+    mine: Mapping[str, object], theirs: Mapping[str, object]
+) -> tuple[str, object, object] | None:
+    """The first field (kind, then by name) in which two identities differ, with both values.
+
+    None when they are the same data. A field that one side lacks differs, with None for it.
+    """
+    for field in sorted(mine.keys() | theirs.keys(), key=lambda name: (name != "kind", name)):
+        if field not in mine or field not in theirs or mine[field] != theirs[field]:
+            return field, mine.get(field), theirs.get(field)
+    return None
+
+
+def unigram_entropy(dataset: Dataset, *, rows: int = 1024) -> float:
+    """Nats per token of the targets' own frequencies: the loss of a model that ignores its input.
+
+    Measured on `rows` training rows spread evenly over the data (all of them when it has fewer).
+    """
+    sample = min(rows, dataset.rows)
+    counts = np.zeros(dataset.vocab, dtype=np.int64)
+    for step in range(sample):
+        counts += np.bincount(
+            dataset.row(step * dataset.rows // sample)[1:], minlength=dataset.vocab
+        )
+    total = int(counts.sum())
+    return -math.fsum(c / total * math.log(c / total) for c in counts.tolist() if c)

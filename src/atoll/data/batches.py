@@ -1,0 +1,63 @@
+"""Row ranges -> batches of tokens, in the one order that the run's seed gives them.
+
+Owns stacking rows into tensors. Holds one batch at a time; knows no device and no worker.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.data import shuffle
+from atoll.data.base import Dataset, Row
+from atoll.data.plan import Range
+from atoll.errors import ConfigError
+
+
+def batches(
+    dataset: Dataset, ranges: Sequence[Range], *, batch: int, seed: int
+) -> Iterator[Tensor]:
+    """The rows of `ranges` in order, as int64 tensors [batch, block + 1].
+
+    Batches run across borders of ranges and epochs; only the last may be smaller, and it is when
+    the rows do not divide: no row is repeated or dropped to fill it.
+    """
+    _check_batch(batch)
+    positions = chain.from_iterable(range(r.start, r.stop) for r in ranges)
+    return (
+        _stack(dataset.row(index) for index in _shuffled(chunk, dataset.rows, seed=seed))
+        for chunk in _chunks(positions, batch)
+    )
+
+
+def held_out_batches(dataset: Dataset, indices: Iterable[int], *, batch: int) -> Iterator[Tensor]:
+    """The held-out rows `indices` in order, as int64 tensors [batch, block + 1].
+
+    The last is smaller when the rows do not divide.
+    """
+    _check_batch(batch)
+    return (_stack(dataset.held_out(i) for i in chunk) for chunk in _chunks(indices, batch))
+
+
+def _check_batch(batch: int) -> None:
+    if batch < 1:
+        raise ConfigError(f"batch={batch!r} must be at least 1 row")
+
+
+def _chunks(items: Iterable[int], size: int) -> Iterator[list[int]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def _shuffled(positions: list[int], rows: int, *, seed: int) -> list[int]:
+    indices: list[int] = shuffle.rows_at(
+        np.array(positions, dtype=np.int64), rows=rows, seed=seed
+    ).tolist()
+    return indices
+
+
+def _stack(rows: Iterable[Row]) -> Tensor:
+    return torch.from_numpy(np.stack(list(rows)))  # [rows, block + 1]

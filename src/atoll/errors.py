@@ -1,0 +1,234 @@
+"""Every failure Atoll names, as one tree.
+
+    AtollError
+      ConfigError                 a run file, flag or argument
+      AuthError                   Unauthenticated, Forbidden
+      ProtocolError               FrameError, VersionMismatch, ManifestMismatch, ContributionError
+      StoreError                  BlobMissing, BlobChanged, StorageFull, LedgerTooNew, StateHeld,
+                                  StateDamaged
+      RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum
+      WorkError                   UnknownWorker, WorkerTaken, Fenced, LeaseLost
+      CoordinatorUnreachable      the network, a dead or restarting coordinator
+
+`code` is stable and crosses the wire; `retry` tells the sender whether the same message can succeed
+later. Statuses of HTTP and gRPC are assigned in `coordinator/status.py`, never here.
+"""
+
+from typing import ClassVar
+
+
+class AtollError(Exception):
+    """Something Atoll refuses; the subclass and its code say what."""
+
+    code: ClassVar[str] = "ATOLL"
+    retry: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+class ConfigError(AtollError):
+    """A setting breaks its rule."""
+
+    code = "CONFIG"
+
+
+class AuthError(AtollError):
+    """A credential does not open this door."""
+
+    code = "AUTH"
+
+
+class Unauthenticated(AuthError):
+    """The request carries no known bearer token; use the one that `atoll serve` printed."""
+
+    code = "UNAUTHENTICATED"
+
+
+class Forbidden(AuthError):
+    """The token's role does not allow this call."""
+
+    code = "PERMISSION_DENIED"
+
+
+class ProtocolError(AtollError):
+    """A message breaks the protocol."""
+
+    code = "PROTOCOL"
+
+
+class FrameError(ProtocolError):
+    """A frame is damaged or not what its header says."""
+
+    code = "FRAME"
+
+
+class FrameTooLarge(FrameError):
+    """A frame or body is larger than what the run's layout and codec allow."""
+
+    code = "OVERSIZED"
+
+
+class VersionMismatch(ProtocolError):
+    """The two sides speak different versions."""
+
+    code = "VERSION_MISMATCH"
+
+
+class ManifestMismatch(ProtocolError):
+    """The message was made under another run or manifest."""
+
+    code = "MANIFEST_MISMATCH"
+
+
+class ContributionError(ProtocolError):
+    """A contribution's values break the run's rules."""
+
+    code = "CONTRIBUTION"
+
+
+class LayoutMismatch(ContributionError):
+    """Names, shapes or dtypes differ from the run's layout."""
+
+    code = "LAYOUT_MISMATCH"
+
+
+class NotFinite(ContributionError):
+    """A contribution holds NaN or infinity."""
+
+    code = "NOT_FINITE"
+
+
+class WrongBase(ContributionError):
+    """A contribution was computed from other weights than the published ones."""
+
+    code = "WRONG_BASE"
+
+
+class StoreError(AtollError):
+    """Durable state could not be read or written."""
+
+    code = "STORE"
+
+
+class BlobMissing(StoreError):
+    """No blob of that name is stored."""
+
+    code = "BLOB_MISSING"
+
+
+class BlobChanged(StoreError):
+    """A stored blob's bytes no longer match its name."""
+
+    code = "BLOB_CHANGED"
+
+
+class StorageFull(StoreError):
+    """The disk has no room for this upload; free some and the sender's retry will pass."""
+
+    code = "STORAGE_FULL"
+    retry = True
+
+
+class LedgerTooNew(StoreError):
+    """The ledger was written by a newer program."""
+
+    code = "LEDGER_TOO_NEW"
+
+
+class StateHeld(StoreError):
+    """Another process holds this state directory."""
+
+    code = "STATE_HELD"
+
+
+class StateDamaged(StoreError):
+    """What the ledger says and what is stored disagree."""
+
+    code = "STATE_DAMAGED"
+
+
+class RoundError(AtollError):
+    """A round does not take this now."""
+
+    code = "ROUND"
+
+
+class NotReady(RoundError):
+    """The coordinator cannot answer this yet."""
+
+    code = "NOT_READY"
+    retry = True
+
+
+class WrongRound(RoundError):
+    """The message names a round that is not open."""
+
+    code = "WRONG_ROUND"
+
+
+class StaleContribution(RoundError):
+    """The round closed without this contribution; its rows are open again."""
+
+    code = "STALE"
+
+
+class Conflict(RoundError):
+    """Other bytes were accepted under the same key before."""
+
+    code = "CONFLICT"
+
+
+class EmptySum(RoundError):
+    """No contribution was accepted; the model is unchanged."""
+
+    code = "EMPTY_SUM"
+
+
+class WorkError(AtollError):
+    """A worker may not do this."""
+
+    code = "WORK"
+
+
+class UnknownWorker(WorkError):
+    """The coordinator does not know this worker_id; register first."""
+
+    code = "UNKNOWN_WORKER"
+
+
+class WorkerTaken(WorkError):
+    """A live process with another island key holds this worker_id."""
+
+    code = "WORKER_TAKEN"
+
+
+class Fenced(WorkError):
+    """A later incarnation of this worker_id has taken over; this process must stop."""
+
+    code = "FENCED"
+
+
+class LeaseLost(WorkError):
+    """The rows of this contribution are not leased to this worker."""
+
+    code = "LEASE_LOST"
+
+
+class CoordinatorUnreachable(AtollError):
+    """The coordinator does not answer."""
+
+    code = "UNREACHABLE"
+    retry = True
+
+
+def _tree(root: type[AtollError]) -> list[type[AtollError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+
+
+def from_code(code: str, message: str) -> AtollError:
+    """The error that a peer reported by `code`; an unknown code becomes a plain ProtocolError."""
+    for cls in _tree(AtollError):
+        if cls.code == code:
+            return cls(message)
+    return ProtocolError(f"{message} (code {code!r})")

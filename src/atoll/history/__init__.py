@@ -1,0 +1,1 @@
+"""What the ledger stands for: weights restored, replayed, proven, exported and pruned."""

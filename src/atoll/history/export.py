@@ -1,0 +1,72 @@
+"""A version's weights as one safetensors file."""
+
+from pathlib import Path
+
+from atoll.blobs.base import Blobs
+from atoll.errors import ConfigError, StateDamaged
+from atoll.history import replay, retention, weights_file
+from atoll.layout import Layout
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import RoundState
+from atoll.protocol.manifest import Manifest
+from atoll.strategies.diloco import OuterState
+
+
+def state_at(
+    ledger: Ledger, blobs: Blobs, *, manifest: Manifest, layout: Layout, version: int | None
+) -> tuple[OuterState, int]:
+    """The weights after `version` (None: the newest), from the nearest snapshot before it."""
+    published = [r.round for r in ledger.rounds() if r.state is RoundState.PUBLISHED]
+    newest = published[-1] if published else 0
+    wanted = newest if version is None else version
+    first = retention.replay_start(ledger, manifest.storage)
+    if not first <= wanted <= newest:
+        raise ConfigError(
+            f"round={wanted} is not kept; this run can export rounds {first} to {newest}"
+        )
+    snapshots = [s for s in ledger.snapshots() if s.version <= wanted]
+    start = snapshots[-1].version if snapshots else 0
+    state = (
+        replay.snapshot_state(blobs, snapshots[-1], manifest, layout)
+        if snapshots
+        else replay.initial_state(ledger, blobs, manifest, layout)
+    )
+    if start == wanted:
+        return state, wanted
+    for replayed in replay.replay(state, ledger, blobs, manifest=manifest, after_version=start):
+        difference = replay.difference(layout, replayed)
+        if difference is not None:
+            raise StateDamaged(
+                f"round {replayed.record.round} replays to other bits ({difference}); "
+                f"run `atoll audit --replay` and export an earlier round"
+            )
+        if replayed.record.round == wanted:
+            break
+    return state, wanted
+
+
+def export(
+    ledger: Ledger,
+    blobs: Blobs,
+    path: Path,
+    *,
+    manifest: Manifest,
+    layout: Layout,
+    version: int | None = None,
+    published: bool = False,
+) -> dict[str, str]:
+    """Writes θ (or θ̂ with `published`) as safetensors; returns the metadata written with it."""
+    state, wanted = state_at(ledger, blobs, manifest=manifest, layout=layout, version=version)
+    digests = replay.measure(state)
+    run = ledger.run()
+    assert run is not None
+    which = "published" if published else "master"
+    metadata = {
+        "atoll.run": run.run_id,
+        "atoll.round": str(wanted),
+        "atoll.weights": which,
+        "atoll.digest": getattr(digests, which).root,
+    }
+    flat = state.published if published else state.master
+    weights_file.write(path, flat, layout, metadata=metadata)
+    return metadata

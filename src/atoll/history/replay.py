@@ -1,0 +1,135 @@
+"""Weights as a function of (initial weights, ledger): restore a version, replay what follows.
+
+The coordinator starts with this and audit proves with it. Reads ledger and blobs; writes neither.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from atoll.blobs.base import Blobs
+from atoll.errors import StateDamaged
+from atoll.history import sources, weights
+from atoll.layout import Layout
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import ContributionRecord, RoundRecord, RoundState, SnapshotRecord
+from atoll.protocol.manifest import Manifest
+from atoll.strategies import build
+from atoll.strategies.diloco import OuterState, PayloadSink, fresh_state
+from atoll.sums import digest as digests
+from atoll.sums.digest import ParamsDigest
+
+
+@dataclass(frozen=True)
+class Digests:
+    """Digests of the master and the published weights at one version."""
+
+    master: ParamsDigest
+    published: ParamsDigest
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One round that was computed again."""
+
+    record: RoundRecord
+    contributions: list[ContributionRecord]
+    digests: Digests
+
+
+def measure(state: OuterState, *, threads: int = 1) -> Digests:
+    """The digests of `state`; an aliased published buffer is hashed once."""
+    master = digests.digest(state.layout, state.master, threads=threads)
+    if state.published is state.master:
+        return Digests(master, master)
+    return Digests(master, digests.digest(state.layout, state.published, threads=threads))
+
+
+def initial_state(ledger: Ledger, blobs: Blobs, manifest: Manifest, layout: Layout) -> OuterState:
+    """Version 0, from the blob of initial weights; its digest must be the manifest's."""
+    run = ledger.run()
+    assert run is not None, "a ledger without a run has no weights"
+    flat = weights.load(blobs, run.initial_sha256, layout)
+    found = digests.digest(layout, flat).root
+    if found != manifest.model.initial_digest:
+        raise StateDamaged(
+            f"the initial weights have digest {found} where the manifest says "
+            f"{manifest.model.initial_digest}; restore blob {run.initial_sha256} from a copy"
+        )
+    return fresh_state(
+        layout,
+        flat,
+        optimizer=build.outer_optimizer(manifest.outer),
+        download=build.codec(manifest.download),
+    )
+
+
+def snapshot_state(
+    blobs: Blobs, snapshot: SnapshotRecord, manifest: Manifest, layout: Layout
+) -> OuterState:
+    """The state that `snapshot` holds."""
+    master = weights.load(blobs, snapshot.master_sha256, layout)
+    slots = {name: weights.load(blobs, sha, layout) for name, sha in snapshot.slots_sha256}
+    lossless = build.codec(manifest.download).lossless
+    published = master if lossless else weights.load(blobs, snapshot.published_sha256, layout)
+    return OuterState(layout, master, slots, published)
+
+
+def apply_round(
+    state: OuterState,
+    blobs: Blobs,
+    *,
+    manifest: Manifest,
+    round_number: int,
+    contributions: list[ContributionRecord],
+    sink: PayloadSink | None = None,
+    threads: int = 1,
+) -> Digests:
+    """Computes `round_number` on `state` in place from its frozen, ordered contributions."""
+    step = build.outer_step(manifest, round_number, threads=threads)
+    with sources.opened(blobs, contributions, build.codec(manifest.upload)) as opened:
+        step.apply(state, opened, sink)
+    return measure(state, threads=threads)
+
+
+def replay(
+    state: OuterState,
+    ledger: Ledger,
+    blobs: Blobs,
+    *,
+    manifest: Manifest,
+    after_version: int,
+    threads: int = 1,
+) -> Iterator[Replayed]:
+    """Computes every published round after `after_version` on `state` in place, one by one."""
+    for record in ledger.rounds(first=after_version + 1):
+        if record.state is not RoundState.PUBLISHED:
+            return
+        contributions = ledger.contributions(record.round)
+        found = apply_round(
+            state,
+            blobs,
+            manifest=manifest,
+            round_number=record.round,
+            contributions=contributions,
+            threads=threads,
+        )
+        yield Replayed(record, contributions, found)
+
+
+def difference(layout: Layout, replayed: Replayed) -> str | None:
+    """Where a replayed round differs from its record: which weights, which tensor; or None."""
+    record, found = replayed.record, replayed.digests
+    pairs = (
+        ("master", record.master_digest, record.leaves, found.master),
+        (
+            "published",
+            record.published_digest,
+            record.published_leaves or record.leaves,
+            found.published,
+        ),
+    )
+    for which, expected, leaves, mine in pairs:
+        if expected != mine.root:
+            tensor = digests.first_difference(layout, mine.leaves, leaves or b"")
+            return f"{which} weights, tensor {tensor!r}"
+    return None

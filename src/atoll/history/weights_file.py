@@ -1,0 +1,46 @@
+"""Weights in and out as safetensors files: start a run from one, export a run to one."""
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from atoll.errors import ConfigError, LayoutMismatch
+from atoll.layout import Layout
+
+
+def read(path: Path, layout: Layout) -> Tensor:
+    """The flat fp32 buffer of a safetensors file whose names and shapes are `layout`'s."""
+    flat = layout.zeros()
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            names = set(file.keys())
+            wanted = {t.name for t in layout.tensors}
+            for name in sorted(names ^ wanted):
+                raise LayoutMismatch(
+                    f"{str(path)!r} {'lacks' if name in wanted else 'has an unknown'} tensor "
+                    f"{name!r}; the file must hold exactly the model's parameters"
+                )
+            for name, view in layout.views(flat).items():
+                tensor = file.get_tensor(name)
+                if tensor.shape != view.shape:
+                    raise LayoutMismatch(
+                        f"{str(path)!r} holds {name!r} with shape {tuple(tensor.shape)} where the "
+                        f"model has {tuple(view.shape)}"
+                    )
+                view.copy_(tensor.to(torch.float32))
+    except (OSError, SafetensorError) as exc:
+        raise ConfigError(f"cannot read weights from {str(path)!r}: {exc}") from exc
+    if not bool(torch.isfinite(flat).all()):
+        raise ConfigError(f"{str(path)!r} holds NaN or infinity; a run cannot start from it")
+    return flat
+
+
+def write(path: Path, flat: Tensor, layout: Layout, *, metadata: dict[str, str]) -> None:
+    """Writes `flat` as a safetensors file, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    save_file(layout.views(flat), str(part), metadata=metadata)
+    os.replace(part, path)

@@ -1,0 +1,43 @@
+"""Calls that outlive a coordinator's absence: repeated with backoff and jitter until it is back."""
+
+import logging
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from atoll.clock import Clock
+from atoll.errors import AtollError
+
+log = logging.getLogger(__name__)
+
+FIRST_SECONDS = 0.1
+LONGEST_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+class Reconnect:
+    """Repeats calls whose error says that the same message can succeed later."""
+
+    def __init__(self, clock: Clock, jitter: random.Random) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self.retries = 0
+
+    def call(self, work: Callable[[], T]) -> T:
+        """The result of `work`; errors that are final pass through."""
+        wait_seconds = FIRST_SECONDS
+        while True:
+            try:
+                return work()
+            except AtollError as error:
+                if not error.retry:
+                    raise
+                self.retries += 1
+                log.warning(
+                    "coordinator away, trying again",
+                    extra={"reason": str(error), "wait_seconds": round(wait_seconds, 2)},
+                )
+                # Full jitter: islands that lost the same coordinator do not come back in step.
+                self._clock.sleep(wait_seconds * (0.5 + self._jitter.random() / 2))
+                wait_seconds = min(LONGEST_SECONDS, wait_seconds * 2)

@@ -1,0 +1,212 @@
+"""What an island keeps on its own disk: who it is, what it sent, and where its training stands.
+
+    identity.json            worker_id and island key
+    checkpoint-N/            inner state after accepted round N (at most one, the newest)
+    pending-N/               the same for a round whose receipt is not here yet, with its frame
+
+A directory counts once `complete.json` is in it, which is written last. A receipt promotes the
+pending directory to the checkpoint by one rename; a refusal removes it. The coordinator's ledger
+is the truth: losing this directory costs repeated work, never the run.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from atoll.errors import StateHeld, StoreError
+
+MAX_JSON_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class IslandIdentity:
+    """Who this island is to the coordinator, over restarts."""
+
+    worker_id: str
+    island_key: str
+
+
+class StoredFrame:
+    """A frame file in a pending directory; fulfils `link.FrameSource`."""
+
+    def __init__(self, path: Path, *, preamble: bytes, sha256: str) -> None:
+        self.preamble = preamble
+        self.sha256 = sha256
+        self.nbytes = path.stat().st_size
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Up to `nbytes` from `offset`."""
+        return os.pread(self._fd, nbytes, offset)
+
+    def close(self) -> None:
+        """Closes the file; safe to repeat."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint or pending directory."""
+
+    round: int
+    meta: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class IslandStore:
+    """One island's directory, held by one process."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            os.close(self._lock)
+            raise StateHeld(
+                f"island directory {str(directory)!r} is held by another process; "
+                f"give this island another --state directory"
+            ) from exc
+        self._remove_unfinished()
+
+    def close(self) -> None:
+        """Lets the directory go."""
+        os.close(self._lock)
+
+    def identity(self) -> IslandIdentity | None:
+        """Who this directory belongs to, if it was used before."""
+        path = self.directory / "identity.json"
+        if not path.exists():
+            return None
+        kept = _read_json(path)
+        return IslandIdentity(str(kept["worker_id"]), str(kept["island_key"]))
+
+    def set_identity(self, identity: IslandIdentity) -> None:
+        """Remembers who this island is."""
+        _write_durable(
+            self.directory / "identity.json",
+            json.dumps({"worker_id": identity.worker_id, "island_key": identity.island_key}),
+        )
+
+    # Pending and checkpoint directories
+
+    def begin(self, round_number: int) -> Path:
+        """An empty directory for what is about to be sent; earlier pending ones are dropped."""
+        self.discard_pending()
+        path = self.directory / f"pending-{round_number}"
+        path.mkdir()
+        return path
+
+    def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Writes the inner state and makes the whole directory durable."""
+        save_file(dict(tensors), str(path / "state.safetensors"))
+        for file in path.iterdir():
+            _sync(file)
+        _write_durable(path / "complete.json", json.dumps(dict(meta)))
+        _sync(self.directory)
+
+    def pending(self) -> Saved | None:
+        """What was complete but has no receipt yet."""
+        return self._newest("pending")
+
+    def checkpoint(self) -> Saved | None:
+        """The inner state after the newest accepted round."""
+        return self._newest("checkpoint")
+
+    def frame(self, saved: Saved) -> StoredFrame:
+        """The frame of a pending round."""
+        return StoredFrame(
+            self.directory / f"pending-{saved.round}" / "frame",
+            preamble=bytes.fromhex(saved.meta["preamble"]),
+            sha256=saved.meta["sha256"],
+        )
+
+    def promote(self, round_number: int) -> None:
+        """The receipt is here: the pending state becomes the checkpoint."""
+        pending = self.directory / f"pending-{round_number}"
+        older = list(self.directory.glob("checkpoint-*"))
+        (pending / "frame").unlink(missing_ok=True)
+        os.replace(pending, self.directory / f"checkpoint-{round_number}")
+        _sync(self.directory)
+        for path in older:
+            if path.name != f"checkpoint-{round_number}":
+                shutil.rmtree(path, ignore_errors=True)
+
+    def discard_pending(self) -> None:
+        """A refusal, or a round that is over: the pending state is void."""
+        for path in self.directory.glob("pending-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def forget(self) -> None:
+        """Drops all training state, not the identity: it belongs to another run."""
+        for kind in ("pending", "checkpoint"):
+            for path in self.directory.glob(f"{kind}-*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _newest(self, kind: str) -> Saved | None:
+        rounds = sorted(
+            int(path.name.rpartition("-")[2])
+            for path in self.directory.glob(f"{kind}-*")
+            if (path / "complete.json").exists()
+        )
+        if not rounds:
+            return None
+        path = self.directory / f"{kind}-{rounds[-1]}"
+        try:
+            tensors = load_file(str(path / "state.safetensors"))
+        except (OSError, SafetensorError) as exc:
+            raise StoreError(
+                f"cannot read {str(path / 'state.safetensors')!r}: {exc}; remove {str(path)!r} "
+                f"and the island starts from the run's weights"
+            ) from exc
+        return Saved(rounds[-1], _read_json(path / "complete.json"), tensors)
+
+    def _remove_unfinished(self) -> None:
+        for kind in ("pending", "checkpoint"):
+            for path in self.directory.glob(f"{kind}-*"):
+                if not (path / "complete.json").exists():
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_JSON_BYTES)
+        value = json.loads(text)
+    except (OSError, ValueError) as exc:
+        raise StoreError(
+            f"cannot read {str(path)!r}: {exc}; remove the directory it is in"
+        ) from exc
+    if not isinstance(value, dict):
+        raise StoreError(f"{str(path)!r} holds no object; remove the directory it is in")
+    return value
+
+
+def _write_durable(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

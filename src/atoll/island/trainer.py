@@ -1,0 +1,37 @@
+"""The built-in training loop of `atoll join`: the manifest's model, data and optimizer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from atoll.data import registry as datasets
+from atoll.island import inner
+from atoll.island.run import Run
+from atoll.models import gpt
+from atoll.models import registry as models
+
+
+def train(
+    run: Run,
+    *,
+    location: str | None = None,
+    device: torch.device | None = None,
+    after_step: Callable[[], None] = lambda: None,
+) -> None:
+    """Trains until the run is finished."""
+    settings = run.manifest.inner
+    model = models.build(run.manifest.model.definition).to(device or torch.device("cpu"))
+    optimizer = inner.build_optimizer(model, settings)
+    dataset = datasets.open_dataset(run.manifest.data.definition, location=location)
+    run.load(model, optimizer, evaluate=gpt.loss_sum)
+    for rows in run.batches(dataset):
+        with torch.autocast(rows.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            loss = gpt.loss(model, rows)
+        loss.backward()  # type: ignore[no-untyped-call] # torch leaves backward untyped
+        if settings.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        run.step(loss=loss)
+        after_step()

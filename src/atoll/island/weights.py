@@ -1,0 +1,144 @@
+"""An island's two copies of the weights: the published ones and the ones it trains.
+
+The model's parameters are views into one flat buffer, so a tile of them is a slice and nothing has
+to be packed. Owns what a downloaded frame does to the buffers and what a displacement is made of.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll.codecs.base import Codec
+from atoll.codecs.fp32 import Fp32
+from atoll.errors import FrameError
+from atoll.layout import ELEMENT_BYTES, Span
+from atoll.models import registry as models
+from atoll.strategies import diloco
+from atoll.sums import digest as digests
+from atoll.wire.frame import FrameReader
+from atoll.wire.header import FrameHeader
+
+TILE_BYTES = 4 << 20
+
+
+class IslandWeights:
+    """θ̂ as published, and the local weights of `model`, which start from it."""
+
+    def __init__(self, model: nn.Module, *, download: Codec, hash_threads: int = 1) -> None:
+        self.layout = models.layout_of(model)
+        self.version: int | None = None
+        self.digest: str | None = None
+        self._download = download
+        self._hash_threads = hash_threads
+        self._published = self.layout.zeros()
+        self._device = next(model.parameters()).device
+        self._local = torch.empty(self.layout.size, dtype=torch.float32, device=self._device)
+        views = self.layout.views(self._local)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                views[name].copy_(parameter)
+                parameter.data = views[name]
+
+    def displacement(self, span: Span) -> Tensor:
+        """Δ of a tile, fp32 on the CPU."""
+        local = self._local[span.start : span.stop]
+        base = self._published[span.start : span.stop]
+        return diloco.displacement(base, local.to("cpu"))
+
+    def receive(self) -> "Receiver":
+        """A sink for the frame that leads to the next version."""
+        return Receiver(self, self._download)
+
+    def reset(self) -> None:
+        """Local weights become the published ones again."""
+        with torch.no_grad():
+            self._local.copy_(self._published)
+
+    def forget(self) -> None:
+        """The published copy is torn or wrong: only a whole download makes it good."""
+        self.version, self.digest = None, None
+
+    def _store(self, span: Span, payload: Tensor, header: FrameHeader) -> None:
+        published = self._published[span.start : span.stop]
+        if header.kind == "weights":
+            published.copy_(payload.view(torch.float32))
+        else:
+            diloco.apply_update(published, payload, codec=self._download)
+        with torch.no_grad():
+            self._local[span.start : span.stop].copy_(published)
+
+    def _finish(self, header: FrameHeader) -> None:
+        found = digests.digest(self.layout, self._published, threads=self._hash_threads).root
+        if found != header.result_digest:
+            raise FrameError(
+                f"version {header.round} arrived with digest {found}, published is "
+                f"{header.result_digest}; the island fetches the weights whole"
+            )
+        self.version, self.digest = header.round, found
+
+
+class Receiver:
+    """Takes a frame in chunks cut anywhere and applies it tile by tile; holds one tile."""
+
+    def __init__(self, weights: IslandWeights, download: Codec) -> None:
+        self._weights = weights
+        self._download = download
+        self._reader = FrameReader(self._take)
+        self._header: FrameHeader | None = None
+        self._spans = iter(weights.layout.tiles(TILE_BYTES))
+        self._buffer = np.empty(TILE_BYTES, np.uint8)
+        self._filled = 0
+        self._span: Span | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes of the frame."""
+        self._reader.feed(chunk)
+
+    def finish(self) -> None:
+        """Checks the whole: the local and published weights are the version's now."""
+        self._reader.finish()
+        assert self._header is not None
+        self._weights._finish(self._header)
+
+    def _take(self, piece: memoryview) -> None:
+        if self._header is None:
+            self._begin()
+        data = np.frombuffer(piece, np.uint8)
+        while len(data):
+            wanted = self._wanted()
+            taken = data[: wanted - self._filled]
+            self._buffer[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            data = data[len(taken) :]
+            if self._filled == wanted:
+                self._apply(wanted)
+
+    def _begin(self) -> None:
+        header = self._reader.header
+        assert header is not None
+        weights = self._weights
+        codec: Codec = Fp32() if header.kind == "weights" else self._download
+        if header.kind == "update" and header.base_digest != weights.digest:
+            raise FrameError(
+                f"the update applies to weights {header.base_digest}, the island holds "
+                f"{weights.digest}; it fetches the weights whole"
+            )
+        self._header, self._codec = header, codec
+        self._span = next(self._spans)
+        # From here on the published copy is between two versions.
+        weights.forget()
+
+    def _wanted(self) -> int:
+        if self._span is None:
+            raise FrameError("the frame's payload goes on after the last tile")
+        return self._codec.encoded_bytes(len(self._span))
+
+    def _apply(self, nbytes: int) -> None:
+        assert self._span is not None and self._header is not None
+        payload = torch.from_numpy(self._buffer[:nbytes])
+        self._weights._store(self._span, payload, self._header)
+        self._span = next(self._spans, None)
+        self._filled = 0
+
+
+assert TILE_BYTES % ELEMENT_BYTES == 0

@@ -1,0 +1,1 @@
+"""Putting parts together on this machine: state directories, local processes."""

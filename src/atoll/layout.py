@@ -1,0 +1,169 @@
+"""Named tensors <-> one flat fp32 buffer <-> spans and tiles: the only place offsets are computed.
+
+A layout is a value. It knows no tensor library beyond packing and viewing, and no network.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.errors import ConfigError, LayoutMismatch
+
+# Codecs work on groups of this many elements (256 KiB of fp32, so a group stays in cache). Tiles
+# are whole groups, hence any tile size gives the same encoded bytes.
+GROUP_ELEMENTS = 65_536
+# A leaf is the unit of the params digest: at most 4 MiB of fp32, never crossing a tensor.
+LEAF_ELEMENTS = 1 << 20
+ELEMENT_BYTES = 4
+
+
+def byte_view(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy; writing to them writes to it."""
+    array: Any = tensor.detach().view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A half-open range `[start, stop)` of the flat parameter buffer."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def first_group(self) -> int:
+        """Index of the codec group that begins at this span; the span must start on one."""
+        assert self.start % GROUP_ELEMENTS == 0, (self.start, GROUP_ELEMENTS)
+        return self.start // GROUP_ELEMENTS
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor's place in the flat buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+    @property
+    def span(self) -> Span:
+        return Span(self.offset, self.offset + prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order, names, shapes and dtypes of a model's parameters."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[str, Iterable[int], str]]) -> "Layout":
+        """A layout of `(name, shape, dtype)` in the given order; refuses duplicates and empties."""
+        specs: list[TensorSpec] = []
+        seen: set[str] = set()
+        offset = 0
+        for name, dims, dtype in entries:
+            shape = tuple(int(d) for d in dims)
+            if name in seen:
+                raise LayoutMismatch(f"tensor {name!r} is listed twice; each name must be unique")
+            if prod(shape) <= 0 or any(d < 0 for d in shape):
+                raise LayoutMismatch(f"tensor {name!r} has shape {shape}; it must hold elements")
+            seen.add(name)
+            specs.append(TensorSpec(name, shape, dtype, offset))
+            offset += prod(shape)
+        if not specs:
+            raise LayoutMismatch("the model has no parameters; there is nothing to train")
+        return cls(tuple(specs))
+
+    @classmethod
+    def of_tensors(cls, named: Mapping[str, Tensor]) -> "Layout":
+        """The layout of named tensors, in their own order."""
+        return cls.of((n, t.shape, str(t.dtype).removeprefix("torch.")) for n, t in named.items())
+
+    @cached_property
+    def size(self) -> int:
+        """Elements in the flat buffer."""
+        return self.tensors[-1].span.stop
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat fp32 buffer."""
+        return self.size * ELEMENT_BYTES
+
+    def table(self) -> list[list[object]]:
+        """`[name, dtype, [shape]]` rows, as they stand in manifests and frame headers."""
+        return [[t.name, t.dtype, list(t.shape)] for t in self.tensors]
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the table: equal exactly when names, shapes, dtypes and order are."""
+        text = json.dumps(self.table(), separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def tiles(self, budget_bytes: int) -> Iterator[Span]:
+        """Spans of whole codec groups whose fp32 bytes fit `budget_bytes`, in order."""
+        groups = budget_bytes // (GROUP_ELEMENTS * ELEMENT_BYTES)
+        if groups < 1:
+            raise ConfigError(
+                f"tile budget {budget_bytes} bytes is below one group of "
+                f"{GROUP_ELEMENTS * ELEMENT_BYTES} bytes; raise it"
+            )
+        step = groups * GROUP_ELEMENTS
+        for start in range(0, self.size, step):
+            yield Span(start, min(start + step, self.size))
+
+    @cached_property
+    def leaves(self) -> tuple[Span, ...]:
+        """The spans whose hashes make the params digest: pieces of one tensor each."""
+        return tuple(
+            Span(start, min(start + LEAF_ELEMENTS, t.span.stop))
+            for t in self.tensors
+            for start in range(t.span.start, t.span.stop, LEAF_ELEMENTS)
+        )
+
+    def name_at(self, offset: int) -> str:
+        """The name of the tensor that holds element `offset`."""
+        return next(t.name for t in self.tensors if t.span.start <= offset < t.span.stop)
+
+    def zeros(self) -> Tensor:
+        """A flat fp32 buffer of zeros."""
+        return torch.zeros(self.size, dtype=torch.float32)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named, shaped views into `flat`; writing to one writes to the buffer."""
+        return {t.name: flat[t.span.start : t.span.stop].view(t.shape) for t in self.tensors}
+
+    def pack(self, named: Mapping[str, Tensor], out: Tensor) -> None:
+        """Copies `named` into the flat buffer `out`; refuses other names or shapes by name."""
+        self.check(named)
+        for name, view in self.views(out).items():
+            view.copy_(named[name].detach())
+
+    def check(self, named: Mapping[str, Tensor]) -> None:
+        """Raises LayoutMismatch naming the first tensor that differs from this layout."""
+        self.check_table(Layout.of_tensors(named).table(), subject="the model")
+
+    def check_table(self, table: list[list[object]], *, subject: str) -> None:
+        """Raises LayoutMismatch naming the first row of `table` that differs from this layout."""
+        expected = self.table()
+        for mine, theirs in zip(expected, table, strict=False):
+            if mine != theirs:
+                raise LayoutMismatch(
+                    f"{subject} has {theirs!r} where the run's layout has {mine!r}; "
+                    f"names, shapes and dtypes must be the run's"
+                )
+        if len(expected) != len(table):
+            raise LayoutMismatch(
+                f"{subject} lists {len(table)} tensors where the run's layout has {len(expected)}"
+            )

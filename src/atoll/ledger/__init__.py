@@ -1,0 +1,1 @@
+"""The durable, ordered record of one run."""

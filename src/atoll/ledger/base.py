@@ -1,0 +1,135 @@
+"""The ledger seam: what the coordinator needs of durable, ordered records.
+
+Every method is one transaction: it happens whole or not at all, and when a writing method returns
+its effect survives a crash. Refusals are typed errors and change nothing. Safe to call from several
+threads; calls are serialised.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from atoll.ledger.records import (
+    ContributionRecord,
+    EvaluationRecord,
+    LeaseRecord,
+    ManifestRecord,
+    Published,
+    RoundPlan,
+    RoundRecord,
+    RunRecord,
+    SnapshotRecord,
+    WorkerRecord,
+)
+
+
+class Ledger(Protocol):
+    """One run's records."""
+
+    # The run and its manifests
+    def create_run(self, run: RunRecord, manifest: ManifestRecord) -> None:
+        """Records the run; StoreError when the ledger already holds one."""
+        ...
+
+    def run(self) -> RunRecord | None: ...
+
+    def manifests(self) -> list[ManifestRecord]:
+        """All versions, oldest first."""
+        ...
+
+    # Credentials: role -> sha256 hex of the token
+    def credentials(self) -> dict[str, str]: ...
+
+    def set_credentials(self, hashes: dict[str, str]) -> None:
+        """Replaces the stored hash of each given role."""
+        ...
+
+    # Workers
+    def register(self, worker_id: str, key_sha256: str, *, wall: float) -> WorkerRecord:
+        """A new incarnation of `worker_id` (1 for a new one), active, with this key."""
+        ...
+
+    def deregister(self, worker_id: str, incarnation: int) -> None:
+        """Marks the worker inactive. UnknownWorker; Fenced when a later incarnation exists."""
+        ...
+
+    def workers(self) -> list[WorkerRecord]:
+        """In worker_id order."""
+        ...
+
+    # Rounds
+    def begin(self, plan: RoundPlan) -> None:
+        """Inserts the first round, open, with its leases; StoreError when a round exists."""
+        ...
+
+    def extend(
+        self, leases: Sequence[LeaseRecord], *, cursor: int, taken: Sequence[LeaseRecord]
+    ) -> None:
+        """Adds leases to the latest round, which must be planned or open; moves its cursor."""
+        ...
+
+    def rounds(self, *, first: int = 1, last: int | None = None) -> list[RoundRecord]: ...
+
+    def latest_round(self) -> RoundRecord | None: ...
+
+    def leases(self, round_number: int) -> list[LeaseRecord]:
+        """In (worker_id, start) order."""
+        ...
+
+    def reopened(self) -> list[LeaseRecord]:
+        """Leases in state `reopened`, oldest round first, then by start."""
+        ...
+
+    def accept(self, contribution: ContributionRecord) -> ContributionRecord:
+        """Inserts the contribution and marks its leases done.
+
+        Re-checks inside the transaction, in this order: the worker exists (UnknownWorker), the
+        incarnation is its latest (Fenced), the round exists (WrongRound). The same sha256 under the
+        same key returns the first record, whatever the round's state; another sha256 is Conflict. A
+        round that is frozen or published without it is StaleContribution; one that is only planned
+        is WrongRound; a worker without a lease in the round is LeaseLost.
+        """
+        ...
+
+    def contributions(self, round_number: int) -> list[ContributionRecord]:
+        """In worker_id order: the canonical order of the fold."""
+        ...
+
+    def freeze(self, round_number: int, next_plan: RoundPlan | None) -> list[ContributionRecord]:
+        """Fixes the ordered set of an open round and plans the next, in one transaction.
+
+        Leases of the round without a contribution become `reopened`; `next_plan.taken` becomes
+        `taken`; the next round is inserted as `planned` with its leases. WrongRound unless open.
+        """
+        ...
+
+    def publish(self, round_number: int, published: Published) -> None:
+        """Records a frozen round's digests and opens the planned next round, if there is one."""
+        ...
+
+    # Snapshots and evaluations
+    def add_snapshot(self, snapshot: SnapshotRecord) -> None: ...
+
+    def snapshots(self) -> list[SnapshotRecord]:
+        """Oldest first."""
+        ...
+
+    def drop_snapshots(self, *, below_version: int) -> None: ...
+
+    def add_evaluation(self, evaluation: EvaluationRecord) -> None:
+        """The first report of a (version, worker_id) stands; a repeated one changes nothing."""
+        ...
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """In (version, worker_id) order."""
+        ...
+
+    # Whole
+    def state_hash(self) -> str:
+        """sha256 over every row of every table: equal exactly when the durable state is."""
+        ...
+
+    def copy_to(self, path: str) -> None:
+        """Writes a consistent copy of the whole ledger as a new SQLite file at `path`."""
+        ...
+
+    def close(self) -> None: ...

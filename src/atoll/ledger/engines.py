@@ -1,0 +1,50 @@
+"""From a path or URL to an open ledger on the engine it names."""
+
+from pathlib import Path
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from atoll.errors import ConfigError, StoreError
+from atoll.ledger import connect, migrations
+from atoll.ledger.base import Ledger
+from atoll.ledger.database import Database
+from atoll.ledger.sql import SqlLedger
+
+
+def open_ledger(url_or_path: str | Path) -> Ledger:
+    """The ledger at a path, `:memory:`, `sqlite:///…` or `postgresql://…`, at the newest version.
+
+    Makes it when absent. Raises StateHeld when another process has it open, LedgerTooNew when a
+    newer program wrote it, StoreError when it cannot be reached.
+    """
+    database = open_database(url_or_path)
+    try:
+        migrations.migrate(database)
+    except StoreError:
+        database.close()
+        raise
+    return SqlLedger(database)
+
+
+def open_database(url_or_path: str | Path) -> Database:
+    """The database at a path or URL, as it is: nothing is migrated."""
+    if isinstance(url_or_path, Path) or "://" not in url_or_path:
+        return connect.sqlite(str(url_or_path))
+    try:
+        url = make_url(url_or_path)
+    except ArgumentError as exc:
+        # Not quoted back: it may hold a password.
+        raise ConfigError(
+            "the ledger's URL cannot be read; it is postgresql://user:password@host:port/database "
+            "or sqlite:///path"
+        ) from exc
+    match url.get_backend_name():
+        case "sqlite":
+            return connect.sqlite(url.database or connect.MEMORY)
+        case "postgresql":
+            return connect.postgres(url)
+    raise ConfigError(
+        f"ledger {url.drivername!r} is not an engine Atoll uses; give a path, sqlite:///… or "
+        f"postgresql://…"
+    )

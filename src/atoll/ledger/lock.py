@@ -1,0 +1,89 @@
+"""Who holds a state directory: one process at a time, named.
+
+A lock of the operating system, so it ends with its holder however that ends. The file stays behind;
+only the lock on it means anything.
+"""
+
+import fcntl
+import json
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from atoll.errors import StateHeld, StoreError
+
+FILE_NAME = "coordinator.lock"
+_INFO_BYTES = 4096
+
+
+class Lock:
+    """A held directory; `close` gives it back, and so does leaving a `with` block."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """Releases the directory; harmless when repeated."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            # Unlock, not only close: a forked child may still have the same open file.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def hold(directory: Path, *, pid: int, wall: float) -> Lock:
+    """Holds `directory` for this process, or raises StateHeld at once, naming who does.
+
+    `pid` and `wall` (now, in seconds since 1970) are what a later comer is told.
+    """
+    path = directory / FILE_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as exc:
+        raise StoreError(
+            f"{str(path)!r} cannot be opened ({exc.strerror}); the state directory must exist and "
+            f"be writable"
+        ) from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        info = {"pid": pid, "started": wall, "host": socket.gethostname()}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(info).encode(), 0)
+    except BlockingIOError as exc:
+        held = StateHeld(
+            f"the state directory {str(directory)!r} is held by {_holder(descriptor)}; only one "
+            f"coordinator may use it, so stop that one first"
+        )
+        os.close(descriptor)
+        raise held from exc
+    except OSError as exc:
+        os.close(descriptor)
+        raise StoreError(
+            f"{str(path)!r} cannot be locked ({exc.strerror}); the state directory must be on a "
+            f"writable file system with locks"
+        ) from exc
+    return Lock(path, descriptor)
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        info = json.loads(os.pread(descriptor, _INFO_BYTES, 0))
+        since = datetime.fromtimestamp(float(info["started"]), tz=UTC)
+        return f"process {int(info['pid'])} on {info['host']!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, KeyError, TypeError):
+        # It has the lock and has not written its name yet.
+        return "a process that has just started"

@@ -1,0 +1,105 @@
+"""Statements about the run itself: its manifests, credentials and workers."""
+
+from sqlalchemy import Connection, Update, delete, insert, select, update
+
+from atoll.errors import Fenced, StoreError, UnknownWorker
+from atoll.ledger import rows, schema
+from atoll.ledger.records import ManifestRecord, RunRecord, WorkerRecord
+
+
+def create_run(connection: Connection, run: RunRecord, manifest: ManifestRecord) -> None:
+    """See `Ledger.create_run`."""
+    held = find_run(connection)
+    if held is not None:
+        raise StoreError(
+            f"the ledger already holds run {held.run_id!r} and takes no other ({run.run_id!r}); "
+            f"give the new run a state directory of its own"
+        )
+    connection.execute(insert(schema.runs), rows.values(run))
+    connection.execute(insert(schema.manifests), rows.values(manifest))
+
+
+def find_run(connection: Connection) -> RunRecord | None:
+    """See `Ledger.run`."""
+    row = connection.execute(select(schema.runs)).one_or_none()
+    return None if row is None else rows.run(row)
+
+
+def manifests(connection: Connection) -> list[ManifestRecord]:
+    """See `Ledger.manifests`."""
+    statement = select(schema.manifests).order_by(schema.manifests.c.version)
+    return [rows.manifest(row) for row in connection.execute(statement)]
+
+
+def credentials(connection: Connection) -> dict[str, str]:
+    """See `Ledger.credentials`."""
+    table = schema.credentials
+    statement = select(table.c.role, table.c.sha256).order_by(table.c.role)
+    return {role: sha256 for role, sha256 in connection.execute(statement)}
+
+
+def set_credentials(connection: Connection, hashes: dict[str, str]) -> None:
+    """See `Ledger.set_credentials`."""
+    for role, sha256 in hashes.items():
+        connection.execute(delete(schema.credentials).where(schema.credentials.c.role == role))
+        connection.execute(insert(schema.credentials), {"role": role, "sha256": sha256})
+
+
+def register(
+    connection: Connection, worker_id: str, *, key_sha256: str, wall: float
+) -> WorkerRecord:
+    """See `Ledger.register`."""
+    known = find_worker(connection, worker_id)
+    record = WorkerRecord(
+        worker_id=worker_id,
+        key_sha256=key_sha256,
+        incarnation=1 if known is None else known.incarnation + 1,
+        active=True,
+        registered_wall=wall,
+    )
+    if known is None:
+        connection.execute(insert(schema.workers), rows.values(record))
+    else:
+        connection.execute(_where_worker(worker_id).values(rows.values(record)))
+    return record
+
+
+def deregister(connection: Connection, worker_id: str, incarnation: int) -> None:
+    """See `Ledger.deregister`."""
+    check_incarnation(connection, worker_id, incarnation)
+    connection.execute(_where_worker(worker_id).values(active=False))
+
+
+def _where_worker(worker_id: str) -> Update:
+    return update(schema.workers).where(schema.workers.c.worker_id == worker_id)
+
+
+def workers(connection: Connection) -> list[WorkerRecord]:
+    """See `Ledger.workers`."""
+    statement = select(schema.workers).order_by(schema.workers.c.worker_id)
+    return [rows.worker(row) for row in connection.execute(statement)]
+
+
+def find_worker(connection: Connection, worker_id: str) -> WorkerRecord | None:
+    """The worker of that name, whichever its incarnation."""
+    statement = select(schema.workers).where(schema.workers.c.worker_id == worker_id)
+    row = connection.execute(statement).one_or_none()
+    return None if row is None else rows.worker(row)
+
+
+def check_known(connection: Connection, worker_id: str) -> WorkerRecord:
+    """The worker of that name, or UnknownWorker."""
+    known = find_worker(connection, worker_id)
+    if known is None:
+        raise UnknownWorker(f"no worker_id={worker_id!r} is registered in this run; register first")
+    return known
+
+
+def check_incarnation(connection: Connection, worker_id: str, incarnation: int) -> None:
+    """UnknownWorker, or Fenced unless `incarnation` is the worker's latest."""
+    latest = check_known(connection, worker_id).incarnation
+    if incarnation != latest:
+        raise Fenced(
+            f"worker_id={worker_id!r} is at incarnation {latest}, this message is from "
+            f"{incarnation}; only the latest may act, so this process must stop"
+        )

@@ -1,0 +1,129 @@
+"""The numbered steps from an empty database to the present tables.
+
+Forward only. A step and its version number are one transaction, so a crash leaves the version
+before it. A released step is never edited: what changes is a new step at the end.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, inspect, select
+
+from atoll.errors import LedgerTooNew
+from atoll.ledger import schema
+from atoll.ledger.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What turns a ledger of version `version - 1` into one of `version`."""
+
+    version: int
+    apply: Callable[[Connection], None]
+
+
+# In braces: the types that the engines name differently; see schema.TEXT for the collation.
+VERSION_1 = (
+    "CREATE TABLE schema_version (version BIGINT NOT NULL PRIMARY KEY)",
+    """CREATE TABLE runs (
+        run_id {text} NOT NULL PRIMARY KEY,
+        created_wall {float} NOT NULL,
+        initial_sha256 {text} NOT NULL)""",
+    """CREATE TABLE manifests (
+        version BIGINT NOT NULL PRIMARY KEY,
+        sha256 {text} NOT NULL UNIQUE,
+        body {text} NOT NULL,
+        from_round BIGINT NOT NULL)""",
+    """CREATE TABLE credentials (
+        role {text} NOT NULL PRIMARY KEY,
+        sha256 {text} NOT NULL)""",
+    """CREATE TABLE workers (
+        worker_id {text} NOT NULL PRIMARY KEY,
+        key_sha256 {text} NOT NULL,
+        incarnation BIGINT NOT NULL,
+        active BOOLEAN NOT NULL,
+        registered_wall {float} NOT NULL)""",
+    """CREATE TABLE rounds (
+        round BIGINT NOT NULL PRIMARY KEY,
+        state {text} NOT NULL CHECK (state IN ('planned', 'open', 'frozen', 'published')),
+        manifest_sha256 {text} NOT NULL REFERENCES manifests (sha256),
+        cursor BIGINT NOT NULL,
+        prev_hash {text},
+        hash {text},
+        master_digest {text},
+        published_digest {text},
+        leaves {bytes},
+        published_leaves {bytes},
+        published_wall {float})""",
+    """CREATE TABLE leases (
+        round BIGINT NOT NULL REFERENCES rounds (round),
+        worker_id {text} NOT NULL REFERENCES workers (worker_id),
+        start BIGINT NOT NULL,
+        stop BIGINT NOT NULL,
+        state {text} NOT NULL CHECK (state IN ('leased', 'done', 'reopened', 'taken')),
+        PRIMARY KEY (round, worker_id, start),
+        CHECK (start >= 0 AND start < stop))""",
+    """CREATE TABLE contributions (
+        round BIGINT NOT NULL REFERENCES rounds (round),
+        worker_id {text} NOT NULL REFERENCES workers (worker_id),
+        incarnation BIGINT NOT NULL,
+        sha256 {text} NOT NULL,
+        nbytes BIGINT NOT NULL,
+        weight BIGINT NOT NULL,
+        rows BIGINT NOT NULL,
+        tokens BIGINT NOT NULL,
+        loss_sum {float} NOT NULL,
+        norm {float} NOT NULL,
+        receipt {text} NOT NULL,
+        accepted_wall {float} NOT NULL,
+        PRIMARY KEY (round, worker_id))""",
+    """CREATE TABLE snapshots (
+        version BIGINT NOT NULL PRIMARY KEY,
+        master_sha256 {text} NOT NULL,
+        published_sha256 {text} NOT NULL,
+        slots_sha256 {text} NOT NULL)""",
+    """CREATE TABLE evaluations (
+        version BIGINT NOT NULL,
+        worker_id {text} NOT NULL REFERENCES workers (worker_id),
+        loss_sum {float} NOT NULL,
+        tokens BIGINT NOT NULL,
+        PRIMARY KEY (version, worker_id))""",
+)
+_TYPES = {
+    "sqlite": {"text": "TEXT", "bytes": "BLOB", "float": "DOUBLE"},
+    "postgresql": {"text": 'TEXT COLLATE "C"', "bytes": "BYTEA", "float": "DOUBLE PRECISION"},
+}
+
+
+def _make_tables(connection: Connection) -> None:
+    types = _TYPES[connection.dialect.name]
+    for statement in VERSION_1:
+        connection.exec_driver_sql(statement.format_map(types))
+
+
+STEPS: tuple[Step, ...] = (Step(1, _make_tables),)
+
+
+def stored_version(connection: Connection) -> int:
+    """The version of the tables in this database; 0 when there are none."""
+    if not inspect(connection).has_table(schema.schema_version.name):
+        return 0
+    return int(connection.execute(select(schema.schema_version.c.version)).scalar_one())
+
+
+def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
+    """Brings the ledger to the version of the last step; LedgerTooNew when it is beyond that."""
+    assert [step.version for step in steps] == list(range(1, len(steps) + 1)), steps
+    with database.reading() as connection:
+        stored = stored_version(connection)
+    if stored > len(steps):
+        raise LedgerTooNew(
+            f"the ledger {database.name} has version {stored} and this program knows versions "
+            f"up to {len(steps)}; a ledger is never taken back, so use the Atoll that wrote it "
+            f"or a later one"
+        )
+    for step in steps[stored:]:
+        with database.writing() as connection:
+            step.apply(connection)
+            connection.execute(delete(schema.schema_version))
+            connection.execute(insert(schema.schema_version).values(version=step.version))

@@ -1,0 +1,181 @@
+"""Statements that move a round through its life, and the leases with it."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, insert, select, update
+
+from atoll.errors import StoreError, WrongRound
+from atoll.ledger import contributions, rows, schema
+from atoll.ledger.records import (
+    ContributionRecord,
+    LeaseRecord,
+    LeaseState,
+    Published,
+    RoundPlan,
+    RoundRecord,
+    RoundState,
+)
+
+FIRST_ROUND = 1
+
+
+def begin(connection: Connection, plan: RoundPlan) -> None:
+    """See `Ledger.begin`."""
+    latest = latest_round(connection)
+    if latest is not None:
+        raise StoreError(
+            f"the ledger already has rounds up to {latest.round}; only the first one is begun, "
+            f"later ones are planned by freezing the one before"
+        )
+    _insert(connection, plan, state=RoundState.OPEN, expected=FIRST_ROUND)
+
+
+def extend(
+    connection: Connection,
+    leases: Sequence[LeaseRecord],
+    *,
+    cursor: int,
+    taken: Sequence[LeaseRecord],
+) -> None:
+    """See `Ledger.extend`."""
+    latest = latest_round(connection)
+    if latest is None:
+        raise WrongRound("no round has begun, so there is none to add leases to; begin the first")
+    if latest.state not in (RoundState.PLANNED, RoundState.OPEN):
+        raise WrongRound(
+            f"round {latest.round} is {latest.state.value}; leases are only added to a round that "
+            f"is planned or open"
+        )
+    _take(connection, taken)
+    _add_leases(connection, leases, round_number=latest.round)
+    connection.execute(
+        update(schema.rounds).where(schema.rounds.c.round == latest.round).values(cursor=cursor)
+    )
+
+
+def freeze(
+    connection: Connection, round_number: int, next_plan: RoundPlan | None
+) -> list[ContributionRecord]:
+    """See `Ledger.freeze`."""
+    _move(connection, round_number, old=RoundState.OPEN, new=RoundState.FROZEN)
+    # Accepting marks a worker's leases done, so what is still leased has no contribution.
+    table = schema.leases
+    connection.execute(
+        update(table)
+        .where(table.c.round == round_number, table.c.state == LeaseState.LEASED.value)
+        .values(state=LeaseState.REOPENED.value)
+    )
+    if next_plan is not None:
+        # After the reopening: the next plan may take rows that this round just lost.
+        _insert(connection, next_plan, state=RoundState.PLANNED, expected=round_number + 1)
+    return contributions.of_round(connection, round_number)
+
+
+def publish(connection: Connection, round_number: int, published: Published) -> None:
+    """See `Ledger.publish`."""
+    _move(connection, round_number, old=RoundState.FROZEN, new=RoundState.PUBLISHED)
+    table = schema.rounds
+    connection.execute(
+        update(table).where(table.c.round == round_number).values(rows.values(published))
+    )
+    connection.execute(
+        update(table)
+        .where(table.c.round == round_number + 1, table.c.state == RoundState.PLANNED.value)
+        .values(state=RoundState.OPEN.value)
+    )
+
+
+def _move(connection: Connection, round_number: int, *, old: RoundState, new: RoundState) -> None:
+    table = schema.rounds
+    found = connection.execute(
+        select(table.c.state).where(table.c.round == round_number)
+    ).scalar_one_or_none()
+    if found != old.value:
+        raise WrongRound(
+            f"round {round_number} is {found or 'not in the ledger'}; "
+            f"it becomes {new.value} only while it is {old.value}"
+        )
+    connection.execute(update(table).where(table.c.round == round_number).values(state=new.value))
+
+
+def _insert(connection: Connection, plan: RoundPlan, *, state: RoundState, expected: int) -> None:
+    if plan.round != expected:
+        raise WrongRound(f"the plan is for round {plan.round}; the next one is round {expected}")
+    record = RoundRecord(
+        round=plan.round, state=state, manifest_sha256=plan.manifest_sha256, cursor=plan.cursor
+    )
+    connection.execute(insert(schema.rounds), rows.values(record))
+    _take(connection, plan.taken)
+    _add_leases(connection, plan.leases, round_number=plan.round)
+
+
+def _add_leases(
+    connection: Connection, leases: Sequence[LeaseRecord], *, round_number: int
+) -> None:
+    for lease in leases:
+        if lease.round != round_number or lease.state is not LeaseState.LEASED:
+            raise StoreError(
+                f"{lease!r} cannot be given out with round {round_number}; "
+                f"a new lease is of that round and in state 'leased'"
+            )
+    if leases:
+        connection.execute(insert(schema.leases), [rows.values(lease) for lease in leases])
+
+
+def _take(connection: Connection, taken: Sequence[LeaseRecord]) -> None:
+    table = schema.leases
+    for lease in taken:
+        moved = connection.execute(
+            update(table)
+            .where(
+                table.c.round == lease.round,
+                table.c.worker_id == lease.worker_id,
+                table.c.start == lease.start,
+                table.c.stop == lease.stop,
+                table.c.state == LeaseState.REOPENED.value,
+            )
+            .values(state=LeaseState.TAKEN.value)
+        )
+        # Otherwise the same rows would be given out twice.
+        if moved.rowcount != 1:
+            raise StoreError(
+                f"{lease!r} is not among the reopened leases, so its rows cannot be given out again"
+            )
+
+
+def rounds(connection: Connection, *, first: int, last: int | None) -> list[RoundRecord]:
+    """See `Ledger.rounds`."""
+    table = schema.rounds
+    statement = select(table).where(table.c.round >= first).order_by(table.c.round)
+    if last is not None:
+        statement = statement.where(table.c.round <= last)
+    return [rows.round_(row) for row in connection.execute(statement)]
+
+
+def latest_round(connection: Connection) -> RoundRecord | None:
+    """See `Ledger.latest_round`."""
+    statement = select(schema.rounds).order_by(schema.rounds.c.round.desc()).limit(1)
+    row = connection.execute(statement).one_or_none()
+    return None if row is None else rows.round_(row)
+
+
+def leases(connection: Connection, round_number: int) -> list[LeaseRecord]:
+    """See `Ledger.leases`."""
+    table = schema.leases
+    statement = (
+        select(table)
+        .where(table.c.round == round_number)
+        .order_by(table.c.worker_id, table.c.start)
+    )
+    return [rows.lease(row) for row in connection.execute(statement)]
+
+
+def reopened(connection: Connection) -> list[LeaseRecord]:
+    """See `Ledger.reopened`."""
+    table = schema.leases
+    statement = (
+        select(table)
+        .where(table.c.state == LeaseState.REOPENED.value)
+        .order_by(table.c.round, table.c.start, table.c.worker_id)
+    )
+    return [rows.lease(row) for row in connection.execute(statement)]

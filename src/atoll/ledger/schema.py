@@ -1,0 +1,128 @@
+"""The ledger's tables as SQLAlchemy Core sees them; columns are named as in `records`.
+
+What statements are built from. The tables themselves are made by `migrations`, whose released steps
+never change; a test holds the two together.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+
+# PostgreSQL sorts text by the database's locale unless told otherwise. The order of worker_id is
+# the order of the fold, so it has to be by code point everywhere, as SQLite and Python sort.
+TEXT = Text().with_variant(Text(collation="C"), "postgresql")
+
+metadata = MetaData()
+
+schema_version = Table(
+    "schema_version",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run_id", TEXT, primary_key=True),
+    Column("created_wall", Double, nullable=False),
+    Column("initial_sha256", TEXT, nullable=False),
+)
+
+manifests = Table(
+    "manifests",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("sha256", TEXT, nullable=False, unique=True),
+    Column("body", TEXT, nullable=False),
+    Column("from_round", BigInteger, nullable=False),
+)
+
+credentials = Table(
+    "credentials",
+    metadata,
+    Column("role", TEXT, primary_key=True),
+    Column("sha256", TEXT, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("worker_id", TEXT, primary_key=True),
+    Column("key_sha256", TEXT, nullable=False),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("active", Boolean, nullable=False),
+    Column("registered_wall", Double, nullable=False),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("round", BigInteger, primary_key=True, autoincrement=False),
+    Column("state", TEXT, nullable=False),
+    Column("manifest_sha256", TEXT, ForeignKey("manifests.sha256"), nullable=False),
+    Column("cursor", BigInteger, nullable=False),
+    Column("prev_hash", TEXT),
+    Column("hash", TEXT),
+    Column("master_digest", TEXT),
+    Column("published_digest", TEXT),
+    Column("leaves", LargeBinary),
+    Column("published_leaves", LargeBinary),
+    Column("published_wall", Double),
+    CheckConstraint("state IN ('planned', 'open', 'frozen', 'published')"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("round", BigInteger, ForeignKey("rounds.round"), primary_key=True, autoincrement=False),
+    Column("worker_id", TEXT, ForeignKey("workers.worker_id"), primary_key=True),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("stop", BigInteger, nullable=False),
+    Column("state", TEXT, nullable=False),
+    CheckConstraint("start >= 0 AND start < stop"),
+    CheckConstraint("state IN ('leased', 'done', 'reopened', 'taken')"),
+)
+
+contributions = Table(
+    "contributions",
+    metadata,
+    Column("round", BigInteger, ForeignKey("rounds.round"), primary_key=True, autoincrement=False),
+    Column("worker_id", TEXT, ForeignKey("workers.worker_id"), primary_key=True),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("sha256", TEXT, nullable=False),
+    Column("nbytes", BigInteger, nullable=False),
+    Column("weight", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("loss_sum", Double, nullable=False),
+    Column("norm", Double, nullable=False),
+    Column("receipt", TEXT, nullable=False),
+    Column("accepted_wall", Double, nullable=False),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("master_sha256", TEXT, nullable=False),
+    Column("published_sha256", TEXT, nullable=False),
+    Column("slots_sha256", TEXT, nullable=False),  # JSON: [[slot name, blob], ...]
+)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("worker_id", TEXT, ForeignKey("workers.worker_id"), primary_key=True),
+    Column("loss_sum", Double, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+)

@@ -1,0 +1,133 @@
+"""The ledger in a SQL database: one method, one transaction.
+
+Only pairs each method of `base.Ledger` with its transaction; the statements are in the modules it
+calls.
+"""
+
+from collections.abc import Sequence
+
+from atoll.ledger import contributions, members, rounds, versions, whole
+from atoll.ledger.database import Database
+from atoll.ledger.records import (
+    ContributionRecord,
+    EvaluationRecord,
+    LeaseRecord,
+    ManifestRecord,
+    Published,
+    RoundPlan,
+    RoundRecord,
+    RunRecord,
+    SnapshotRecord,
+    WorkerRecord,
+)
+
+
+class SqlLedger:
+    """Fulfils `base.Ledger` over a migrated database; refusals and orders are documented there."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create_run(self, run: RunRecord, manifest: ManifestRecord) -> None:
+        with self._database.writing() as connection:
+            members.create_run(connection, run, manifest)
+
+    def run(self) -> RunRecord | None:
+        with self._database.reading() as connection:
+            return members.find_run(connection)
+
+    def manifests(self) -> list[ManifestRecord]:
+        with self._database.reading() as connection:
+            return members.manifests(connection)
+
+    def credentials(self) -> dict[str, str]:
+        with self._database.reading() as connection:
+            return members.credentials(connection)
+
+    def set_credentials(self, hashes: dict[str, str]) -> None:
+        with self._database.writing() as connection:
+            members.set_credentials(connection, hashes)
+
+    def register(self, worker_id: str, key_sha256: str, *, wall: float) -> WorkerRecord:
+        with self._database.writing() as connection:
+            return members.register(connection, worker_id, key_sha256=key_sha256, wall=wall)
+
+    def deregister(self, worker_id: str, incarnation: int) -> None:
+        with self._database.writing() as connection:
+            members.deregister(connection, worker_id, incarnation)
+
+    def workers(self) -> list[WorkerRecord]:
+        with self._database.reading() as connection:
+            return members.workers(connection)
+
+    def begin(self, plan: RoundPlan) -> None:
+        with self._database.writing() as connection:
+            rounds.begin(connection, plan)
+
+    def extend(
+        self, leases: Sequence[LeaseRecord], *, cursor: int, taken: Sequence[LeaseRecord]
+    ) -> None:
+        with self._database.writing() as connection:
+            rounds.extend(connection, leases, cursor=cursor, taken=taken)
+
+    def rounds(self, *, first: int = 1, last: int | None = None) -> list[RoundRecord]:
+        with self._database.reading() as connection:
+            return rounds.rounds(connection, first=first, last=last)
+
+    def latest_round(self) -> RoundRecord | None:
+        with self._database.reading() as connection:
+            return rounds.latest_round(connection)
+
+    def leases(self, round_number: int) -> list[LeaseRecord]:
+        with self._database.reading() as connection:
+            return rounds.leases(connection, round_number)
+
+    def reopened(self) -> list[LeaseRecord]:
+        with self._database.reading() as connection:
+            return rounds.reopened(connection)
+
+    def accept(self, contribution: ContributionRecord) -> ContributionRecord:
+        with self._database.writing() as connection:
+            return contributions.accept(connection, contribution)
+
+    def contributions(self, round_number: int) -> list[ContributionRecord]:
+        with self._database.reading() as connection:
+            return contributions.of_round(connection, round_number)
+
+    def freeze(self, round_number: int, next_plan: RoundPlan | None) -> list[ContributionRecord]:
+        with self._database.writing() as connection:
+            return rounds.freeze(connection, round_number, next_plan)
+
+    def publish(self, round_number: int, published: Published) -> None:
+        with self._database.writing() as connection:
+            rounds.publish(connection, round_number, published)
+
+    def add_snapshot(self, snapshot: SnapshotRecord) -> None:
+        with self._database.writing() as connection:
+            versions.add_snapshot(connection, snapshot)
+
+    def snapshots(self) -> list[SnapshotRecord]:
+        with self._database.reading() as connection:
+            return versions.snapshots(connection)
+
+    def drop_snapshots(self, *, below_version: int) -> None:
+        with self._database.writing() as connection:
+            versions.drop_snapshots(connection, below_version=below_version)
+
+    def add_evaluation(self, evaluation: EvaluationRecord) -> None:
+        with self._database.writing() as connection:
+            versions.add_evaluation(connection, evaluation)
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        with self._database.reading() as connection:
+            return versions.evaluations(connection)
+
+    def state_hash(self) -> str:
+        with self._database.reading() as connection:
+            return whole.state_hash(connection)
+
+    def copy_to(self, path: str) -> None:
+        whole.copy(self._database, path)
+
+    def close(self) -> None:
+        self._database.close()

@@ -1,0 +1,89 @@
+"""What is done with every row at once: the hash of the state, and a copy of it."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from sqlalchemy import Connection, Table, insert, select
+
+from atoll.errors import StoreError
+from atoll.ledger import chain, connect, migrations, schema
+from atoll.ledger.database import Database
+
+# Rows held in memory at a time.
+_BATCH = 500
+
+
+def state_hash(connection: Connection) -> str:
+    """See `Ledger.state_hash`."""
+    digest = hashlib.sha256()
+    for name in sorted(schema.metadata.tables):
+        table = schema.metadata.tables[name]
+        statement = select(table).order_by(*table.primary_key.columns)
+        for row in connection.execute(statement.execution_options(yield_per=_BATCH)):
+            digest.update(chain.canonical([name, *(_exact(value) for value in row)]))
+            digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def _exact(value: object) -> object:
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, bytes):
+        return value.hex()
+    return value
+
+
+def copy(database: Database, path: str) -> None:
+    """See `Ledger.copy_to`; StoreError when something is at `path` already."""
+    if os.path.lexists(path):
+        raise StoreError(f"a file {path!r} exists; a copy is a new file, so choose another path")
+    try:
+        if database.is_sqlite:
+            _vacuum_into(database, path)
+        else:
+            _copy_rows(database, path)
+    except BaseException as exc:
+        # Half a copy would look like a ledger.
+        for leftover in (path, f"{path}-wal", f"{path}-journal"):
+            Path(leftover).unlink(missing_ok=True)
+        if isinstance(exc, OSError):
+            raise StoreError(
+                f"the copy {path!r} could not be written ({exc.strerror}); choose another path"
+            ) from exc
+        raise
+
+
+def _vacuum_into(database: Database, path: str) -> None:
+    with database.bare() as connection:
+        connection.exec_driver_sql("VACUUM INTO ?", (path,))
+    # SQLite leaves this to the caller.
+    _sync(path)
+    _sync(str(Path(path).parent))
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copy_rows(database: Database, path: str) -> None:
+    target = connect.sqlite(path)
+    try:
+        migrations.migrate(target)
+        with database.reading() as source, target.writing() as sink:
+            # In the order of the foreign keys.
+            for table in schema.metadata.sorted_tables:
+                if table is not schema.schema_version:
+                    _copy_table(source, sink, table)
+    finally:
+        target.close()
+
+
+def _copy_table(source: Connection, sink: Connection, table: Table) -> None:
+    result = source.execute(select(table).execution_options(yield_per=_BATCH))
+    for batch in result.partitions():
+        sink.execute(insert(table), [row._asdict() for row in batch])

@@ -1,0 +1,1 @@
+"""The models a manifest can name, and their initial weights."""

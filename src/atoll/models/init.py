@@ -1,0 +1,52 @@
+"""Initial weights from a seed: each tensor's values depend on the seed and its name only.
+
+Drawn with numpy's Philox, because `torch.randn` gives other bits on other CPU instruction sets. A
+run still records its initial weights as a blob: numpy promises the raw stream, not the normal
+transform, to be the same in every version.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll.layout import Layout, TensorSpec
+from atoll.models import registry
+
+STANDARD_DEVIATION = 0.02  # GPT-2
+# Matrices that write to the residual stream start smaller, by 1/sqrt(their number), so that the
+# stream's variance does not grow with depth (GPT-2). There are 2 to a layer.
+RESIDUAL_SUFFIX = ".project.weight"
+
+
+def initial_weights(layout: Layout, *, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Name and fp32 value of each tensor in turn; vectors (norms) are ones, the rest normal."""
+    residual = sum(spec.name.endswith(RESIDUAL_SUFFIX) for spec in layout.tensors)
+    for spec in layout.tensors:
+        if len(spec.shape) < 2:
+            yield spec.name, torch.ones(spec.shape, dtype=torch.float32)
+            continue
+        scale = STANDARD_DEVIATION
+        if spec.name.endswith(RESIDUAL_SUFFIX):
+            scale /= math.sqrt(residual)
+        yield spec.name, _normal(spec, seed=seed, scale=scale)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, seed: int) -> None:
+    """Sets every parameter of `model` to its initial weight."""
+    parameters = dict(model.named_parameters())
+    for name, value in initial_weights(registry.layout_of(model), seed=seed):
+        parameters[name].copy_(value)
+
+
+def _normal(spec: TensorSpec, *, seed: int, scale: float) -> Tensor:
+    digest = hashlib.sha256(f"atoll weights {seed} {spec.name}".encode()).digest()
+    key = np.frombuffer(digest[:16], dtype="<u8")
+    generator = np.random.Generator(np.random.Philox(key=key))
+    values = generator.standard_normal(spec.shape, dtype=np.float32)
+    values *= np.float32(scale)
+    return torch.from_numpy(values)

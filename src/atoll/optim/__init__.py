@@ -1,0 +1,1 @@
+"""Outer optimizers, tile by tile, out of kernels that round once."""

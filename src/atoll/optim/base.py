@@ -1,0 +1,89 @@
+"""The outer optimizer seam, and the rules its settings and tiles keep.
+
+Implementations are frozen values: their state is plain fp32 buffers that the caller owns, stores
+and cuts into tiles. They use only separate multiply, add, subtract, divide and square root, one
+rounding per kernel, so a tile's bits depend on neither its size nor the CPU's instruction set.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.errors import ConfigError, LayoutMismatch
+
+
+class OuterOptimizer(Protocol):
+    """How the mean displacement of a round moves the weights."""
+
+    @property
+    def name(self) -> str:
+        """The name by which a run's settings choose it."""
+        ...
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the state buffers, each as large as the model."""
+        ...
+
+    def init(self, size: int) -> dict[str, Tensor]:
+        """One fp32 buffer of `size` zeros for each slot; called once, before the first round."""
+        ...
+
+    def update(
+        self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], *, step: int
+    ) -> None:
+        """Moves one tile of weights and of state, in place.
+
+        `gradient` is the mean displacement (base minus local), so the weights move against it.
+        `step` counts rounds from 1 and is the same for all tiles of a round. All tensors are fp32
+        tiles of the same span. **`gradient` is used as scratch**: its values are gone afterwards.
+        Raises before anything is written when a tile or the step breaks these rules.
+        """
+        ...
+
+
+def zeros(slots: tuple[str, ...], size: int) -> dict[str, Tensor]:
+    """One fp32 buffer of `size` zeros for each of `slots`."""
+    return {slot: torch.zeros(size, dtype=torch.float32) for slot in slots}
+
+
+def check_tiles(
+    optimizer: OuterOptimizer,
+    params: Tensor,
+    *,
+    gradient: Tensor,
+    state: Mapping[str, Tensor],
+    step: int,
+) -> None:
+    """Raises unless all tiles are fp32 of one shape, every slot is there and `step` is above 0."""
+    if step < 1:
+        raise ConfigError(f"{optimizer.name} got step={step}; outer steps count from 1")
+    if set(state) != set(optimizer.slots):
+        raise LayoutMismatch(
+            f"{optimizer.name} got state {sorted(state)}; it keeps {sorted(optimizer.slots)}"
+        )
+    for role, tile in {"params": params, "gradient": gradient, **state}.items():
+        if tile.shape != params.shape or tile.dtype != torch.float32:
+            raise LayoutMismatch(
+                f"{optimizer.name} got {role!r} of shape {tuple(tile.shape)} and {tile.dtype}; "
+                f"all tiles must be torch.float32 of the params' shape {tuple(params.shape)}"
+            )
+
+
+def check_positive(setting: str, value: float) -> None:
+    """Raises ConfigError unless `value` is a finite number above 0."""
+    if not (_is_number(value) and math.isfinite(value) and value > 0):
+        raise ConfigError(f"{setting}={value!r} must be a finite number above 0")
+
+
+def check_decay(setting: str, value: float) -> None:
+    """Raises ConfigError unless `value` is a number with 0 <= value < 1."""
+    if not (_is_number(value) and 0 <= value < 1):
+        raise ConfigError(f"{setting}={value!r} must be at least 0 and below 1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""What coordinator and islands say to each other; no tensors, no transport."""

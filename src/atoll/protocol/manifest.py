@@ -1,0 +1,207 @@
+"""The manifest: every setting on which the parties of a run must agree, as one frozen value.
+
+It holds settings only, never state and never anything of one machine (paths, addresses, secrets).
+Its canonical JSON is stored in the ledger and its sha256 is stamped on every mutating message.
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from atoll import canonical
+
+PROTOCOL_VERSION = 1
+
+Count = Annotated[int, Field(ge=1, le=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Settings(BaseModel):
+    """Frozen, closed: an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class CodecSettings(Settings):
+    """How values travel in one direction."""
+
+    codec: Literal["fp32", "bf16", "int8"] = "fp32"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    block: Annotated[int, Field(ge=16, le=65536)] = 256
+    error_feedback: bool = True  # upload only: the island carries what rounding lost
+
+    @model_validator(mode="after")
+    def _rounding_needs_bf16(self) -> "CodecSettings":
+        if self.rounding == "stochastic" and self.codec != "bf16":
+            raise ValueError(
+                f"rounding='stochastic' belongs to codec 'bf16', not {self.codec!r}; "
+                f"use rounding='nearest'"
+            )
+        return self
+
+
+class OuterSettings(Settings):
+    """The outer optimizer, applied by the coordinator to the mean displacement."""
+
+    optimizer: Literal["sgd", "nesterov", "adam"] = "nesterov"
+    lr: Positive = 0.7  # DiLoCo, arXiv 2311.08105
+    momentum: Fraction = 0.9  # nesterov only
+    beta1: Fraction = 0.9  # adam only
+    beta2: Fraction = 0.95  # adam only
+    eps: Positive = 1e-8  # adam only
+
+
+class ScheduleSettings(Settings):
+    """Learning rate as a function of the run's global tokens, so that late joiners agree."""
+
+    kind: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_tokens: Annotated[int, Field(ge=0)] = 0
+    total_tokens: Count | None = None  # where a decay ends
+    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _decay_needs_an_end(self) -> "ScheduleSettings":
+        if self.kind != "constant" and self.total_tokens is None:
+            raise ValueError(f"kind={self.kind!r} decays to an end; set total_tokens")
+        return self
+
+    def factor(self, tokens: int) -> float:
+        """What the base rate is multiplied by after `tokens` of the whole run."""
+        if tokens < self.warmup_tokens:
+            return (tokens + 1) / (self.warmup_tokens + 1)
+        if self.kind == "constant" or self.total_tokens is None:
+            return 1.0
+        length = max(1, self.total_tokens - self.warmup_tokens)
+        progress = min(1.0, (tokens - self.warmup_tokens) / length)
+        shape = 1 - progress if self.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return self.final_fraction + (1 - self.final_fraction) * shape
+
+
+class InnerSettings(Settings):
+    """What an island does between two syncs."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: Positive = 1e-3
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    momentum: Fraction = 0.0  # sgd only
+    batch: Count = 8  # rows per step and island
+    clip: NotNegative = 1.0  # global gradient norm; 0 switches clipping off
+    precision: Literal["fp32", "bf16"] = "fp32"  # of the forward and backward pass
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1  # two threads change bits
+    schedule: ScheduleSettings = ScheduleSettings()
+
+
+class MembershipSettings(Settings):
+    """Who must be there for a round to open and to close."""
+
+    min_workers: Count = 1
+    quorum: Count | None = None  # close once this many are in and grace is over; None waits for all
+    grace_seconds: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _quorum_is_not_below_minimum(self) -> "MembershipSettings":
+        if self.quorum is not None and self.quorum < self.min_workers:
+            raise ValueError(
+                f"quorum={self.quorum} is below min_workers={self.min_workers}; "
+                f"a round never closes with fewer than min_workers, so raise quorum"
+            )
+        return self
+
+
+class ModelSettings(Settings):
+    """The model as data: a definition, and the fingerprint every worker must match."""
+
+    definition: dict[str, Any]
+    layout_digest: Sha256
+    initial_digest: Sha256  # params digest of the initial weights, which are a blob
+
+
+class DataSettings(Settings):
+    """Which rows the run trains on."""
+
+    definition: dict[str, Any]
+    identity: dict[str, Any]
+
+
+class EvaluateSettings(Settings):
+    """Held-out loss of the published weights, every `every` rounds (0: never) and at the end."""
+
+    every: Annotated[int, Field(ge=0)] = 1
+
+
+class StopSettings(Settings):
+    """When the run is finished; at least one of the two."""
+
+    rounds: Count | None = None
+    tokens: Count | None = None
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> "StopSettings":
+        if self.rounds is None and self.tokens is None:
+            raise ValueError("neither rounds nor tokens is set; a run needs an end")
+        return self
+
+
+class StorageSettings(Settings):
+    """What is kept, so that replay holds."""
+
+    snapshot_every: Count = 10
+    retain: Literal["all", "snapshots"] = "all"
+    keep_snapshots: Annotated[int, Field(ge=1)] = 2  # with retain = "snapshots"
+
+
+class Manifest(Settings):
+    """The run's settings, whole."""
+
+    settings_authority: Literal["server"] = "server"
+    protocol_version: int = PROTOCOL_VERSION
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    strategy: Literal["diloco"] = "diloco"
+    mode: Literal["sync"] = "sync"
+    sync_every: Count
+    num_fragments: Literal[1] = 1
+    dylu: Literal[False] = False
+    weighting: Literal["equal", "tokens"] = "equal"
+    upload: CodecSettings = CodecSettings()
+    download: CodecSettings = CodecSettings()
+    heartbeat_interval: Positive = 2.0
+    heartbeat_timeout: Positive = 10.0
+    membership: MembershipSettings = MembershipSettings()
+    outer: OuterSettings = OuterSettings()
+    inner: InnerSettings = InnerSettings()
+    model: ModelSettings
+    data: DataSettings
+    evaluate: EvaluateSettings = EvaluateSettings()
+    stop: StopSettings
+    storage: StorageSettings = StorageSettings()
+
+    @model_validator(mode="after")
+    def _heartbeats_fit(self) -> "Manifest":
+        if self.heartbeat_interval >= self.heartbeat_timeout:
+            raise ValueError(
+                f"heartbeat_interval={self.heartbeat_interval} is not below "
+                f"heartbeat_timeout={self.heartbeat_timeout}; every worker would be taken for dead"
+            )
+        return self
+
+    def body(self) -> str:
+        """Canonical JSON, as stored and hashed."""
+        return canonical.dumps(self.model_dump(mode="json"))
+
+    def sha256(self) -> str:
+        """The hash that every mutating message carries."""
+        return canonical.sha256(self.model_dump(mode="json"))
+
+    @property
+    def rows_per_round(self) -> int:
+        """Rows one island trains on in one round."""
+        return self.sync_every * self.inner.batch

@@ -1,0 +1,192 @@
+"""Requests and replies of the control plane, shared by both sides.
+
+Sizes are bounded here, so a body can be refused by its schema before anything looks at it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from atoll.protocol.manifest import Manifest, Sha256
+
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Message(BaseModel):
+    """Frozen and closed: an unknown field is refused by its name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Identity(Message):
+    """Who speaks, in which life, under which manifest; on every mutating message."""
+
+    run_id: Annotated[str, Field(max_length=64)]
+    manifest_sha256: Sha256
+    worker_id: WorkerName
+    incarnation: Whole
+    island_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class RegisterRequest(Message):
+    """A worker asks to take part; the island key proves a restarted one."""
+
+    run_id: Annotated[str, Field(max_length=64)]
+    manifest_sha256: Sha256
+    worker_id: WorkerName
+    island_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    hostname: Annotated[str, Field(max_length=255)] = ""
+    layout_digest: Sha256
+    data_identity: dict[str, Any]
+
+
+class RegisterReply(Message):
+    incarnation: Whole
+    version: Whole
+    digest: Sha256
+    accepted_sha256: Sha256 | None = None  # this worker's contribution to the open round
+
+
+class Telemetry(Message):
+    """What an island tells about itself; shown, never used for the model."""
+
+    round: Whole = 0
+    step: Whole = 0
+    tokens: Whole = 0  # trained since this process started
+    tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    loss: Number | None = None
+    bytes_sent: Whole = 0
+    bytes_received: Whole = 0
+
+
+class HeartbeatRequest(Message):
+    identity: Identity
+    telemetry: Telemetry = Telemetry()
+
+
+class HeartbeatReply(Message):
+    version: Whole
+    finished: bool
+
+
+class RowRange(Message):
+    start: Whole
+    stop: Whole
+
+
+class EvaluationTask(Message):
+    """Held-out rows `[start, stop)` to evaluate at `version`."""
+
+    version: Whole
+    start: Whole
+    stop: Whole
+
+
+class AssignmentRequest(Message):
+    """What next? `version` and `digest` say which published weights the island holds."""
+
+    identity: Identity
+    version: Whole | None = None
+    digest: Sha256 | None = None
+    wait_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
+
+
+class Assignment(Message):
+    """What the island does next.
+
+    `train`: rows of `round` from weights `version`. `wait`: nothing yet, ask again. `fetch`: the
+    island's weights are not the published ones; download and ask again. `stop`: the run is over.
+    """
+
+    action: Literal["train", "wait", "fetch", "stop"]
+    version: Whole
+    digest: Sha256
+    round: Whole | None = None
+    ranges: tuple[RowRange, ...] = ()
+    global_tokens: Whole = 0  # accepted in the run before this round
+    num_planned: Whole = 0  # islands that train this round
+    accepted_sha256: Sha256 | None = None  # this worker's contribution to `round`, if it is in
+    evaluation: EvaluationTask | None = None
+    reason: str = ""
+
+
+class EvaluationReport(Message):
+    """A partial sum of held-out loss with its honest count."""
+
+    identity: Identity
+    version: Whole
+    loss_sum: Number
+    tokens: Annotated[int, Field(ge=1, le=2**53)]
+
+
+class LeaveRequest(Message):
+    identity: Identity
+
+
+class Done(Message):
+    ok: Literal[True] = True
+
+
+class Info(Manifest):
+    """The whole manifest, its hash, and where the data plane is."""
+
+    run_id: str
+    manifest_sha256: Sha256
+    model_hash: Sha256  # layout digest: names, shapes, dtypes
+    version: Whole
+    transfer_port: Annotated[int, Field(ge=0, le=65535)]
+
+    def manifest(self) -> Manifest:
+        """The settings alone."""
+        return Manifest.model_validate(
+            {name: getattr(self, name) for name in Manifest.model_fields}
+        )
+
+
+class WorkerStatus(Message):
+    worker_id: str
+    incarnation: int
+    live: bool
+    seconds_since_heard: float
+    hostname: str
+    telemetry: Telemetry
+
+
+class RoundStatus(Message):
+    round: int
+    contributions: int
+    tokens: int
+    train_loss: float | None
+    evaluation_loss: float | None
+    digest: str | None
+
+
+class Status(Message):
+    """What an operator sees."""
+
+    run_id: str
+    name: str
+    state: Literal["waiting", "training", "finished"]
+    version: int
+    rounds: int | None
+    digest: str
+    manifest_sha256: str
+    tokens: int
+    workers: tuple[WorkerStatus, ...]
+    history: tuple[RoundStatus, ...]
+    waiting_for: tuple[str, ...]
+    refusals: dict[str, int]
+    stale_contributions: int
+    resyncs: int
+    bytes_received: int
+    bytes_sent: int
+
+
+class ErrorReply(Message):
+    """One shape for every refusal."""
+
+    code: str
+    message: str
+    retry: bool

@@ -1,0 +1,160 @@
+"""One coordinator and N islands in one process, on a virtual clock."""
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from atoll.blobs.directory import DirectoryBlobs
+from atoll.config import RunFile
+from atoll.coordinator import boot
+from atoll.coordinator.boot import Stores
+from atoll.coordinator.service import Coordinator
+from atoll.coordinator.spool import Spool
+from atoll.island import trainer
+from atoll.island.run import Run
+from atoll.island.store import IslandIdentity, IslandStore
+from atoll.ledger import engines
+from atoll.protocol.messages import Status
+from atoll.simulate.fibers import Scheduler
+from atoll.simulate.link import MemoryLink
+
+STEP_SECONDS = 0.1  # virtual time of one inner step
+TICK_SECONDS = 0.05
+LIMIT_SECONDS = 1e7
+
+Progress = Callable[[Status], None]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulated run came to."""
+
+    digest: str
+    published_digest: str
+    virtual_seconds: float
+    status: Status
+
+
+def worker_name(index: int) -> str:
+    """The worker_id of island `index`; `make demo` and the tests use the same ones."""
+    return f"island-{index}"
+
+
+def simulate(
+    run_file: RunFile,
+    *,
+    islands: int,
+    rounds: int | None = None,
+    location: str | None = None,
+    directory: Path | None = None,
+    progress: Progress = lambda _: None,
+) -> Simulated:
+    """Runs `run_file` with so many islands to its end; keeps the state in `directory` if given."""
+    if rounds is not None:
+        stop = {**run_file.settings.get("stop", {}), "rounds": rounds}
+        run_file = replace(run_file, settings={**run_file.settings, "stop": stop})
+    with _somewhere(directory) as home, _one_thread():
+        return _Cluster(run_file, home, location).run(islands, progress)
+
+
+class _Cluster:
+    def __init__(self, run_file: RunFile, home: Path, location: str | None) -> None:
+        self._scheduler = Scheduler()
+        self._home = home
+        self._location = location
+        self._stores = Stores(
+            engines.open_ledger(home / "ledger.sqlite"),
+            DirectoryBlobs(home / "blobs"),
+            Spool(home / "spool"),
+        )
+        manifest = boot.create_or_check(
+            self._stores, run_file, self._scheduler, new_run_id="simulated"
+        )
+        self._coordinator: Coordinator = boot.open_coordinator(
+            self._stores, self._scheduler, manifest
+        )
+        torch.set_num_threads(manifest.inner.threads)
+
+    def run(self, islands: int, progress: Progress) -> Simulated:
+        try:
+            self._scheduler.spawn("coordinator", lambda: self._close_rounds(progress))
+            fibers = [
+                self._scheduler.spawn(worker_name(i), self._island(i)) for i in range(islands)
+            ]
+            self._scheduler.run_until(
+                lambda: all(fiber.done for fiber in fibers), limit_seconds=LIMIT_SECONDS
+            )
+            current = self._coordinator.versions.current
+            return Simulated(
+                digest=current.digests.master.root,
+                published_digest=current.digests.published.root,
+                virtual_seconds=self._scheduler.now(),
+                status=self._coordinator.status(),
+            )
+        finally:
+            self._stores.ledger.close()
+            self._stores.blobs.close()
+
+    def _close_rounds(self, progress: Progress) -> None:
+        while True:
+            while self._coordinator.advance():
+                progress(self._coordinator.status())
+            self._scheduler.sleep(TICK_SECONDS)
+
+    def _island(self, index: int) -> Callable[[], None]:
+        def work() -> None:
+            name = worker_name(index)
+            store = IslandStore(self._home / name)
+            keys = random.Random(f"island key {index}")
+            identity = IslandIdentity(name, keys.randbytes(32).hex())
+            run = Run(
+                MemoryLink(self._coordinator, self._scheduler),
+                store,
+                self._scheduler,
+                identity=identity,
+                jitter=random.Random(index),
+            )
+            pulse = self._scheduler.spawn(f"{name} pulse", self._pulse(run))
+            try:
+                trainer.train(
+                    run,
+                    location=self._location,
+                    after_step=lambda: self._scheduler.sleep(STEP_SECONDS),
+                )
+            finally:
+                self._scheduler.stop(pulse)
+                store.close()
+
+        return work
+
+    def _pulse(self, run: Run) -> Callable[[], None]:
+        def work() -> None:
+            while True:
+                self._scheduler.sleep(run.manifest.heartbeat_interval)
+                run.beat()
+
+        return work
+
+
+@contextmanager
+def _somewhere(directory: Path | None) -> Iterator[Path]:
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="atoll-simulate-") as made:
+        yield Path(made)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,99 @@
+"""The in-memory link: an island's calls land on the coordinator object, at virtual time."""
+
+from collections.abc import Callable
+
+from atoll.clock import Clock
+from atoll.coordinator.admission import UploadRequest
+from atoll.coordinator.service import Coordinator
+from atoll.island.link import DownloadProgress, FrameSource
+from atoll.ledger.records import ContributionRecord
+from atoll.protocol.messages import (
+    Assignment,
+    AssignmentRequest,
+    EvaluationReport,
+    HeartbeatReply,
+    HeartbeatRequest,
+    Identity,
+    Info,
+    RegisterReply,
+    RegisterRequest,
+)
+
+CHUNK_BYTES = 1 << 20
+POLL_SECONDS = 0.05  # virtual: how finely a waiting island looks again
+
+
+class MemoryLink:
+    """Calls without a network; messages take no virtual time."""
+
+    def __init__(self, coordinator: Coordinator, clock: Clock) -> None:
+        self._coordinator = coordinator
+        self._clock = clock
+        self._sent = 0
+        self._received = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._received
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def info(self) -> Info:
+        return self._coordinator.info()
+
+    def register(self, request: RegisterRequest) -> RegisterReply:
+        return self._coordinator.register(request)
+
+    def leave(self, identity: Identity) -> None:
+        self._coordinator.deregister(identity)
+
+    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        return self._coordinator.heartbeat(request)
+
+    def assignment(self, request: AssignmentRequest) -> Assignment:
+        deadline = self._clock.now() + request.wait_seconds
+        while True:
+            reply = self._coordinator.assignment(request)
+            if reply.action != "wait" or self._clock.now() >= deadline:
+                return reply
+            self._clock.sleep(POLL_SECONDS)
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._coordinator.evaluation(report)
+
+    def upload(
+        self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
+    ) -> str:
+        request = UploadRequest(identity, frame.preamble, frame.sha256, frame.nbytes)
+        upload = self._coordinator.begin_upload(request)
+        if isinstance(upload, ContributionRecord):
+            return upload.receipt
+        stream = upload.stream
+        for offset in range(0, frame.nbytes, CHUNK_BYTES):
+            data = frame.read(offset, CHUNK_BYTES)
+            self._coordinator.write_upload(upload, stream, data)
+            self._sent += len(data)
+        before_commit()
+        return self._coordinator.commit_upload(upload, stream).receipt
+
+    def download(
+        self,
+        identity: Identity,
+        *,
+        have_digest: str,
+        progress: DownloadProgress,
+        sink: Callable[[bytes], None],
+    ) -> None:
+        spooled = self._coordinator.download(identity, have_digest=have_digest)
+        progress.opened(spooled.tag, progress.offset if spooled.tag == progress.tag else 0)
+        while progress.offset < spooled.nbytes:
+            data = spooled.read(progress.offset, CHUNK_BYTES)
+            sink(data)
+            progress.offset += len(data)
+            self._received += len(data)
+            self._coordinator.sent(identity, len(data))

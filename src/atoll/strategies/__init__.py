@@ -1,0 +1,1 @@
+"""How contributions become the next version."""

@@ -1,0 +1,135 @@
+"""The outer step of synchronous DiLoCo, tile by tile (arXiv 2311.08105).
+
+    Δ    = Σ_w weight_w · Δ_w / Σ_w weight_w        canonical order: worker_id
+    θ    = outer(θ, Δ)                              the fp32 master
+    u    = encode(θ - θ̂),  θ̂ = θ̂ + decode(u)       lossy download codec only; lossless: θ̂ = θ
+
+A pure function of (state, ordered contributions, settings): the same bits for any tile size and any
+number of threads. Memory is one tile per thread and contribution in turn, whatever their number.
+Owns no file, no ledger, no network; contributions are read and payloads are written through seams.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from atoll.codecs.base import Codec
+from atoll.codecs.noise import Noise
+from atoll.layout import Layout, Span
+from atoll.optim.base import OuterOptimizer
+from atoll.sums import fold
+
+TILE_BYTES = 4 << 20  # measured, benchmarks/sync.py: larger tiles leave the cache
+NOISE_LANE_DOWNLOAD = "download"
+
+
+class DisplacementSource(Protocol):
+    """One contribution, readable at any tile; tiles may be asked for by several threads."""
+
+    @property
+    def weight(self) -> int: ...
+
+    def tile(self, span: Span) -> Tensor:
+        """The decoded displacement of `span`, fp32."""
+        ...
+
+
+class PayloadSink(Protocol):
+    """Where the published payload goes; tiles may come in any order and from several threads."""
+
+    def __call__(self, span: Span, payload: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class OuterState:
+    """The weights that a run's ledger stands for, at one version. Buffers change in place."""
+
+    layout: Layout
+    master: Tensor  # θ, fp32 [layout.size]
+    slots: dict[str, Tensor]  # the outer optimizer's state, each like master
+    published: Tensor  # θ̂; the master itself when the download codec is lossless
+
+
+def fresh_state(
+    layout: Layout, weights: Tensor, *, optimizer: OuterOptimizer, download: Codec
+) -> OuterState:
+    """Version 0: `weights` become the master (not copied), with empty outer state."""
+    published = weights if download.lossless else weights.clone()
+    return OuterState(layout, weights, optimizer.init(layout.size), published)
+
+
+@dataclass(frozen=True)
+class OuterStep:
+    """The settings of one outer step."""
+
+    optimizer: OuterOptimizer
+    download: Codec
+    noise: Noise | None
+    step: int  # counts from 1; equals the round
+    threads: int = 1
+    tile_bytes: int = TILE_BYTES
+
+    def apply(
+        self, state: OuterState, sources: Sequence[DisplacementSource], sink: PayloadSink | None
+    ) -> None:
+        """Moves `state` one version on; `sources` must be in canonical order.
+
+        When this raises, `state` is torn between two versions and must be rebuilt from the ledger.
+        """
+        _in_threads(
+            self.threads,
+            lambda span: self._tile(state, sources, span, sink),
+            state.layout.tiles(self.tile_bytes),
+        )
+
+    def _tile(
+        self,
+        state: OuterState,
+        sources: Sequence[DisplacementSource],
+        span: Span,
+        sink: PayloadSink | None,
+    ) -> None:
+        where = slice(span.start, span.stop)
+        total = fold.fold_tile(
+            ((source.tile(span), source.weight) for source in sources), unit="weight"
+        )
+        master = state.master[where]
+        slots = {name: buffer[where] for name, buffer in state.slots.items()}
+        self.optimizer.update(master, total.mean(), slots, step=self.step)
+        payload = self._publish(state, master, span)
+        if sink is not None:
+            sink(span, payload)
+
+    def _publish(self, state: OuterState, master: Tensor, span: Span) -> Tensor:
+        if self.download.lossless:
+            return self.download.encode(master, noise=None, first_group=span.first_group)
+        published = state.published[span.start : span.stop]
+        payload = self.download.encode(
+            master - published, noise=self.noise, first_group=span.first_group
+        )
+        apply_update(published, payload, codec=self.download)
+        return payload
+
+
+def apply_update(published: Tensor, payload: Tensor, *, codec: Codec) -> None:
+    """θ̂ += decode(payload), in place: what coordinator and islands compute alike."""
+    published.add_(codec.decode(payload, published.numel()))
+
+
+def displacement(base: Tensor, local: Tensor) -> Tensor:
+    """Δ = base - local: what one island contributes for a tile."""
+    return base - local
+
+
+def _in_threads(threads: int, work: Callable[[Span], None], spans: Iterable[Span]) -> None:
+    if threads <= 1:
+        for span in spans:
+            work(span)
+        return
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for _ in pool.map(work, spans):
+            pass

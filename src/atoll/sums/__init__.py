@@ -1,0 +1,1 @@
+"""Partial sums, the canonical fold and the params digest."""

@@ -1,0 +1,1 @@
+"""How values travel between processes: frames, their headers and their checksums."""

@@ -1,0 +1,188 @@
+"""The header of a frame: what the payload is, for whom, and exactly how large.
+
+A `FrameHeader` that exists keeps every rule of the schema. Its JSON is canonical (ASCII, sorted
+keys, no spaces): one header has one spelling. `wire.frame.expect` says whether it fits a run.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from atoll.codecs.base import Codec
+from atoll.errors import FrameError
+from atoll.layout import Layout
+from atoll.wire import schema
+from atoll.wire.schema import RowRange, TensorRow
+
+KINDS = ("contribution", "weights", "update")
+ROUNDINGS = ("nearest", "stochastic")
+# Above it the table of tensors is left out, and the layout digest alone speaks for it. The rest of
+# the header then always fits the frame's limit of 64 KiB.
+MAX_WITH_TABLE_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameHeader:
+    """What a frame says about its payload before the first byte of it."""
+
+    kind: str
+    run_id: str
+    manifest_sha256: str
+    round: int  # a contribution's round; the version that weights or an update give
+    codec: str
+    rounding: str
+    block: int
+    elements: int
+    layout_digest: str
+    payload_bytes: int
+    worker_id: str | None = None  # contribution only, as are incarnation and ranges
+    incarnation: int | None = None
+    base_digest: str | None = None  # published weights this started from or applies to
+    result_digest: str | None = None  # published weights after; not in a contribution
+    tensors: tuple[TensorRow, ...] | None = None
+    weight: int = 0
+    rows: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    ranges: tuple[RowRange, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises FrameError or LayoutMismatch naming the field that breaks its rule."""
+        schema.choice("kind", self.kind, among=KINDS)
+        schema.run_id(self.run_id)
+        schema.sha256("manifest_sha256", self.manifest_sha256)
+        schema.word("codec", self.codec)
+        schema.choice("rounding", self.rounding, among=ROUNDINGS)
+        schema.sha256("layout_digest", self.layout_digest)
+        for name in ("round", "block", "weight", "rows", "tokens"):
+            schema.integer(name, getattr(self, name))
+        schema.integer("elements", self.elements, minimum=1)
+        schema.integer("payload_bytes", self.payload_bytes, minimum=1)
+        schema.real("loss_sum", self.loss_sum)
+        if self.tensors is not None:
+            schema.tensor_table(self.tensors, elements=self.elements)
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        if self.kind == "contribution":
+            schema.worker_id(self.worker_id)
+            schema.integer("incarnation", self.incarnation, minimum=1)
+            schema.sha256("base_digest", self.base_digest)
+            schema.absent("result_digest", self.result_digest, kind=self.kind)
+            schema.ordered_ranges(self.ranges)
+            return
+        for name in ("worker_id", "incarnation", "ranges"):
+            schema.absent(name, getattr(self, name), kind=self.kind)
+        schema.sha256("result_digest", self.result_digest)
+        if self.kind == "update":
+            schema.sha256("base_digest", self.base_digest)
+        else:
+            schema.absent("base_digest", self.base_digest, kind=self.kind)
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        codec: Codec,
+        *,
+        kind: str,
+        run_id: str,
+        manifest_sha256: str,
+        round: int,
+        worker_id: str | None = None,
+        incarnation: int | None = None,
+        base_digest: str | None = None,
+        result_digest: str | None = None,
+        weight: int = 0,
+        rows: int = 0,
+        tokens: int = 0,
+        loss_sum: float = 0.0,
+        ranges: Sequence[RowRange] = (),
+    ) -> Self:
+        """The header of a frame of all of `layout` in `codec`, with the table where it fits."""
+        bare = cls(
+            kind=kind,
+            run_id=run_id,
+            manifest_sha256=manifest_sha256,
+            round=round,
+            codec=codec.name,
+            rounding=codec.rounding,
+            block=codec.block,
+            elements=layout.size,
+            layout_digest=layout.digest,
+            payload_bytes=codec.encoded_bytes(layout.size),
+            worker_id=worker_id,
+            incarnation=incarnation,
+            base_digest=base_digest,
+            result_digest=result_digest,
+            weight=weight,
+            rows=rows,
+            tokens=tokens,
+            loss_sum=float(loss_sum),
+            ranges=tuple((start, stop) for start, stop in ranges),
+        )
+        table = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
+        full = replace(bare, tensors=table)
+        return full if len(full.to_json()) <= MAX_WITH_TABLE_BYTES else bare
+
+    def table(self) -> list[list[object]] | None:
+        """The tensors as `Layout.table` gives them, or None when they were left out."""
+        if self.tensors is None:
+            return None
+        return [[name, dtype, list(shape)] for name, dtype, shape in self.tensors]
+
+    def to_json(self) -> bytes:
+        """The one spelling of this header."""
+        plain = {name: getattr(self, name) for name in FIELDS}
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return text.encode("ascii")
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """The header spelled by `data`; refuses any other spelling. Its size is the caller's check.
+
+        Memory is bounded by the length of `data`, never by a number in it.
+        """
+        found = schema.object_of(data)
+        schema.keys(found, known=FIELDS)
+        tensors = found["tensors"]
+        header = cls(
+            kind=schema.text("kind", found["kind"]),
+            run_id=schema.text("run_id", found["run_id"]),
+            manifest_sha256=schema.text("manifest_sha256", found["manifest_sha256"]),
+            round=schema.integer("round", found["round"]),
+            codec=schema.text("codec", found["codec"]),
+            rounding=schema.text("rounding", found["rounding"]),
+            block=schema.integer("block", found["block"]),
+            elements=schema.integer("elements", found["elements"]),
+            layout_digest=schema.text("layout_digest", found["layout_digest"]),
+            payload_bytes=schema.integer("payload_bytes", found["payload_bytes"]),
+            worker_id=_text_or_none("worker_id", found),
+            incarnation=_integer_or_none("incarnation", found),
+            base_digest=_text_or_none("base_digest", found),
+            result_digest=_text_or_none("result_digest", found),
+            tensors=None if tensors is None else schema.tensor_rows(tensors),
+            weight=schema.integer("weight", found["weight"]),
+            rows=schema.integer("rows", found["rows"]),
+            tokens=schema.integer("tokens", found["tokens"]),
+            loss_sum=schema.real("loss_sum", found["loss_sum"]),
+            ranges=schema.row_ranges(found["ranges"]),
+        )
+        if header.to_json() != data:
+            raise FrameError(
+                "frame header is not in its canonical spelling; "
+                "write ASCII JSON with sorted keys and no spaces"
+            )
+        return header
+
+
+FIELDS = tuple(field.name for field in fields(FrameHeader))
+
+
+def _text_or_none(name: str, found: dict[str, object]) -> str | None:
+    return None if found[name] is None else schema.text(name, found[name])
+
+
+def _integer_or_none(name: str, found: dict[str, object]) -> int | None:
+    return None if found[name] is None else schema.integer(name, found[name])

@@ -1,0 +1,1 @@
+"""Generated from transfer.proto by `make proto`; never edited by hand."""

@@ -1,0 +1,65 @@
+"""Fixtures of all tiers: the real servers of a run, shared by its workers."""
+
+import os
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from tests.servers import RunningServer, ServerMissing, Servers
+
+_SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
+_OWNER: pytest.StashKey[tuple[str, int]] = pytest.StashKey()
+_OWNED = "atoll_servers"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = getattr(config, "workerinput", None)
+    if given is None:
+        # Not below pytest's own folder: PostgreSQL's user must be able to reach its data.
+        directory, owner_pid = tempfile.mkdtemp(prefix="atoll-servers-"), os.getpid()
+    else:
+        directory, owner_pid = given[_OWNED]
+    config.stash[_SERVERS] = Servers(Path(directory), owner_pid=owner_pid)
+    config.stash[_OWNER] = (directory, owner_pid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Tells an xdist worker where the run's servers are."""
+    node.workerinput[_OWNED] = node.config.stash[_OWNER]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and _SERVERS in config.stash:
+        config.stash[_SERVERS].stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server(pytestconfig: pytest.Config) -> RunningServer:
+    """A SeaweedFS server with the bucket `servers.BUCKET`; tests choose a prefix of their own."""
+    return _or_skip(pytestconfig.stash[_SERVERS].s3)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(pytestconfig: pytest.Config) -> RunningServer:
+    """A PostgreSQL server; most tests want `postgres_url`."""
+    return _or_skip(pytestconfig.stash[_SERVERS].postgres)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: RunningServer) -> str:
+    """The URL of a fresh, empty PostgreSQL database, postgresql+psycopg://..."""
+    return servers.create_database(postgres_server, f"test_{uuid.uuid4().hex}")
+
+
+def _or_skip(start: Callable[[], RunningServer]) -> RunningServer:
+    try:
+        return start()
+    except ServerMissing as exc:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{exc} (CI=true: a server may not be skipped)")
+        pytest.skip(str(exc))

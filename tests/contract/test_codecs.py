@@ -1,0 +1,529 @@
+"""What every codec owes, whatever its format; a new codec is done when it passes."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.codecs import buffers, registry
+from atoll.codecs.base import Codec
+from atoll.codecs.bf16 import Bf16
+from atoll.codecs.fp32 import Fp32
+from atoll.codecs.int8 import Int8
+from atoll.codecs.noise import Noise
+from atoll.errors import ConfigError, FrameError
+from atoll.layout import GROUP_ELEMENTS
+
+CODECS: list[Codec] = [
+    Fp32(),
+    Bf16(),
+    Bf16(rounding="stochastic"),
+    Int8(),
+    Int8(block=16),
+    Int8(block=GROUP_ELEMENTS),
+]
+ROOT = Path(__file__).parents[2]
+NOISE = Noise(seed=7, round=3, lane="island-0")
+SIZES = [1, 15, 255, 256, 257, GROUP_ELEMENTS - 1, GROUP_ELEMENTS, 2 * GROUP_ELEMENTS + 1000]
+# Names, so that a stored digest says which codec it is of.
+IDS = [f"{c.name}-{c.rounding}-{c.block}" for c in CODECS]
+
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=IDS)
+every_size = pytest.mark.parametrize("size", SIZES)
+
+
+def values_of(size: int, *, seed: int = 0) -> torch.Tensor:
+    """Values of many magnitudes, out of raw integers: what randn gives depends on the machine."""
+    raw = np.random.Philox(key=seed).random_raw(size)
+    mantissas = (raw >> np.uint64(40)).astype(np.float32) - np.float32(2**23)
+    exponents = (raw & np.uint64(31)).astype(np.int32) - 40
+    return torch.from_numpy(np.ldexp(mantissas, exponents))
+
+
+def encode(codec: Codec, values: torch.Tensor, *, first_group: int = 0) -> torch.Tensor:
+    return codec.encode(values, noise=NOISE, first_group=first_group)
+
+
+def unaligned(data: torch.Tensor) -> torch.Tensor:
+    room = torch.empty(data.numel() + 1, dtype=torch.uint8)[1:]
+    return room.copy_(data)
+
+
+@every_codec
+@every_size
+def test_codec_encodes_to_exactly_the_bytes_it_announces(codec, size):
+    payload = encode(codec, values_of(size))
+
+    assert payload.dtype == torch.uint8
+    assert payload.shape == (codec.encoded_bytes(size),)
+
+
+@every_codec
+def test_codec_encodes_whole_groups_to_one_size_each(codec):
+    group = codec.encoded_bytes(GROUP_ELEMENTS)
+
+    sizes = [codec.encoded_bytes(k * GROUP_ELEMENTS) for k in (1, 2, 7, 1000)]
+
+    assert sizes == [group, 2 * group, 7 * group, 1000 * group]
+
+
+@every_codec
+def test_codec_gives_the_same_bytes_for_any_tile_of_whole_groups(codec):
+    values = values_of(3 * GROUP_ELEMENTS + 777)
+
+    whole = encode(codec, values)
+    tiles = [
+        encode(codec, tile, first_group=group)
+        for group, tile in enumerate(values.split(GROUP_ELEMENTS))
+    ]
+
+    assert torch.equal(torch.cat(tiles), whole)
+
+
+@every_codec
+def test_codec_decodes_a_tile_out_of_the_middle_of_a_payload(codec):
+    values = values_of(3 * GROUP_ELEMENTS + 777)
+    payload = encode(codec, values)
+    start = codec.encoded_bytes(GROUP_ELEMENTS)
+
+    tile = codec.decode(payload[start : 2 * start], GROUP_ELEMENTS)
+
+    whole = codec.decode(payload, values.numel())
+    assert torch.equal(tile, whole[GROUP_ELEMENTS : 2 * GROUP_ELEMENTS])
+
+
+@every_codec
+@every_size
+def test_codec_writes_into_given_memory_what_it_would_return(codec, size):
+    values = values_of(size)
+    payload = encode(codec, values).clone()
+    room = torch.full((codec.encoded_bytes(size),), 0xAA, dtype=torch.uint8)
+    decoded = torch.full((size,), torch.nan)
+
+    codec.encode(values, noise=NOISE, first_group=0, out=room)
+    codec.decode(payload, size, out=decoded)
+
+    assert torch.equal(room, payload)
+    assert torch.equal(decoded, codec.decode(payload, size))
+
+
+@every_codec
+@every_size
+def test_codec_works_at_any_alignment(codec, size):
+    values = values_of(size)
+    payload = encode(codec, values).clone()
+    room = unaligned(torch.zeros_like(payload))
+
+    codec.encode(values, noise=NOISE, first_group=0, out=room)
+
+    assert torch.equal(room, payload)
+    assert torch.equal(codec.decode(unaligned(payload), size), codec.decode(payload, size))
+
+
+@every_codec
+@every_size
+def test_codec_never_writes_its_input(codec, size):
+    values = values_of(size)
+    before = values.clone()
+    payload = encode(codec, values).clone()
+    payload_before = payload.clone()
+
+    encode(codec, values)
+    codec.decode(payload, size)
+
+    assert torch.equal(values, before)
+    assert torch.equal(payload, payload_before)
+
+
+@every_codec
+def test_codec_is_lossless_exactly_as_it_says(codec):
+    values = values_of(1000)
+
+    decoded = codec.decode(encode(codec, values), 1000)
+
+    assert torch.equal(decoded.view(torch.int32), values.view(torch.int32)) == codec.lossless
+
+
+@every_codec
+@pytest.mark.parametrize("change", [-1, 1, 4096])
+def test_codec_refuses_a_payload_of_another_size(codec, change):
+    size = 1000
+    payload = torch.zeros(codec.encoded_bytes(size) + change, dtype=torch.uint8)
+
+    with pytest.raises(FrameError, match=rf"{payload.numel()} bytes where 1000 elements"):
+        codec.decode(payload, size)
+
+
+@every_codec
+def test_codec_refuses_before_it_touches_the_given_memory(codec):
+    out = torch.full((10,), 5.0)
+
+    with pytest.raises(FrameError):
+        codec.decode(torch.zeros(3, dtype=torch.uint8), 10, out=out)
+
+    assert torch.equal(out, torch.full((10,), 5.0))
+
+
+@every_codec
+def test_codec_refuses_a_negative_number_of_elements(codec):
+    with pytest.raises(FrameError, match="-1 elements"):
+        codec.decode(torch.zeros(0, dtype=torch.uint8), -1)
+
+
+@every_codec
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_codec_carries_what_is_not_finite_as_not_finite(codec, bad):
+    values = values_of(GROUP_ELEMENTS + 300)
+    values[GROUP_ELEMENTS + 299] = bad
+
+    decoded = codec.decode(encode(codec, values), values.numel())
+
+    assert not torch.isfinite(decoded[-1])
+
+
+@every_codec
+def test_codec_decodes_any_bytes_without_an_error(codec):
+    size = GROUP_ELEMENTS + 300
+    noise = np.random.default_rng(1).integers(0, 256, codec.encoded_bytes(size), dtype=np.uint8)
+
+    decoded = codec.decode(torch.from_numpy(noise), size)
+
+    assert decoded.shape == (size,)
+
+
+@every_codec
+def test_codec_keeps_zeros(codec):
+    decoded = codec.decode(encode(codec, torch.zeros(1000)), 1000)
+
+    assert torch.equal(decoded, torch.zeros(1000))
+
+
+@every_codec
+def test_codec_does_not_depend_on_the_number_of_threads(codec):
+    values = values_of(GROUP_ELEMENTS + 300)
+    threads = torch.get_num_threads()
+
+    torch.set_num_threads(2)
+    two = encode(codec, values).clone()
+    torch.set_num_threads(1)
+    one = encode(codec, values).clone()
+    torch.set_num_threads(threads)
+
+    assert torch.equal(one, two)
+
+
+@every_codec
+def test_codec_is_rebuilt_from_its_name_and_settings(codec):
+    settings = {"rounding": codec.rounding} | ({"block": codec.block} if codec.block else {})
+
+    assert registry.build(codec.name, **settings) == codec
+
+
+# Golden digests: one line a codec, over the payload and what it decodes to.
+
+GOLDEN_PROGRAM = """
+import sys
+import torch
+from tests.contract import test_codecs
+print(torch.backends.cpu.get_cpu_capability())
+print(*test_codecs.golden_lines(), sep="\\n")
+"""
+GOLDEN = {
+    "fp32-nearest-0": "b97c339f510305fff36f911db0b8192f8be111717a50edf71299a4ef42a1f580",
+    "bf16-nearest-0": "1d57453d0bb2ba3840793f344b97f84ccd26075b019d651a52b777b0a1003a53",
+    "bf16-stochastic-0": "88ed7708418933a331be1f96b7202ae6db80bc060ff228793a22ad9102e6834f",
+    "int8-nearest-256": "d05a66f85d3c80fa341238f0c08827ee38490c81bfaeec975e370fd601def31f",
+    "int8-nearest-16": "f7744afe4001d62a5fb9865e7dfb590ed26e55d70c4eec9b1f95dc36925a0a1a",
+    "int8-nearest-65536": "9957330c9952004ea3b8c155ab9fbff31ef9a6a0178ea775afc6f5dc3c72cce1",
+}
+
+
+def golden_lines() -> list[str]:
+    values = values_of(GROUP_ELEMENTS + 300)
+    values[:256] = 0.0
+    values[256:512] *= 2.0**-140
+    values[512:768] *= 2.0**110
+    lines = []
+    for codec, name in zip(CODECS, IDS, strict=True):
+        payload = encode(codec, values)
+        decoded = codec.decode(payload, values.numel())
+        both = payload.numpy().tobytes() + decoded.numpy().tobytes()
+        lines.append(f"{name} {hashlib.sha256(both).hexdigest()}")
+    return lines
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_codecs_give_golden_bits_under_each_cpu_capability(capability):
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+
+    done = subprocess.run(
+        [sys.executable, "-c", GOLDEN_PROGRAM],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+
+    reported, *lines = done.stdout.splitlines()
+    assert reported.lower() == capability
+    assert dict(line.split() for line in lines) == GOLDEN
+
+
+# Each format against an independent reference.
+
+
+def test_fp32_is_little_endian_memory():
+    payload = Fp32().encode(torch.tensor([1.0, -2.5]), noise=None, first_group=0)
+
+    assert payload.numpy().tobytes().hex() == "0000803f000020c0"
+
+
+def test_fp32_aliases_its_input_when_no_memory_is_given():
+    values = values_of(100)
+
+    payload = Fp32().encode(values, noise=None, first_group=0)
+
+    assert payload.data_ptr() == values.data_ptr()
+
+
+def test_bf16_nearest_rounds_ties_to_even():
+    bits = torch.tensor([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], dtype=torch.int32)
+
+    payload = Bf16().encode(bits.view(torch.float32), noise=None, first_group=0)
+
+    assert payload.view(torch.int16).tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
+
+
+def test_bf16_stochastic_is_the_pattern_plus_noise_without_its_lower_half():
+    values = values_of(GROUP_ELEMENTS + 300)
+    bits = values.numpy().view(np.uint32)
+    draws = np.concatenate([NOISE.bits16(5, GROUP_ELEMENTS), NOISE.bits16(6, 300)])
+
+    payload = encode(Bf16(rounding="stochastic"), values, first_group=5)
+
+    expected = ((bits.astype(np.uint64) + draws) >> 16).astype(np.uint16)
+    assert np.array_equal(payload.numpy().view(np.uint16), expected)
+
+
+def test_bf16_stochastic_is_right_on_average():
+    value = 1.0 + 2.0**-7 * 0.3  # 0.3 of the way between two neighbours
+    values = torch.full((GROUP_ELEMENTS,), value)
+
+    decoded = Bf16(rounding="stochastic").decode(
+        encode(Bf16(rounding="stochastic"), values), GROUP_ELEMENTS
+    )
+
+    # Six standard deviations of the mean of n draws of a step of 2^-7.
+    tolerance = 6 * 2.0**-7 * (0.3 * 0.7 / GROUP_ELEMENTS) ** 0.5
+    assert abs(decoded.double().mean().item() - value) < tolerance
+
+
+def test_bf16_stochastic_is_exact_for_what_bf16_represents():
+    values = values_of(GROUP_ELEMENTS).bfloat16().float()
+    codec = Bf16(rounding="stochastic")
+
+    decoded = codec.decode(encode(codec, values), GROUP_ELEMENTS)
+
+    assert torch.equal(decoded, values)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bf16_stochastic_keeps_finite_values_finite(sign):
+    values = torch.full((1000,), sign * torch.finfo(torch.float32).max)
+    codec = Bf16(rounding="stochastic")
+
+    decoded = codec.decode(encode(codec, values), 1000)
+
+    largest = sign * torch.finfo(torch.bfloat16).max
+    assert torch.equal(decoded, torch.full((1000,), largest))
+
+
+@pytest.mark.parametrize("pattern", [0x7FFFFFFF, 0x7F800001, -1, -0x7FFFFF])
+def test_bf16_stochastic_keeps_every_nan_a_nan(pattern):
+    values = torch.full((1000,), pattern, dtype=torch.int32).view(torch.float32)
+    codec = Bf16(rounding="stochastic")
+
+    decoded = codec.decode(encode(codec, values), 1000)
+
+    assert torch.isnan(decoded).all()
+
+
+def test_bf16_stochastic_keeps_infinity_and_its_sign():
+    values = torch.tensor([float("inf"), float("-inf")])
+    codec = Bf16(rounding="stochastic")
+
+    decoded = codec.decode(encode(codec, values), 2)
+
+    assert torch.equal(decoded, values)
+
+
+def test_bf16_stochastic_treats_the_neighbours_of_a_nan_as_always():
+    values = values_of(1000)
+    damaged = values.clone()
+    damaged[500] = torch.nan
+    codec = Bf16(rounding="stochastic")
+
+    payload = encode(codec, damaged).view(torch.int16)
+
+    expected = encode(codec, values).view(torch.int16)
+    assert torch.equal(payload[:500], expected[:500])
+    assert torch.equal(payload[501:], expected[501:])
+
+
+def test_bf16_stochastic_refuses_to_work_without_noise():
+    with pytest.raises(ConfigError, match="no noise"):
+        Bf16(rounding="stochastic").encode(torch.zeros(3), noise=None, first_group=0)
+
+
+def int8_reference(values: np.ndarray, block: int) -> bytes:
+    """The payload by the definition, one block at a time, in numpy."""
+    payload = b""
+    for group in range(0, len(values), GROUP_ELEMENTS):
+        part = values[group : group + GROUP_ELEMENTS]
+        scales, quotients = b"", b""
+        for start in range(0, len(part), block):
+            piece = part[start : start + block]
+            scale = np.max(np.abs(piece)) / np.float32(127)
+            q = np.rint(piece / scale) if scale else np.zeros_like(piece)
+            scales += scale.astype("<f4").tobytes()
+            quotients += np.clip(q, -127, 127).astype(np.int8).tobytes()
+        payload += scales + quotients
+    return payload
+
+
+@pytest.mark.parametrize("block", [64, 256])
+def test_int8_payload_is_the_definition_block_by_block(block):
+    values = values_of(GROUP_ELEMENTS + 300)
+    values[:512] = 0.0
+    values[512:1024] *= 2.0**-140  # subnormal scales
+
+    payload = encode(Int8(block=block), values)
+
+    assert payload.numpy().tobytes() == int8_reference(values.numpy(), block)
+
+
+@pytest.mark.parametrize("neighbour", [1.0, 0.0], ids=["ordinary", "zeros"])
+def test_int8_rounds_ties_to_even(neighbour):
+    values = torch.full((512,), neighbour)
+    values[:6] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5])  # scale 1
+
+    payload = encode(Int8(), values)
+
+    assert payload[8:14].view(torch.int8).tolist() == [127, 0, 2, 2, 0, -2]
+
+
+def test_int8_clamps_what_a_rounded_down_subnormal_scale_pushes_past_127():
+    smallest = 2.0**-149
+    values = torch.tensor([190.0, -190.0, 3.0]) * smallest  # 190 / 127 rounds to scale 1 * 2^-149
+
+    payload = encode(Int8(), values)
+
+    assert payload[:4].view(torch.float32).item() == smallest
+    assert payload[4:].view(torch.int8).tolist() == [127, -127, 3]
+
+
+def test_int8_decodes_to_one_product_of_quotient_and_scale():
+    values = values_of(1000)
+    payload = encode(Int8(), values)
+    scales = payload[:16].view(torch.float32).numpy()
+    quotients = payload[16:].view(torch.int8).numpy()
+
+    decoded = Int8().decode(payload, 1000)
+
+    expected = quotients.astype(np.float32) * np.repeat(scales, 256)[:1000]
+    assert np.array_equal(decoded.numpy(), expected)
+
+
+def test_int8_is_off_by_at_most_half_a_step():
+    values = values_of(GROUP_ELEMENTS)
+    scales = values.view(-1, 256).abs().amax(dim=1, keepdim=True) / 127
+
+    decoded = Int8().decode(encode(Int8(), values), GROUP_ELEMENTS)
+
+    # Half a step, plus the roundings of quotient and product: 2 * 127 * 2^-24 of a step.
+    steps = (decoded - values).view(-1, 256).abs() / scales
+    assert steps.max() <= 0.5 + 127 * 2.0**-22
+
+
+@pytest.mark.parametrize("odd", [0.0, 2.0**-149, float("nan"), float("inf"), 3.4e38])
+def test_int8_encodes_a_block_the_same_whatever_its_neighbours_hold(odd):
+    values = values_of(GROUP_ELEMENTS)
+    other = values.clone()
+    other[256:512] = odd
+
+    payload = encode(Int8(), other)
+
+    expected = encode(Int8(), values)
+    keep = torch.ones(GROUP_ELEMENTS // 256, dtype=torch.bool)
+    keep[1] = False
+    assert torch.equal(payload[:1024].view(-1, 4)[keep], expected[:1024].view(-1, 4)[keep])
+    assert torch.equal(payload[1024:].view(-1, 256)[keep], expected[1024:].view(-1, 256)[keep])
+
+
+@pytest.mark.parametrize("size", [256, 300])
+def test_int8_keeps_finite_values_finite(size):
+    values = torch.full((size,), torch.finfo(torch.float32).max)
+    values[1] *= -1
+
+    decoded = Int8().decode(encode(Int8(), values), size)
+
+    assert torch.isfinite(decoded).all()
+    assert torch.allclose(decoded, values, rtol=2.0**-22)
+
+
+def test_int8_writes_a_damaged_block_as_nan_scale_and_zeros():
+    values = values_of(256)
+    values[3] = float("-inf")
+
+    payload = encode(Int8(), values)
+
+    assert torch.isnan(payload[:4].view(torch.float32)).all()
+    assert torch.equal(payload[4:], torch.zeros(256, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("block", [0, -256, 8, 255, 2 * GROUP_ELEMENTS])
+def test_int8_refuses_a_block_that_is_no_power_of_two_in_range(block):
+    with pytest.raises(ConfigError, match=f"block={block} must be a power of two from 16"):
+        registry.build("int8", block=block)
+
+
+@pytest.mark.parametrize("name", ["int4", "topk", "sign"])
+def test_registry_refuses_codecs_that_are_not_built_by_name(name):
+    with pytest.raises(ConfigError, match=f"'{name}' is not built yet; .*fp32, bf16, int8"):
+        registry.build(name)
+
+
+def test_registry_lists_the_known_codecs_for_an_unknown_name():
+    with pytest.raises(ConfigError, match="'fp8' is not known; choose one of fp32, bf16, int8"):
+        registry.build("fp8")
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8"])
+def test_registry_refuses_a_rounding_without_effect(name):
+    with pytest.raises(ConfigError, match=f"'{name}' has no rounding='stochastic'"):
+        registry.build(name, rounding="stochastic")
+
+
+def test_registry_refuses_an_unknown_rounding():
+    with pytest.raises(ConfigError, match="'up' is not known; choose one of nearest, stochastic"):
+        registry.build("bf16", rounding="up")
+
+
+@pytest.mark.parametrize("data", [b"abc", bytearray(b"abc"), memoryview(b"xabc")[1:], b""])
+def test_payload_of_holds_the_bytes_of_any_memory(data):
+    assert buffers.payload_of(data).numpy().tobytes() == bytes(data)
+
+
+def test_payload_of_views_writable_memory():
+    data = bytearray(b"abc")
+
+    buffers.payload_of(data)[0] = ord("z")
+
+    assert data == b"zbc"

@@ -1,0 +1,147 @@
+"""Coverage-guided fuzzing of everything that decodes bytes from elsewhere.
+
+By hand, until stopped:  python tests/fuzz/fuzz_frame.py
+Bounded:                 python tests/fuzz/fuzz_frame.py -runs=20000 -seed=1
+
+Every input goes four ways: as raw bytes of a frame, as a header text in a frame whose sizes and
+checksum are right, as a value in one field of a good header, and as the payload of each codec. Only
+the typed errors may come out.
+"""
+
+import hashlib
+import json
+import sys
+
+import atheris
+
+import atoll.codecs.registry as registry  # torch is not worth instrumenting
+
+with atheris.instrument_imports(include=["atoll.wire"]):
+    from atoll.wire import frame, header, schema
+
+from atoll.codecs import buffers
+from atoll.errors import FrameError, LayoutMismatch, VersionMismatch
+from atoll.layout import Layout
+
+LAYOUT = Layout.of([("embed", (4, 3), "float32"), ("norm", (3,), "float32")])
+CODECS = [
+    registry.build("fp32"),
+    registry.build("bf16"),
+    registry.build("int8", block=16),
+]
+REFUSALS = (FrameError, LayoutMismatch, VersionMismatch)
+HEADER = header.FrameHeader.of(
+    LAYOUT,
+    CODECS[0],
+    kind="contribution",
+    run_id="run-1",
+    manifest_sha256="a" * 64,
+    round=1,
+    worker_id="island-0",
+    incarnation=1,
+    base_digest="b" * 64,
+    weight=1,
+    rows=1,
+    tokens=1,
+    loss_sum=1.5,
+    ranges=[(0, 1)],
+)
+EXPECTATION = frame.Expectation(layout=LAYOUT, codec=CODECS[0], kind="contribution")
+PLAIN = json.loads(HEADER.to_json())
+NAMES = sorted(PLAIN)
+refused = 0
+taken = 0
+
+
+def framed(text: bytes, payload: bytes) -> bytes:
+    """A frame around `text` whose sizes and checksum are right."""
+    before = b"ATOL\x01\x00\x00\x00" + len(text).to_bytes(4, "little") + text + payload
+    return before + hashlib.sha256(before).digest()
+
+
+def read(data: bytes, *, cut: int) -> None:
+    """Feeds `data` in two chunks; counts what becomes of it."""
+    global refused, taken
+    size = 0
+
+    def sink(piece: memoryview) -> None:
+        nonlocal size
+        size += piece.nbytes
+
+    reader = frame.FrameReader(sink, expectation=EXPECTATION)
+    try:
+        reader.feed(data[:cut])
+        reader.feed(data[cut:])
+        reader.finish()
+    except REFUSALS:
+        refused += 1
+    else:
+        taken += 1
+        assert size == EXPECTATION.codec.encoded_bytes(LAYOUT.size), size
+
+
+def header_text(text: bytes) -> None:
+    """A text is refused, or it is the one spelling of a header."""
+    try:
+        found = header.FrameHeader.from_json(text)
+    except REFUSALS:
+        return
+    assert found.to_json() == text, text
+
+
+def payload(data: bytes) -> None:
+    """Any bytes of the right size decode; any others are refused."""
+    for codec in CODECS:
+        for elements in (1, 15, len(data) // 2, len(data)):
+            right = len(data) == codec.encoded_bytes(elements)
+            try:
+                codec.decode(buffers.payload_of(data), elements)
+            except REFUSALS:
+                assert not right, (codec, elements)
+            else:
+                assert right, (codec, elements)
+
+
+def test_one_input(data: bytes) -> None:
+    """One execution."""
+    source = atheris.FuzzedDataProvider(data)
+    way = source.ConsumeIntInRange(0, 3)
+    cut = source.ConsumeIntInRange(0, 600)
+    name = NAMES[source.ConsumeIntInRange(0, len(NAMES) - 1)]
+    rest = source.ConsumeBytes(source.remaining_bytes())
+    if way == 0:
+        read(rest, cut=cut)
+    elif way == 1:
+        header_text(rest)
+        read(framed(rest, bytes(60)), cut=cut)
+    elif way == 2:
+        try:
+            value = json.loads(rest)
+        except (ValueError, RecursionError):
+            value = rest.decode("latin-1")
+        text = json.dumps(PLAIN | {name: value}, sort_keys=True, separators=(",", ":")).encode()
+        header_text(text)
+        read(framed(text, bytes(60)), cut=cut)
+    else:
+        payload(rest)
+        read(framed(HEADER.to_json(), rest), cut=cut)
+
+
+def check_harness() -> None:
+    """A harness whose good frame is refused, or whose damaged one is taken, would find nothing."""
+    good = framed(HEADER.to_json(), bytes(60))
+    read(good, cut=7)
+    read(good[:-1] + b"x", cut=7)
+    assert (taken, refused) == (1, 1), (taken, refused)
+    assert schema.MAX_INT == 2**63 - 1
+
+
+def main() -> None:
+    """Runs until libFuzzer stops; a finding ends the process with a nonzero status."""
+    check_harness()
+    atheris.Setup(sys.argv, test_one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

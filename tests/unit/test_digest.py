@@ -1,0 +1,136 @@
+import hashlib
+import struct
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from atoll.errors import ConfigError, LayoutMismatch
+from atoll.layout import LEAF_ELEMENTS, Layout
+from atoll.sums.digest import digest, first_difference
+
+# No deadline and no health check of speed: a busy machine must not fail a claim about values.
+quick = settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def three() -> Layout:
+    return Layout.of([("a", (3, 2), "float32"), ("b", (), "float32"), ("c", (5,), "float32")])
+
+
+def sha(values: list[float]) -> bytes:
+    return hashlib.sha256(struct.pack(f"<{len(values)}f", *values)).digest()
+
+
+def test_leaves_are_the_hashes_of_each_tensors_little_endian_bytes():
+    flat = torch.arange(12, dtype=torch.float32) / 4
+    values = flat.tolist()
+
+    leaves = digest(three(), flat).leaves
+
+    assert leaves == sha(values[:6]) + sha(values[6:7]) + sha(values[7:])
+
+
+def test_root_is_the_hash_of_the_leaves():
+    params = digest(three(), torch.arange(12, dtype=torch.float32))
+
+    assert params.root == hashlib.sha256(params.leaves).hexdigest()
+
+
+def test_digest_is_a_known_value():
+    # Leaves of 6, 1 and 5 zeros: computed once with hashlib alone.
+    params = digest(three(), three().zeros())
+
+    assert params.root == "b01c10c4abca0776f2e346b0bbe0e94089f39b6964338a3031877a6f8b63c501"
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_digest_is_the_same_for_every_thread_count(threads):
+    model = Layout.of((f"t{i}", (1000 + i,), "float32") for i in range(40))
+    flat = torch.arange(model.size, dtype=torch.float32)
+
+    assert digest(model, flat, threads=threads) == digest(model, flat)
+
+
+def test_digest_cuts_a_large_tensor_into_leaves():
+    model = Layout.of([("w", (LEAF_ELEMENTS + 1,), "float32")])
+    flat = model.zeros()
+    flat[-1] = 2.5
+
+    leaves = digest(model, flat, threads=2).leaves
+
+    assert leaves == hashlib.sha256(bytes(4 * LEAF_ELEMENTS)).digest() + sha([2.5])
+
+
+def test_digest_tells_the_zeros_apart():
+    plus, minus = torch.zeros(12), -torch.zeros(12)
+
+    assert digest(three(), plus).root != digest(three(), minus).root
+
+
+@quick
+@given(st.integers(0, 11), st.integers(0, 31))
+def test_one_flipped_bit_is_found_in_its_tensor(element, bit):
+    flat = torch.arange(12, dtype=torch.float32)
+    other = flat.clone()
+    other.view(torch.int32)[element] ^= torch.tensor(-(2**31) if bit == 31 else 2**bit).int()
+
+    named = first_difference(three(), digest(three(), flat).leaves, digest(three(), other).leaves)
+
+    assert named == three().name_at(element)
+
+
+def test_first_difference_names_the_first_of_several():
+    mine = digest(three(), three().zeros()).leaves
+    other = three().zeros()
+    other[6:] = 1.0
+
+    assert first_difference(three(), mine, digest(three(), other).leaves) == "b"
+
+
+def test_first_difference_is_none_when_all_leaves_agree():
+    leaves = digest(three(), three().zeros()).leaves
+
+    assert first_difference(three(), leaves, bytes(leaves)) is None
+
+
+def test_first_difference_names_the_tensor_of_a_later_leaf():
+    model = Layout.of([("w", (LEAF_ELEMENTS + 1,), "float32"), ("x", (1,), "float32")])
+
+    assert first_difference(model, bytes(96), bytes(32) + b"\x01" + bytes(63)) == "w"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "side"),
+    [(bytes(95), bytes(96), "mine"), (bytes(96), bytes(128), "theirs"), (bytes(96), b"", "theirs")],
+)
+def test_first_difference_refuses_digests_of_another_layout(mine, theirs, side):
+    with pytest.raises(LayoutMismatch, match=f"'{side}' have .* 3 leaves"):
+        first_difference(three(), mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        torch.zeros(11),
+        torch.zeros(13),
+        torch.zeros(3, 4),
+        torch.zeros(12).double(),
+        torch.zeros(24)[::2],
+    ],
+    ids=["short", "long", "rank", "dtype", "strided"],
+)
+def test_digest_refuses_a_buffer_that_is_not_the_layouts(flat):
+    with pytest.raises(LayoutMismatch, match=r"12 contiguous torch\.float32 values"):
+        digest(three(), flat)
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_digest_refuses_less_than_one_thread(threads):
+    with pytest.raises(ConfigError, match=f"threads={threads} must be at least 1"):
+        digest(three(), three().zeros(), threads=threads)

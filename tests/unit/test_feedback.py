@@ -1,0 +1,207 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.codecs import feedback, finite, registry
+from atoll.codecs.noise import Noise
+from atoll.errors import ConfigError
+from atoll.layout import GROUP_ELEMENTS
+
+LOSSY = [
+    registry.build("bf16"),
+    registry.build("bf16", rounding="stochastic"),
+    registry.build("int8"),
+]
+every_lossy = pytest.mark.parametrize("codec", LOSSY, ids=lambda c: f"{c.name}-{c.rounding}")
+ROUNDS = 64
+
+
+def values_of(size: int, *, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(size, dtype=np.float32))
+
+
+def noise_of(round_number: int) -> Noise:
+    return Noise(seed=5, round=round_number, lane="a")
+
+
+@every_lossy
+def test_feedback_encodes_values_plus_residual_and_keeps_what_was_dropped(codec):
+    values = values_of(1000)
+    before = (values_of(1000, seed=1) * 0.01).bfloat16()
+    residual = before.clone()
+
+    payload = feedback.encode_with_feedback(
+        codec, values, residual, noise=noise_of(1), first_group=2
+    )
+
+    wanted = values + before.float()
+    expected = codec.encode(wanted, noise=noise_of(1), first_group=2)
+    dropped = wanted - codec.decode(expected, 1000)
+    assert torch.equal(payload, expected)
+    assert torch.equal(residual, dropped.bfloat16())
+
+
+@every_lossy
+def test_feedback_gives_the_same_bytes_and_residuals_for_any_tile_of_whole_groups(codec):
+    size = 2 * GROUP_ELEMENTS + 333
+    values = values_of(size)
+    whole = (values_of(size, seed=1) * 0.01).bfloat16()
+    tiled = whole.clone()
+
+    payload = feedback.encode_with_feedback(codec, values, whole, noise=noise_of(1), first_group=0)
+    pieces = [
+        feedback.encode_with_feedback(codec, v, r, noise=noise_of(1), first_group=group)
+        for group, (v, r) in enumerate(
+            zip(values.split(GROUP_ELEMENTS), tiled.split(GROUP_ELEMENTS), strict=True)
+        )
+    ]
+
+    assert torch.equal(torch.cat(pieces), payload)
+    assert torch.equal(tiled, whole)
+
+
+@every_lossy
+def test_feedback_never_writes_the_values(codec):
+    values = values_of(1000)
+    residual = feedback.new_residual(codec, 1000)
+
+    feedback.encode_with_feedback(codec, values, residual, noise=noise_of(1), first_group=0)
+
+    assert torch.equal(values, values_of(1000))
+
+
+@every_lossy
+def test_feedback_writes_into_given_memory(codec):
+    values = values_of(1000)
+    room = torch.empty(codec.encoded_bytes(1000), dtype=torch.uint8)
+    residuals = [feedback.new_residual(codec, 1000) for _ in range(2)]
+
+    returned = feedback.encode_with_feedback(
+        codec, values, residuals[0], noise=noise_of(1), first_group=0, out=room
+    )
+
+    expected = feedback.encode_with_feedback(
+        codec, values, residuals[1], noise=noise_of(1), first_group=0
+    )
+    assert returned is room
+    assert torch.equal(room, expected)
+
+
+def drift(codec, *, fed_back: bool) -> float:
+    """How far the decoded sum is from the true sum after many rounds of the same small values."""
+    # One large value sets the scale, so that the small ones round away without feedback.
+    values = torch.full((256,), 1.0 + 2.0**-9 * 0.9)
+    values[0] = 127.0 * 4
+    residual = feedback.new_residual(codec, 256)
+    total = torch.zeros(256, dtype=torch.float64)
+    for number in range(ROUNDS):
+        noise = noise_of(number)
+        if fed_back:
+            payload = feedback.encode_with_feedback(
+                codec, values, residual, noise=noise, first_group=0
+            )
+        else:
+            payload = codec.encode(values, noise=noise, first_group=0)
+        total += codec.decode(payload, 256).double()
+    return float((total - ROUNDS * values.double())[1:].abs().max())
+
+
+DETERMINISTIC = [registry.build("bf16"), registry.build("int8")]
+# What one encoding drops at most, plus what storing the residual in bf16 drops in each round.
+STEP = {"bf16": 2.0**-7, "int8": 4.0}
+
+
+@pytest.mark.parametrize("codec", DETERMINISTIC, ids=lambda c: c.name)
+def test_feedback_keeps_the_decoded_sum_at_the_true_sum(codec):
+    step = STEP[codec.name]
+
+    error = drift(codec, fed_back=True)
+
+    assert error <= step / 2 + ROUNDS * step / 2 * 2.0**-9
+
+
+@pytest.mark.parametrize("codec", DETERMINISTIC, ids=lambda c: c.name)
+def test_sum_drifts_without_feedback(codec):
+    error = drift(codec, fed_back=False)
+
+    assert error > 10 * STEP[codec.name]
+
+
+@every_lossy
+def test_residual_stays_bounded_over_many_rounds(codec):
+    residual = torch.zeros(2560, dtype=torch.bfloat16)
+
+    for number in range(ROUNDS):
+        feedback.encode_with_feedback(
+            codec, values_of(2560, seed=number), residual, noise=noise_of(number), first_group=0
+        )
+
+    # |v| stays below 8: a whole step of bf16 there is 2^-5, half a step of int8 is 8 / 254.
+    assert residual.float().abs().max() <= 2.0**-5
+
+
+def test_feedback_of_a_lossless_codec_is_a_plain_encode():
+    codec = registry.build("fp32")
+    values = values_of(1000)
+
+    payload = feedback.encode_with_feedback(
+        codec, values, feedback.new_residual(codec, 1000), noise=None, first_group=0
+    )
+
+    assert payload.data_ptr() == values.data_ptr()
+
+
+def test_feedback_refuses_a_residual_for_a_lossless_codec():
+    residual = torch.zeros(3, dtype=torch.bfloat16)
+
+    with pytest.raises(ConfigError, match="'fp32' drops nothing but was given a residual"):
+        feedback.encode_with_feedback(
+            registry.build("fp32"), torch.zeros(3), residual, noise=None, first_group=0
+        )
+
+
+@every_lossy
+def test_feedback_refuses_to_drop_without_a_residual(codec):
+    with pytest.raises(ConfigError, match="was given no residual"):
+        feedback.encode_with_feedback(codec, torch.zeros(3), None, noise=None, first_group=0)
+
+
+def test_square_sum_is_the_sum_of_squares():
+    values = values_of(GROUP_ELEMENTS + 300)
+
+    total = finite.square_sum(values)
+
+    expected = math.fsum(v * v for v in values.tolist())
+    assert total == pytest.approx(expected, rel=1e-13)
+
+
+def test_square_sum_does_not_depend_on_the_tile_size():
+    values = values_of(3 * GROUP_ELEMENTS + 300)
+
+    running = 0.0
+    for tile in values.split(GROUP_ELEMENTS):
+        running = finite.square_sum(tile, total=running)
+
+    assert running == finite.square_sum(values)
+
+
+def test_square_sum_of_the_largest_values_is_finite():
+    assert math.isfinite(finite.square_sum(torch.full((1000,), torch.finfo(torch.float32).max)))
+
+
+@pytest.mark.parametrize("pattern", [0x7F800000, -0x800000, 0x7FC00000, 0x7F800001, -1])
+@pytest.mark.parametrize("place", [0, 70_000, GROUP_ELEMENTS + 299 + GROUP_ELEMENTS])
+def test_square_sum_is_not_finite_when_one_value_is_not(pattern, place):
+    values = values_of(2 * GROUP_ELEMENTS + 300)
+    values.view(torch.int32)[place] = pattern
+
+    assert not math.isfinite(finite.square_sum(values))
+
+
+def test_square_sum_ignores_what_an_earlier_group_left_behind():
+    values = torch.zeros(GROUP_ELEMENTS + 1)
+    values[:GROUP_ELEMENTS] = 2.0
+
+    assert finite.square_sum(values) == 4.0 * GROUP_ELEMENTS

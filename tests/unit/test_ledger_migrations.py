@@ -1,0 +1,232 @@
+"""Steps are whole or not at all, forward only, and end in the tables the program uses."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, NullPool, create_engine, inspect
+
+from atoll.errors import LedgerTooNew, StoreError
+from atoll.ledger import engines, migrations, schema, sql
+from atoll.ledger.database import Database
+from atoll.ledger.migrations import STEPS, Step
+from tests import servers
+
+# A released step is never edited: ledgers in the world have it behind them. Add a step instead.
+VERSION_1_SHA256 = "c189b835f66a487d8f68dca91acfe5f6aab4929e3bfffed6f917e0c24d456f38"
+
+
+@pytest.fixture(scope="module")
+def reused_url(postgres_server: servers.RunningServer) -> str:
+    """One PostgreSQL database for all tests here: making one for each is slow."""
+    return servers.create_database(postgres_server, f"migrations_{os.getpid()}")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database without tables."""
+    if request.param == "sqlite":
+        return str(tmp_path / "ledger.db")
+    url = str(request.getfixturevalue("reused_url"))
+    with create_engine(url, poolclass=NullPool).begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    return url
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    opened = engines.open_database(url)
+    yield opened
+    opened.close()
+
+
+def add_note(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE workers ADD COLUMN note TEXT DEFAULT 'none'")
+    connection.exec_driver_sql("CREATE TABLE notes (id BIGINT PRIMARY KEY)")
+
+
+def add_note_then_die(connection: Connection) -> None:
+    add_note(connection)
+    raise KeyboardInterrupt
+
+
+def add_note_then_break_sql(connection: Connection) -> None:
+    add_note(connection)
+    connection.exec_driver_sql("CREATE TABLE notes (id BIGINT PRIMARY KEY)")
+
+
+def add_note_and_lose_the_version(connection: Connection) -> None:
+    add_note(connection)
+    connection.exec_driver_sql("DROP TABLE schema_version")
+
+
+def make_tables_then_die(connection: Connection) -> None:
+    STEPS[0].apply(connection)
+    raise KeyboardInterrupt
+
+
+TWO_STEPS = (STEPS[0], Step(2, add_note))
+
+
+def version(database: Database) -> int:
+    with database.reading() as connection:
+        return migrations.stored_version(connection)
+
+
+def tables(database: Database) -> set[str]:
+    with database.reading() as connection:
+        return set(inspect(connection).get_table_names())
+
+
+def description(connection: Connection) -> dict[str, object]:
+    """Everything about the tables that an engine can tell."""
+    inspector = inspect(connection)
+    return {
+        name: {
+            "columns": [
+                (c["name"], str(c["type"]).upper(), c["nullable"], c["default"])
+                for c in inspector.get_columns(name)
+            ],
+            "key": inspector.get_pk_constraint(name)["constrained_columns"],
+            "references": sorted(
+                (f["constrained_columns"], f["referred_table"], f["referred_columns"])
+                for f in inspector.get_foreign_keys(name)
+            ),
+            "unique": sorted(u["column_names"] for u in inspector.get_unique_constraints(name)),
+            "checks": len(inspector.get_check_constraints(name)),
+        }
+        for name in inspector.get_table_names()
+    }
+
+
+def test_empty_database_is_at_version_0(database: Database):
+    assert version(database) == 0
+
+
+def test_migrate_ends_at_the_last_step(database: Database):
+    migrations.migrate(database)
+
+    assert version(database) == len(STEPS)
+
+
+def test_migrated_tables_are_those_that_statements_are_built_from(database: Database):
+    migrations.migrate(database)
+    with database.reading() as connection:
+        migrated = description(connection)
+    with database.writing() as connection:
+        schema.metadata.drop_all(connection)
+        schema.metadata.create_all(connection)
+        declared = description(connection)
+
+    assert migrated == declared
+
+
+def test_first_step_is_the_released_one():
+    text = "\n".join(migrations.VERSION_1)
+
+    assert hashlib.sha256(text.encode()).hexdigest() == VERSION_1_SHA256
+
+
+def test_ledger_of_version_1_keeps_its_rows_when_migrated_to_version_2(database: Database):
+    migrations.migrate(database, STEPS[:1])
+    ledger = sql.SqlLedger(database)
+    ledger.register("a", "key", wall=1.5)
+    before = ledger.workers()
+
+    migrations.migrate(database, TWO_STEPS)
+
+    assert version(database) == 2
+    with database.reading() as connection:
+        rows = connection.exec_driver_sql("SELECT worker_id, note FROM workers").all()
+    assert [tuple(row) for row in rows] == [("a", "none")]
+    assert ledger.workers() == before
+
+
+def test_empty_database_goes_through_all_steps(database: Database):
+    migrations.migrate(database, TWO_STEPS)
+
+    assert version(database) == 2
+    assert "notes" in tables(database)
+
+
+def test_migrate_again_changes_nothing(database: Database):
+    migrations.migrate(database)
+    before = sql.SqlLedger(database).state_hash()
+
+    migrations.migrate(database)
+
+    assert sql.SqlLedger(database).state_hash() == before
+
+
+def test_step_that_dies_leaves_version_and_tables_as_they_were(database: Database):
+    migrations.migrate(database)
+    before = tables(database)
+
+    with pytest.raises(KeyboardInterrupt):
+        migrations.migrate(database, (STEPS[0], Step(2, add_note_then_die)))
+
+    assert (version(database), tables(database)) == (1, before)
+    migrations.migrate(database, TWO_STEPS)
+    assert version(database) == 2
+
+
+def test_step_that_the_database_refuses_leaves_version_and_tables_as_they_were(
+    database: Database,
+):
+    migrations.migrate(database)
+    before = tables(database)
+
+    with pytest.raises(StoreError, match="already exists"):
+        migrations.migrate(database, (STEPS[0], Step(2, add_note_then_break_sql)))
+
+    assert (version(database), tables(database)) == (1, before)
+
+
+def test_step_is_undone_when_its_version_cannot_be_recorded(database: Database):
+    migrations.migrate(database)
+    before = tables(database)
+
+    with pytest.raises(StoreError, match="schema_version"):
+        migrations.migrate(database, (STEPS[0], Step(2, add_note_and_lose_the_version)))
+
+    assert (version(database), tables(database)) == (1, before)
+
+
+def test_first_step_that_dies_leaves_an_empty_database(database: Database):
+    with pytest.raises(KeyboardInterrupt):
+        migrations.migrate(database, (Step(1, make_tables_then_die),))
+
+    assert (version(database), tables(database)) == (0, set())
+
+
+def test_steps_before_one_that_dies_stay(database: Database):
+    with pytest.raises(KeyboardInterrupt):
+        migrations.migrate(database, (STEPS[0], Step(2, add_note_then_die)))
+
+    assert version(database) == 1
+
+
+def test_older_program_refuses_a_newer_ledger_by_both_versions(database: Database):
+    migrations.migrate(database, TWO_STEPS)
+
+    with pytest.raises(LedgerTooNew, match=r"has version 2 .* up to 1; .* use the Atoll that"):
+        migrations.migrate(database)
+
+    assert version(database) == 2
+
+
+def test_open_ledger_lets_go_of_a_newer_ledger_that_it_refuses(url: str):
+    newer = engines.open_database(url)
+    migrations.migrate(newer, TWO_STEPS)
+    newer.close()
+
+    with pytest.raises(LedgerTooNew) as refused:
+        engines.open_ledger(url)
+
+    again = engines.open_database(url)
+    assert version(again) == 2
+    del refused  # until here its traceback would have kept a forgotten connection alive
+    again.close()
