@@ -429,6 +429,14 @@ def test_int8_clamps_what_a_rounded_down_subnormal_scale_pushes_past_127():
     assert payload[4:].view(torch.int8).tolist() == [127, -127, 3]
 
 
+def test_int8_writes_zeros_where_the_scale_of_a_tiny_block_rounds_to_zero():
+    values = torch.tensor([1.0, -1.0]) * 2.0**-149
+
+    payload = encode(Int8(), values)
+
+    assert torch.equal(payload, torch.zeros(6, dtype=torch.uint8))
+
+
 def test_int8_decodes_to_one_product_of_quotient_and_scale():
     values = values_of(1000)
     payload = encode(Int8(), values)

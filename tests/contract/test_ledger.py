@@ -109,6 +109,18 @@ def lease(round_number: int, worker_id: str, start: int, stop: int) -> LeaseReco
     return LeaseRecord(round=round_number, worker_id=worker_id, start=start, stop=stop)
 
 
+def extension(
+    round_number: int, leases: list[LeaseRecord], *, cursor: int, taken: list[LeaseRecord]
+) -> RoundPlan:
+    return RoundPlan(
+        round=round_number,
+        manifest_sha256=MANIFEST.sha256,
+        cursor=cursor,
+        leases=tuple(leases),
+        taken=tuple(taken),
+    )
+
+
 def plan(
     round_number: int, leases: list[LeaseRecord], *, taken: tuple[LeaseRecord, ...] = ()
 ) -> RoundPlan:
@@ -152,7 +164,7 @@ def play(ledger: Ledger) -> None:
     ledger.accept(contribution("B", incarnation=2))
     ledger.freeze(1, plan(2, [lease(2, "a", 0, 8)], taken=(lease(1, "-dash", 0, 8),)))
     ledger.publish(1, PUBLISHED)
-    ledger.extend([lease(2, "B", 100, 108)], cursor=108, taken=[])
+    ledger.extend(extension(2, [lease(2, "B", 100, 108)], cursor=108, taken=[]))
     ledger.accept(contribution("a", round=2))
     ledger.freeze(2, None)
     ledger.publish(2, replace(PUBLISHED, published_leaves=b"\x00\xff"))
@@ -269,14 +281,14 @@ def test_begin_is_refused_for_another_round_than_the_first(ledger: Ledger):
 
 
 def test_leases_come_in_worker_then_start_order(started: Ledger):
-    started.extend([lease(1, "b", 3, 4), lease(1, "a", 90, 91)], cursor=91, taken=[])
+    started.extend(extension(1, [lease(1, "b", 3, 4), lease(1, "a", 90, 91)], cursor=91, taken=[]))
 
     found = [(le.worker_id, le.start) for le in started.leases(1)]
     assert found == [("a", 0), ("a", 90), ("b", 3), ("b", 8)]
 
 
 def test_extend_adds_leases_to_the_open_round_and_moves_its_cursor(started: Ledger):
-    started.extend([lease(1, "c", 16, 24)], cursor=24, taken=[])
+    started.extend(extension(1, [lease(1, "c", 16, 24)], cursor=24, taken=[]))
 
     assert started.leases(1)[-1] == lease(1, "c", 16, 24)
     assert [r.cursor for r in started.rounds()] == [24]
@@ -285,7 +297,7 @@ def test_extend_adds_leases_to_the_open_round_and_moves_its_cursor(started: Ledg
 def test_extend_adds_leases_to_the_planned_round_when_there_is_one(started: Ledger):
     started.freeze(1, plan(2, []))
 
-    started.extend([lease(2, "c", 8, 16)], cursor=48, taken=[lease(1, "b", 8, 16)])
+    started.extend(extension(2, [lease(2, "c", 8, 16)], cursor=48, taken=[lease(1, "b", 8, 16)]))
 
     assert started.leases(2) == [lease(2, "c", 8, 16)]
     assert [r.cursor for r in started.rounds()] == [16, 48]
@@ -309,14 +321,14 @@ def test_extend_is_refused_when_the_latest_round_is_closed(
     before = started.state_hash()
 
     with pytest.raises(errors.WrongRound, match=r"round 1 is (frozen|published)"):
-        started.extend([lease(1, "c", 16, 24)], cursor=24, taken=[])
+        started.extend(extension(1, [lease(1, "c", 16, 24)], cursor=24, taken=[]))
 
     assert started.state_hash() == before
 
 
 def test_extend_is_refused_when_no_round_has_begun(ledger: Ledger):
     with pytest.raises(errors.WrongRound, match="no round has begun"):
-        ledger.extend([], cursor=0, taken=[])
+        ledger.extend(extension(1, [], cursor=0, taken=[]))
 
 
 @pytest.mark.parametrize(
@@ -334,7 +346,7 @@ def test_extend_with_a_lease_that_breaks_a_rule_changes_nothing(started: Ledger,
     before = started.state_hash()
 
     with pytest.raises(errors.StoreError):
-        started.extend([lease(1, "b", 99, 100), bad], cursor=24, taken=[])
+        started.extend(extension(1, [lease(1, "b", 99, 100), bad], cursor=24, taken=[]))
 
     assert started.state_hash() == before
 
@@ -343,7 +355,9 @@ def test_extend_is_refused_when_a_taken_lease_is_not_reopened(started: Ledger):
     before = started.state_hash()
 
     with pytest.raises(errors.StoreError, match="not among the reopened"):
-        started.extend([lease(1, "c", 8, 16)], cursor=24, taken=[lease(1, "b", 8, 16)])
+        started.extend(
+            extension(1, [lease(1, "c", 8, 16)], cursor=24, taken=[lease(1, "b", 8, 16)])
+        )
 
     assert started.state_hash() == before
 
@@ -505,7 +519,7 @@ def test_accept_racing_with_freeze_is_in_the_frozen_list_or_stale(started: Ledge
 
 
 def test_freeze_returns_the_contributions_in_order_and_reopens_the_other_leases(started: Ledger):
-    started.extend([lease(1, "c", 16, 24)], cursor=24, taken=[])
+    started.extend(extension(1, [lease(1, "c", 16, 24)], cursor=24, taken=[]))
     started.accept(contribution("c"))
     started.accept(contribution("a"))
 
@@ -523,7 +537,7 @@ def test_freeze_returns_the_contributions_in_order_and_reopens_the_other_leases(
 def test_freeze_reopens_a_lease_that_was_added_after_its_worker_contributed(started: Ledger):
     started.accept(contribution("a"))
     late = lease(1, "a", 16, 24)
-    started.extend([late], cursor=24, taken=[])
+    started.extend(extension(1, [late], cursor=24, taken=[]))
 
     started.freeze(1, None)
 

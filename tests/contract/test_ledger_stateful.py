@@ -156,11 +156,11 @@ class LedgerMachine(RuleBasedStateMachine):
         if state in (RoundState.PLANNED, RoundState.OPEN):
             known = [worker_id for worker_id in workers if worker_id in model.incarnations]
             taken, leases = model.take(takes), model.give(number, known)
-            self.ledger.extend(leases, cursor=model.cursor, taken=taken)
+            self.ledger.extend(RoundPlan(number, "m", model.cursor, leases, tuple(taken)))
         else:
             self.expect(
                 errors.WrongRound,
-                lambda: self.ledger.extend((), cursor=model.cursor, taken=()),
+                lambda: self.ledger.extend(RoundPlan(number, "m", model.cursor, ())),
             )
 
     @rule(worker_id=names, back=small, older=st.booleans(), blob=st.sampled_from("xy"))

@@ -32,11 +32,3 @@ class Evaluation:
         return any(
             e.version == version and e.worker_id == worker_id for e in self._ledger.evaluations()
         )
-
-    def losses(self) -> dict[int, float]:
-        """Mean held-out loss by version, over the tokens that were really evaluated."""
-        sums: dict[int, tuple[float, int]] = {}
-        for report in self._ledger.evaluations():  # worker_id order: same bits every time
-            loss, tokens = sums.get(report.version, (0.0, 0))
-            sums[report.version] = (loss + report.loss_sum, tokens + report.tokens)
-        return {version: loss / tokens for version, (loss, tokens) in sums.items()}

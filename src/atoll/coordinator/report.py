@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from atoll.coordinator.evaluation import Evaluation
 from atoll.coordinator.heartbeats import Heartbeats
 from atoll.coordinator.registry import Registry
 from atoll.coordinator.rounds import Rounds
+from atoll.history import losses
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import RoundRecord, RoundState
 from atoll.protocol.manifest import Manifest
@@ -24,13 +24,11 @@ class Report:
         registry: Registry,
         heartbeats: Heartbeats,
         rounds: Rounds,
-        evaluation: Evaluation,
     ) -> None:
         self._ledger = ledger
         self._registry = registry
         self._heartbeats = heartbeats
         self._rounds = rounds
-        self._evaluation = evaluation
 
     def status(
         self,
@@ -83,23 +81,23 @@ class Report:
         )
 
     def _history(self, version: int) -> tuple[RoundStatus, ...]:
-        losses = self._evaluation.losses()
+        found = losses.held_out_losses(self._ledger)
         first = max(1, version - HISTORY_ROUNDS + 1)
         records = self._ledger.rounds(first=first, last=version)
-        start = [self._start(losses)] if first == 1 else []
-        return (*start, *(self._round(record, losses) for record in records))
+        start = [self._start(found)] if first == 1 else []
+        return (*start, *(self._round(record, found) for record in records))
 
-    def _start(self, losses: Mapping[int, float]) -> RoundStatus:
+    def _start(self, found: Mapping[int, float]) -> RoundStatus:
         return RoundStatus(
             round=0,
             contributions=0,
             tokens=0,
             train_loss=None,
-            evaluation_loss=losses.get(0),
+            evaluation_loss=found.get(0),
             digest=None,
         )
 
-    def _round(self, record: RoundRecord, losses: Mapping[int, float]) -> RoundStatus:
+    def _round(self, record: RoundRecord, found: Mapping[int, float]) -> RoundStatus:
         contributions = self._ledger.contributions(record.round)
         tokens = sum(c.tokens for c in contributions)
         loss_sum = sum(c.loss_sum for c in contributions)
@@ -108,6 +106,6 @@ class Report:
             contributions=len(contributions),
             tokens=tokens,
             train_loss=loss_sum / tokens if tokens else None,
-            evaluation_loss=losses.get(record.round),
+            evaluation_loss=found.get(record.round),
             digest=record.master_digest if record.state is RoundState.PUBLISHED else None,
         )

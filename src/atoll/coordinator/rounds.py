@@ -103,8 +103,7 @@ class Rounds:
     def _extend(self, worker_id: str) -> None:
         assert self.latest is not None
         record = self.latest.record
-        added = self._plan(record.round, [worker_id], cursor=record.cursor)
-        self._ledger.extend(added.leases, cursor=added.cursor, taken=added.taken)
+        self._ledger.extend(self._plan(record.round, [worker_id], cursor=record.cursor))
         log.info("round extended", extra={"round": record.round, "worker": worker_id})
         self.refresh()
 
@@ -131,8 +130,9 @@ class Rounds:
             round=round_number,
             manifest_sha256=self._manifest_sha256,
             cursor=planned.cursor,
-            leases=(*given, *left),
+            leases=tuple(given),
             taken=tuple(by_range[span] for span in planned.taken),
+            left=tuple(left),
         )
 
     def view(self) -> RoundView:

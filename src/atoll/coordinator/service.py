@@ -109,9 +109,7 @@ class Coordinator:
             manifest=manifest,
             held_out_rows=int(manifest.data.identity["held_out_rows"]),
         )
-        self._report = Report(
-            ledger, self._registry, self._heartbeats, self._rounds, self._evaluation
-        )
+        self._report = Report(ledger, self._registry, self._heartbeats, self._rounds)
         self._counting = threading.Lock()
 
     # Workers

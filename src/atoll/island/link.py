@@ -46,7 +46,7 @@ class DownloadProgress:
     offset: int = 0
 
     def opened(self, tag: str, offset: int) -> None:
-        """The answer is frame `tag` from `offset`; FrameError when that does not resume this one."""
+        """The answer is frame `tag` from `offset`; FrameError when that is no resumption."""
         if self.offset and (tag, offset) != (self.tag, self.offset):
             raise FrameError(
                 f"the frame {self.tag!r} was at byte {self.offset} when the coordinator went on "

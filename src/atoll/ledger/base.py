@@ -5,7 +5,6 @@ its effect survives a crash. Refusals are typed errors and change nothing. Safe 
 threads; calls are serialised.
 """
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from atoll.ledger.records import (
@@ -61,10 +60,8 @@ class Ledger(Protocol):
         """Inserts the first round, open, with its leases; StoreError when a round exists."""
         ...
 
-    def extend(
-        self, leases: Sequence[LeaseRecord], *, cursor: int, taken: Sequence[LeaseRecord]
-    ) -> None:
-        """Adds leases to the latest round, which must be planned or open; moves its cursor."""
+    def extend(self, plan: RoundPlan) -> None:
+        """Adds the plan's leases to its round, the latest, planned or open; moves its cursor."""
         ...
 
     def rounds(self, *, first: int = 1, last: int | None = None) -> list[RoundRecord]: ...
@@ -98,7 +95,8 @@ class Ledger(Protocol):
         """Fixes the ordered set of an open round and plans the next, in one transaction.
 
         Leases of the round without a contribution become `reopened`; `next_plan.taken` becomes
-        `taken`; the next round is inserted as `planned` with its leases. WrongRound unless open.
+        `taken` (what is `left` of one stays reopened); the next round is inserted as `planned` with
+        its leases. WrongRound unless open.
         """
         ...
 

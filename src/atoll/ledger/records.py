@@ -114,6 +114,7 @@ class RoundPlan:
     cursor: int
     leases: tuple[LeaseRecord, ...]
     taken: tuple[LeaseRecord, ...] = ()  # reopened leases whose rows this plan gives out again
+    left: tuple[LeaseRecord, ...] = ()  # parts of `taken` that were not needed; they stay reopened
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,7 @@ def begin(connection: Connection, plan: RoundPlan) -> None:
     _insert(connection, plan, state=RoundState.OPEN, expected=FIRST_ROUND)
 
 
-def extend(
-    connection: Connection,
-    leases: Sequence[LeaseRecord],
-    *,
-    cursor: int,
-    taken: Sequence[LeaseRecord],
-) -> None:
+def extend(connection: Connection, plan: RoundPlan) -> None:
     """See `Ledger.extend`."""
     latest = latest_round(connection)
     if latest is None:
@@ -46,10 +40,14 @@ def extend(
             f"round {latest.round} is {latest.state.value}; leases are only added to a round that "
             f"is planned or open"
         )
-    _take(connection, taken)
-    _add_leases(connection, leases, round_number=latest.round)
+    if plan.round != latest.round:
+        raise WrongRound(
+            f"the plan is for round {plan.round}; leases are added to round {latest.round}"
+        )
+    _give_out(connection, plan)
+    table = schema.rounds
     connection.execute(
-        update(schema.rounds).where(schema.rounds.c.round == latest.round).values(cursor=cursor)
+        update(table).where(table.c.round == latest.round).values(cursor=plan.cursor)
     )
 
 
@@ -105,8 +103,26 @@ def _insert(connection: Connection, plan: RoundPlan, *, state: RoundState, expec
         round=plan.round, state=state, manifest_sha256=plan.manifest_sha256, cursor=plan.cursor
     )
     connection.execute(insert(schema.rounds), rows.values(record))
+    _give_out(connection, plan)
+
+
+def _give_out(connection: Connection, plan: RoundPlan) -> None:
     _take(connection, plan.taken)
+    _keep_reopened(connection, plan)
     _add_leases(connection, plan.leases, round_number=plan.round)
+
+
+def _keep_reopened(connection: Connection, plan: RoundPlan) -> None:
+    for lease in plan.left:
+        inside = any(
+            (taken.round, taken.worker_id) == (lease.round, lease.worker_id)
+            and taken.start < lease.start < lease.stop == taken.stop
+            for taken in plan.taken
+        )
+        if not inside or lease.state is not LeaseState.REOPENED:
+            raise StoreError(f"{lease!r} is not the reopened end of a lease that is taken")
+    if plan.left:
+        connection.execute(insert(schema.leases), [rows.values(lease) for lease in plan.left])
 
 
 def _add_leases(

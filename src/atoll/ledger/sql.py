@@ -4,8 +4,6 @@ Only pairs each method of `base.Ledger` with its transaction; the statements are
 calls.
 """
 
-from collections.abc import Sequence
-
 from atoll.ledger import contributions, members, rounds, versions, whole
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
@@ -64,11 +62,9 @@ class SqlLedger:
         with self._database.writing() as connection:
             rounds.begin(connection, plan)
 
-    def extend(
-        self, leases: Sequence[LeaseRecord], *, cursor: int, taken: Sequence[LeaseRecord]
-    ) -> None:
+    def extend(self, plan: RoundPlan) -> None:
         with self._database.writing() as connection:
-            rounds.extend(connection, leases, cursor=cursor, taken=taken)
+            rounds.extend(connection, plan)
 
     def rounds(self, *, first: int = 1, last: int | None = None) -> list[RoundRecord]:
         with self._database.reading() as connection:

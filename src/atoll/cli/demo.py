@@ -1,0 +1,219 @@
+"""`atoll demo`: a coordinator and islands as real processes of this machine, watched to the end."""
+
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import typer
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from atoll import config
+from atoll.cli import audit as auditing
+from atoll.cli import output
+from atoll.clock import SystemClock
+from atoll.data import base as data
+from atoll.data import registry as datasets
+from atoll.errors import AtollError, CoordinatorUnreachable
+from atoll.history import audit, losses
+from atoll.island.network import NetworkLink
+from atoll.launch import local
+from atoll.launch.local import LocalCoordinator, LocalProcess, Tokens
+from atoll.protocol.messages import Status
+from atoll.simulate.cluster import worker_name
+
+POLL_SECONDS = 0.25
+LIMIT_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the demo shows at its end."""
+
+    rounds: int
+    islands: int
+    tokens: int
+    loss_first: float | None
+    loss_last: float | None
+    unigram_entropy: float
+    tokens_per_second: dict[str, float]
+    bytes_sent: int  # by all islands
+    bytes_received: int
+    all_reduce_bytes: int  # what all-reduce every step would have sent, all islands, ring, fp32
+    seconds: float
+    digest: str | None
+    audit_clean: bool
+    audit_replayed_rounds: int
+
+
+def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool) -> None:
+    """Trains, audits, and ends in a table; exit code 1 when anything does not hold."""
+    with _somewhere(directory) as home:
+        clock = SystemClock()
+        began = clock.now()
+        tokens = Tokens(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        coordinator = local.start_coordinator(run_file, home, tokens=tokens)
+        started: list[LocalProcess] = [coordinator]
+        try:
+            output.stderr.print(f"coordinator starts; state and logs in {str(home)!r}")
+            coordinator.wait_ready()
+            started += [
+                local.start_island(
+                    coordinator.url,
+                    home / "islands" / worker_name(i),
+                    worker_id=worker_name(i),
+                    tokens=tokens,
+                )
+                for i in range(islands)
+            ]
+            output.stderr.print(f"{islands} islands join {coordinator.url}")
+            last = _watch(coordinator, started[1:], tokens)
+            for process in started:
+                if process.wait(timeout_seconds=60) != 0:
+                    raise AtollError(f"{process.name} failed; its log:\n{process.log_tail()}")
+        finally:
+            for process in started:
+                process.kill()
+        summary = _summary(run_file, home, last, seconds=clock.now() - began)
+    if as_json:
+        output.print_json(asdict(summary))
+    else:
+        _show(summary, kept=home if directory is not None else None)
+    if not summary.audit_clean:
+        raise typer.Exit(1)
+
+
+def _watch(coordinator: LocalCoordinator, islands: list[LocalProcess], tokens: Tokens) -> Status:
+    """Follows the run with a live display until it is over; returns the last status."""
+    link = NetworkLink(coordinator.url, token=tokens.admin)
+    clock = SystemClock()
+    deadline = clock.now() + LIMIT_SECONDS
+    last = link.status()
+    try:
+        with _display(last) as show:
+            while last.state != "finished" or any(p.is_running() for p in islands):
+                for process in (coordinator, *islands):
+                    if not process.is_running() and process.popen.returncode != 0:
+                        raise AtollError(f"{process.name} failed; its log:\n{process.log_tail()}")
+                if clock.now() > deadline:
+                    raise AtollError(f"the demo did not end within {LIMIT_SECONDS:.0f} s")
+                clock.sleep(POLL_SECONDS)
+                try:
+                    last = link.status()
+                except CoordinatorUnreachable:
+                    continue  # it ends by itself once every island has left
+                show(last)
+    finally:
+        link.close()
+    return last
+
+
+@contextmanager
+def _display(first: Status) -> Iterator[Callable[[Status], None]]:
+    """A progress bar on a terminal; one line per round elsewhere."""
+    if not output.stderr.is_terminal:
+        shown = {0}
+
+        def lines(status: Status) -> None:
+            for entry in status.history:
+                if entry.round not in shown and entry.evaluation_loss is not None:
+                    shown.add(entry.round)
+                    output.stderr.print(
+                        f"round {entry.round:3d}: train loss {output.number(entry.train_loss)}, "
+                        f"held-out loss {output.number(entry.evaluation_loss)}"
+                    )
+
+        yield lines
+        return
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )
+    task = bar.add_task("waiting for islands", total=first.rounds)
+    with Live(bar, console=output.stderr):
+
+        def draw(status: Status) -> None:
+            losses_seen = [h.evaluation_loss for h in status.history if h.evaluation_loss]
+            loss = f", held-out loss {losses_seen[-1]:.3f}" if losses_seen else ""
+            rate = sum(w.telemetry.tokens_per_second for w in status.workers if w.live)
+            bar.update(
+                task,
+                completed=status.version,
+                description=f"{status.state}{loss}, {rate:.0f} tokens/s",
+            )
+
+        yield draw
+
+
+def _summary(run_file: Path, home: Path, last: Status, *, seconds: float) -> Summary:
+    loaded = config.load(run_file)
+    dataset = datasets.open_dataset(loaded.data, location=loaded.data_location)
+    with auditing.opened(home, auditing.Live()) as run:
+        report = audit.audit(
+            run.ledger, run.blobs, manifest=run.manifest, layout=run.layout, with_replay=True
+        )
+        held_out = losses.held_out_losses(run.ledger)
+        steps = report.tokens // (run.manifest.inner.batch * dataset.block)
+        all_reduce = _ring_bytes(run.layout.nbytes, len(last.workers)) * steps
+    return Summary(
+        rounds=report.rounds,
+        islands=len(last.workers),
+        tokens=report.tokens,
+        loss_first=held_out.get(0),
+        loss_last=held_out.get(report.rounds),
+        unigram_entropy=data.unigram_entropy(dataset),
+        tokens_per_second={w.worker_id: w.telemetry.tokens_per_second for w in last.workers},
+        bytes_sent=sum(w.telemetry.bytes_sent for w in last.workers),
+        bytes_received=sum(w.telemetry.bytes_received for w in last.workers),
+        all_reduce_bytes=all_reduce,
+        seconds=seconds,
+        digest=report.digest,
+        audit_clean=report.clean,
+        audit_replayed_rounds=report.replayed_rounds,
+    )
+
+
+def _ring_bytes(model_bytes: int, islands: int) -> int:
+    """What one island sends in one ring all-reduce of fp32 gradients."""
+    return 2 * model_bytes * (islands - 1) // islands
+
+
+def _show(summary: Summary, *, kept: Path | None) -> None:
+    saved = summary.all_reduce_bytes / max(1, summary.bytes_sent)
+    rates = ", ".join(f"{n} {v:.0f}" for n, v in sorted(summary.tokens_per_second.items()))
+    rows: list[tuple[str, str | None]] = [
+        ("rounds", str(summary.rounds)),
+        ("tokens", str(summary.tokens)),
+        ("held-out loss, first", output.number(summary.loss_first)),
+        ("held-out loss, last", output.number(summary.loss_last)),
+        ("unigram entropy of the data", output.number(summary.unigram_entropy)),
+        ("tokens/s", rates),
+        ("sent by islands", output.size(summary.bytes_sent)),
+        ("received by islands", output.size(summary.bytes_received)),
+        (
+            "all-reduce every step would send",
+            f"{output.size(summary.all_reduce_bytes)} ({saved:.0f}x)",
+        ),
+        (
+            "audit",
+            f"clean, {summary.audit_replayed_rounds} rounds replayed bit for bit"
+            if summary.audit_clean
+            else "NOT clean; run `atoll audit --replay`",
+        ),
+        ("params digest", (summary.digest or "")[:16] + "…"),
+        ("time", f"{summary.seconds:.0f} s"),
+    ]
+    output.console.print(output.table(None, (f"{summary.islands} islands", ""), rows))
+    if kept is not None:
+        output.say(f"state kept in {str(kept)!r}: atoll export {kept} -o model.safetensors")
+
+
+@contextmanager
+def _somewhere(directory: Path | None) -> Iterator[Path]:
+    if directory is not None:
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="atoll-demo-") as made:
+        yield Path(made)

@@ -1,0 +1,106 @@
+"""What makes a restarted island continue as if it had paused.
+
+Inner optimizer, random state and error-feedback residual, saved with every contribution: pending
+until its receipt, then the checkpoint. A refusal goes back to the last checkpoint.
+"""
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from atoll.codecs import feedback
+from atoll.codecs.base import Codec
+from atoll.island import inner_state
+from atoll.island.store import IslandStore, Saved, StoredFrame
+from atoll.protocol.messages import Info
+
+log = logging.getLogger(__name__)
+
+
+class Continuity:
+    """The inner state of one island and its copies on disk."""
+
+    def __init__(
+        self, store: IslandStore, info: Info, *, worker_id: str, codec: Codec, elements: int
+    ) -> None:
+        self._store = store
+        self._info = info
+        self._worker_id = worker_id
+        self._codec = codec
+        self._elements = elements
+        self._optimizer: Optimizer | None = None
+        self.residual: Tensor | None = None  # bf16; what rounding lost of earlier contributions
+
+    def start(self, optimizer: Optimizer | None) -> None:
+        """A newcomer's inner state: nothing learned, its own random stream."""
+        self._optimizer = optimizer
+        if optimizer is not None:
+            optimizer.state.clear()
+        if self._info.upload.error_feedback:
+            self.residual = feedback.new_residual(self._codec, self._elements)
+        seed = random.Random(f"{self._info.seed}/{self._worker_id}").getrandbits(63)
+        torch.manual_seed(seed)
+
+    def resume(self) -> Saved | None:
+        """Adopts an earlier life's checkpoint; returns a round that still waits for its receipt."""
+        saved, pending = self._store.checkpoint(), self._store.pending()
+        if any(s is not None and s.meta["run_id"] != self._info.run_id for s in (saved, pending)):
+            log.warning("the island's state belongs to another run and is dropped")
+            self._store.forget()
+            return None
+        if saved is not None:
+            self._adopt(saved)
+        return pending
+
+    def begin(self, round_number: int) -> Path:
+        """Where the frame of a round and the state that goes with it are to be written."""
+        return self._store.begin(round_number)
+
+    def describe(self, preamble: bytes, sha256: str) -> dict[str, Any]:
+        """What is written beside a frame, so that another life can resend it."""
+        return {"preamble": preamble.hex(), "sha256": sha256, "run_id": self._info.run_id}
+
+    def save(self, path: Path, frame: dict[str, Any], residual: Tensor | None) -> None:
+        """Makes frame and inner state durable, still pending; `residual` is the one after it."""
+        tensors = inner_state.random_state()
+        numbers: dict[str, Any] = {}
+        if self._optimizer is not None:
+            state, numbers = inner_state.flatten(self._optimizer)
+            tensors |= state
+        if residual is not None:
+            tensors["residual"] = residual
+        self._store.complete(path, {**frame, "numbers": numbers}, tensors)
+
+    def frame(self, round_number: int, described: dict[str, Any]) -> StoredFrame:
+        """The frame of a pending round."""
+        return self._store.frame(Saved(round_number, described, {}))
+
+    def promote(self, round_number: int, residual: Tensor | None) -> None:
+        """The receipt is here: pending becomes the checkpoint."""
+        self.residual = residual
+        self._store.promote(round_number)
+
+    def adopt_pending(self, pending: Saved) -> None:
+        """The receipt of an earlier life's round is here: its state is ours."""
+        self._adopt(pending)
+        self._store.promote(pending.round)
+
+    def roll_back(self) -> None:
+        """The round did not count: back to the last accepted one."""
+        self._store.discard_pending()
+        saved = self._store.checkpoint()
+        self.start(self._optimizer)
+        if saved is not None:
+            self._adopt(saved)
+
+    def _adopt(self, saved: Saved) -> None:
+        if self._optimizer is not None:
+            inner_state.restore(self._optimizer, saved.tensors, saved.meta["numbers"])
+        inner_state.set_random_state(saved.tensors)
+        if self.residual is not None and "residual" in saved.tensors:
+            self.residual = saved.tensors["residual"]

@@ -1,0 +1,75 @@
+"""Handing in a round: encode, persist, upload, and what the answer means for the inner state."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from atoll.codecs.base import Codec
+from atoll.codecs.noise import Noise
+from atoll.errors import Conflict, LeaseLost, StaleContribution, WrongBase, WrongRound
+from atoll.island import contribution
+from atoll.island.continuity import Continuity
+from atoll.island.session import Session
+from atoll.island.store import Saved, StoredFrame
+from atoll.island.weights import IslandWeights
+from atoll.wire.header import FrameHeader
+
+log = logging.getLogger(__name__)
+
+# The round is over, or its rows are somebody else's: the island goes on from the new version.
+_ROUND_IS_OVER = (StaleContribution, Conflict, LeaseLost, WrongBase, WrongRound)
+
+
+def contribute(
+    session: Session,
+    continuity: Continuity,
+    weights: IslandWeights,
+    header: FrameHeader,
+    *,
+    codec: Codec,
+    noise: Noise,
+) -> bool:
+    """Whether the contribution is in; if not, the inner state is the last accepted round's."""
+    path = continuity.begin(header.round)
+    with (path / "frame").open("wb") as file:
+        encoded = contribution.encode(
+            weights, header, file.write, codec=codec, residual=continuity.residual, noise=noise
+        )
+    described = continuity.describe(encoded.preamble, encoded.sha256)
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(continuity.save, path, described, encoded.residual)
+        frame = continuity.frame(header.round, described)
+        # The frame travels while it is being synced here; only the commit waits for that.
+        accepted = _send(session, frame, before_commit=saving.result)
+        saving.result()
+    if accepted:
+        continuity.promote(header.round, encoded.residual)
+    else:
+        continuity.roll_back()
+    return accepted
+
+
+def resend(session: Session, continuity: Continuity, pending: Saved) -> None:
+    """Takes up a frame that an earlier life had persisted and has no receipt for."""
+    frame = continuity.frame(pending.round, pending.meta)
+    if _send(session, frame, before_commit=lambda: None):
+        continuity.adopt_pending(pending)
+    else:
+        continuity.roll_back()
+
+
+def _send(session: Session, frame: StoredFrame, *, before_commit: Callable[[], None]) -> bool:
+    try:
+        receipt = session.call(
+            lambda: session.link.upload(session.identity(), frame, before_commit=before_commit)
+        )
+    except _ROUND_IS_OVER as error:
+        log.warning(
+            "contribution refused, its rows go to a later round",
+            extra={"code": error.code, "reason": str(error)},
+        )
+        return False
+    finally:
+        frame.close()
+    log.info("contribution accepted", extra={"receipt": receipt})
+    return True

@@ -1,0 +1,140 @@
+"""Coordinator and islands as processes of this machine; used by `atoll demo` and by the tests.
+
+Every process writes to a log file of its own and is ended by its pid, never by name.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.clock import Clock, SystemClock
+from atoll.errors import AtollError
+
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The two tokens of a local run."""
+
+    worker: str
+    admin: str
+
+
+@dataclass
+class LocalProcess:
+    """A started process and its log."""
+
+    name: str
+    popen: "subprocess.Popen[bytes]"
+    log_path: Path
+    clock: Clock = field(default_factory=SystemClock)
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self.popen.poll() is None
+
+    def wait(self, *, timeout_seconds: float) -> int:
+        """The exit code; AtollError with the log's end when it does not come in time."""
+        try:
+            return self.popen.wait(timeout_seconds)
+        except subprocess.TimeoutExpired as exc:
+            raise AtollError(
+                f"{self.name} did not end within {timeout_seconds:.0f} s; its log ends with:\n"
+                f"{self.log_tail()}"
+            ) from exc
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until the process is gone."""
+        if self.is_running():
+            self.popen.send_signal(signal.SIGKILL)
+        self.popen.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM; does not wait."""
+        if self.is_running():
+            self.popen.send_signal(signal.SIGTERM)
+
+    def log_tail(self, nbytes: int = 4000) -> str:
+        """The end of what the process printed."""
+        data = self.log_path.read_bytes()
+        return data[-nbytes:].decode(errors="replace")
+
+
+@dataclass
+class LocalCoordinator(LocalProcess):
+    """A coordinator process; `url` is known once it serves."""
+
+    ready_path: Path = Path()
+    url: str = ""
+    fingerprint: str | None = None
+
+    def wait_ready(self, *, timeout_seconds: float = 60.0) -> None:
+        """Blocks until the coordinator serves; AtollError with its log when it does not."""
+        deadline = self.clock.now() + timeout_seconds
+        while not self.ready_path.exists():
+            if not self.is_running() or self.clock.now() > deadline:
+                raise AtollError(f"the coordinator does not serve; its log:\n{self.log_tail()}")
+            self.clock.sleep(POLL_SECONDS)
+        ready = json.loads(self.ready_path.read_text())
+        self.url, self.fingerprint = str(ready["url"]), ready["fingerprint"]
+
+
+def start_coordinator(
+    run_file: Path,
+    directory: Path,
+    *,
+    tokens: Tokens,
+    options: Sequence[str] = (),
+    program: Sequence[str] = (sys.executable, "-m", "atoll"),
+) -> LocalCoordinator:
+    """Starts `atoll serve` on a free loopback port; its log is `directory`/coordinator.log."""
+    directory.mkdir(parents=True, exist_ok=True)
+    ready_path = directory / "ready.json"
+    ready_path.unlink(missing_ok=True)
+    words = [*program, "serve", str(run_file), "--dir", str(directory), "--port", "0"]
+    words += ["--ready-file", str(ready_path), *options]
+    environment = {"ATOLL_WORKER_TOKEN": tokens.worker, "ATOLL_ADMIN_TOKEN": tokens.admin}
+    log_path = directory / "coordinator.log"
+    popen = _start(words, log_path, environment)
+    return LocalCoordinator("coordinator", popen, log_path, ready_path=ready_path)
+
+
+def start_island(
+    url: str,
+    state: Path,
+    *,
+    worker_id: str,
+    tokens: Tokens,
+    options: Sequence[str] = (),
+    program: Sequence[str] = (sys.executable, "-m", "atoll"),
+) -> LocalProcess:
+    """Starts `atoll join`; its log is beside its state directory."""
+    state.parent.mkdir(parents=True, exist_ok=True)
+    words = [*program, "join", url, "--worker-id", worker_id, "--state", str(state), *options]
+    log_path = state.with_name(state.name + ".log")
+    return LocalProcess(
+        worker_id, _start(words, log_path, {"ATOLL_TOKEN": tokens.worker}), log_path
+    )
+
+
+def _start(
+    words: Sequence[str], log_path: Path, environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )
