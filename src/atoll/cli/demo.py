@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.live import Live
@@ -21,7 +22,7 @@ from atoll.errors import AtollError, CoordinatorUnreachable
 from atoll.history import audit, losses
 from atoll.island.network import NetworkLink
 from atoll.launch import local
-from atoll.launch.local import LocalCoordinator, LocalProcess, Tokens
+from atoll.launch.local import LocalCoordinator, LocalIsland, LocalProcess, Tokens
 from atoll.protocol.messages import Status
 from atoll.simulate.cluster import worker_name
 
@@ -60,7 +61,7 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
         try:
             output.stderr.print(f"coordinator starts; state and logs in {str(home)!r}")
             coordinator.wait_ready()
-            started += [
+            islands_started = [
                 local.start_island(
                     coordinator.url,
                     home / "islands" / worker_name(i),
@@ -69,15 +70,17 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
                 )
                 for i in range(islands)
             ]
+            started += islands_started
             output.stderr.print(f"{islands} islands join {coordinator.url}")
-            last = _watch(coordinator, started[1:], tokens)
+            _watch(coordinator, islands_started, tokens)
             for process in started:
                 if process.wait(timeout_seconds=60) != 0:
                     raise AtollError(f"{process.name} failed; its log:\n{process.log_tail()}")
         finally:
             for process in started:
                 process.kill()
-        summary = _summary(run_file, home, last, seconds=clock.now() - began)
+        results = [island.result() for island in islands_started]
+        summary = _summary(run_file, home, results, seconds=clock.now() - began)
     if as_json:
         output.print_json(asdict(summary))
     else:
@@ -86,8 +89,8 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
         raise typer.Exit(1)
 
 
-def _watch(coordinator: LocalCoordinator, islands: list[LocalProcess], tokens: Tokens) -> Status:
-    """Follows the run with a live display until it is over; returns the last status."""
+def _watch(coordinator: LocalCoordinator, islands: list[LocalIsland], tokens: Tokens) -> None:
+    """Follows the run with a live display until it is over."""
     link = NetworkLink(coordinator.url, token=tokens.admin)
     clock = SystemClock()
     deadline = clock.now() + LIMIT_SECONDS
@@ -108,7 +111,6 @@ def _watch(coordinator: LocalCoordinator, islands: list[LocalProcess], tokens: T
                 show(last)
     finally:
         link.close()
-    return last
 
 
 @contextmanager
@@ -147,7 +149,9 @@ def _display(first: Status) -> Iterator[Callable[[Status], None]]:
         yield draw
 
 
-def _summary(run_file: Path, home: Path, last: Status, *, seconds: float) -> Summary:
+def _summary(
+    run_file: Path, home: Path, results: list[dict[str, Any]], *, seconds: float
+) -> Summary:
     loaded = config.load(run_file)
     dataset = datasets.open_dataset(loaded.data, location=loaded.data_location)
     with auditing.opened(home, auditing.Live()) as run:
@@ -156,17 +160,17 @@ def _summary(run_file: Path, home: Path, last: Status, *, seconds: float) -> Sum
         )
         held_out = losses.held_out_losses(run.ledger)
         steps = report.tokens // (run.manifest.inner.batch * dataset.block)
-        all_reduce = _ring_bytes(run.layout.nbytes, len(last.workers)) * steps
+        all_reduce = _ring_bytes(run.layout.nbytes, len(results)) * steps
     return Summary(
         rounds=report.rounds,
-        islands=len(last.workers),
+        islands=len(results),
         tokens=report.tokens,
         loss_first=held_out.get(0),
         loss_last=held_out.get(report.rounds),
         unigram_entropy=data.unigram_entropy(dataset),
-        tokens_per_second={w.worker_id: w.telemetry.tokens_per_second for w in last.workers},
-        bytes_sent=sum(w.telemetry.bytes_sent for w in last.workers),
-        bytes_received=sum(w.telemetry.bytes_received for w in last.workers),
+        tokens_per_second={r["worker_id"]: r["tokens_per_second"] for r in results},
+        bytes_sent=sum(r["bytes_sent"] for r in results),
+        bytes_received=sum(r["bytes_received"] for r in results),
         all_reduce_bytes=all_reduce,
         seconds=seconds,
         digest=report.digest,

@@ -54,17 +54,18 @@ def join(options: JoinOptions) -> None:
             jitter=jitter,
         )
         torch.set_num_threads(run.manifest.inner.threads)
-        output.say(
-            f"island {run.worker_id!r} joins run {run.manifest.name!r} ({run_id}); "
-            f"state in {str(store.directory)!r}"
-        )
+        if not options.as_json:
+            output.say(
+                f"island {run.worker_id!r} joins run {run.manifest.name!r} ({run_id}); "
+                f"state in {str(store.directory)!r}"
+            )
         pulse = Pulse(run)
         pulse.start()
         try:
             trainer.train(run, location=options.data, device=device_of(options.device))
         finally:
             pulse.stop()
-        _tell(run, link, as_json=options.as_json)
+        _tell(run, as_json=options.as_json)
     finally:
         store.close()
         link.close()
@@ -121,13 +122,16 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _tell(run: Run, link: NetworkLink, *, as_json: bool) -> None:
+def _tell(run: Run, *, as_json: bool) -> None:
+    telemetry = run.telemetry()
     summary = {
         "worker_id": run.worker_id,
         "version": run.version,
         "digest": run.digest,
-        "bytes_sent": link.bytes_sent,
-        "bytes_received": link.bytes_received,
+        "tokens": telemetry.tokens,
+        "tokens_per_second": telemetry.tokens_per_second,
+        "bytes_sent": telemetry.bytes_sent,
+        "bytes_received": telemetry.bytes_received,
         "stale_rounds": run.stale_rounds,
     }
     if as_json:
@@ -135,5 +139,6 @@ def _tell(run: Run, link: NetworkLink, *, as_json: bool) -> None:
     else:
         output.say(
             f"run finished at version {run.version}, params digest {run.digest}; "
-            f"sent {output.size(link.bytes_sent)}, received {output.size(link.bytes_received)}"
+            f"sent {output.size(telemetry.bytes_sent)}, "
+            f"received {output.size(telemetry.bytes_received)}"
         )

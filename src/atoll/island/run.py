@@ -40,6 +40,7 @@ from atoll.protocol.messages import (
     EvaluationReport,
     EvaluationTask,
     HeartbeatRequest,
+    Telemetry,
 )
 from atoll.strategies import build
 from atoll.wire.header import FrameHeader
@@ -187,11 +188,14 @@ class Run:
     def beat(self) -> None:
         """One heartbeat; called from a thread of its own."""
         if self._session.is_registered:
-            link = self._session.link
-            telemetry = self._meter.telemetry(
-                bytes_sent=link.bytes_sent, bytes_received=link.bytes_received
+            self._session.link.heartbeat(
+                HeartbeatRequest(identity=self._session.identity(), telemetry=self.telemetry())
             )
-            link.heartbeat(HeartbeatRequest(identity=self._session.identity(), telemetry=telemetry))
+
+    def telemetry(self) -> Telemetry:
+        """What this island tells about itself."""
+        link = self._session.link
+        return self._meter.telemetry(bytes_sent=link.bytes_sent, bytes_received=link.bytes_received)
 
     def _must_be_loaded(self) -> _Loaded:
         if self._loaded is None:

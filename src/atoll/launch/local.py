@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError
@@ -89,6 +90,19 @@ class LocalCoordinator(LocalProcess):
         self.url, self.fingerprint = str(ready["url"]), ready["fingerprint"]
 
 
+@dataclass
+class LocalIsland(LocalProcess):
+    """An island process; what it came to is known once it ended well."""
+
+    result_path: Path = Path()
+
+    def result(self) -> dict[str, Any]:
+        """The summary that `atoll join --json` printed."""
+        found = json.loads(self.result_path.read_text())
+        assert isinstance(found, dict)
+        return found
+
+
 def start_coordinator(
     run_file: Path,
     directory: Path,
@@ -117,24 +131,29 @@ def start_island(
     tokens: Tokens,
     options: Sequence[str] = (),
     program: Sequence[str] = (sys.executable, "-m", "atoll"),
-) -> LocalProcess:
-    """Starts `atoll join`; its log is beside its state directory."""
+) -> LocalIsland:
+    """Starts `atoll join`; its log and its result are beside its state directory."""
     state.parent.mkdir(parents=True, exist_ok=True)
     words = [*program, "join", url, "--worker-id", worker_id, "--state", str(state), *options]
     log_path = state.with_name(state.name + ".log")
-    return LocalProcess(
-        worker_id, _start(words, log_path, {"ATOLL_TOKEN": tokens.worker}), log_path
-    )
+    result_path = state.with_name(state.name + ".json")
+    environment = {"ATOLL_TOKEN": tokens.worker}
+    popen = _start([*words, "--json"], log_path, environment, result_path=result_path)
+    return LocalIsland(worker_id, popen, log_path, result_path=result_path)
 
 
 def _start(
-    words: Sequence[str], log_path: Path, environment: Mapping[str, str]
+    words: Sequence[str],
+    log_path: Path,
+    environment: Mapping[str, str],
+    *,
+    result_path: Path | None = None,
 ) -> "subprocess.Popen[bytes]":
-    with log_path.open("ab") as log:
+    with log_path.open("ab") as log, (result_path or log_path).open("ab") as result:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
+            stdout=result,
+            stderr=log,
             env={**os.environ, **environment},
         )
