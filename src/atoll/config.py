@@ -68,6 +68,8 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     model = _section(table, "model")
     data = _section(table, "data")
     storage = table.get("storage", {})
+    if not isinstance(storage, dict):
+        raise ConfigError(f"storage={storage!r} must be a [storage] section")
     local = {name: storage.pop(name) for name in _LOCAL_STORAGE if name in storage}
     start_from = model.pop("start_from", None)
     location = data.pop("path", None)

@@ -4,7 +4,11 @@ import datetime
 import ipaddress
 import json
 import os
+import re
 import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +21,13 @@ from atoll.clock import SystemClock
 from atoll.coordinator import access, boot, certificate
 from atoll.coordinator.access import Access, Role
 from atoll.coordinator.certificate import Certificate
-from atoll.coordinator.server import Address, Listen, Server
+from atoll.coordinator.server import STOP_SIGNALS, Address, Listen, Server
 from atoll.errors import ConfigError
 from atoll.launch import state
 from atoll.ledger.base import Ledger
 
+MIN_TOKEN_CHARACTERS = 16
+_SENDABLE = re.compile(r"[!-~]+\Z")  # what a header can carry
 TOKEN_VARIABLES = {Role.WORKER: "ATOLL_WORKER_TOKEN", Role.ADMIN: "ATOLL_ADMIN_TOKEN"}
 
 
@@ -42,8 +48,13 @@ class ServeOptions:
     ready_file: Path | None = None
 
 
-def serve(options: ServeOptions) -> None:
-    """Serves until the run is over or a signal comes."""
+def serve(
+    options: ServeOptions,
+    *,
+    signals: Sequence[signal.Signals] = STOP_SIGNALS,
+    started: Callable[[Server], None] = lambda _: None,
+) -> None:
+    """Serves until the run is over or a signal comes; `started` gets the server once it answers."""
     clock = SystemClock()
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
@@ -80,8 +91,9 @@ def serve(options: ServeOptions) -> None:
                 title=f"run {manifest.name!r} ({coordinator.run_id}), "
                 f"version {coordinator.versions.current.version}, state in {str(directory)!r}",
             )
+            started(server)
 
-        server.run(ready)
+        server.run(ready, signals=signals)
         current = coordinator.versions.current
         output.say(
             f"coordinator stopped at version {current.version}, "
@@ -96,13 +108,31 @@ def _tokens(ledger: Ledger, *, renew: bool) -> dict[Role, str]:
     for role, variable in TOKEN_VARIABLES.items():
         given = os.environ.get(variable)
         if given is not None:
-            if len(given) < 16:
-                raise ConfigError(f"{variable} has {len(given)} characters; use 16 or more")
+            _check_token(variable, given)
             shown[role] = given
         elif renew or role.value not in stored:
             shown[role] = secrets.token_urlsafe(32)
-    ledger.set_credentials({role.value: access.token_hash(t) for role, t in shown.items()})
+    hashes = {role.value: access.token_hash(token) for role, token in shown.items()}
+    known = {**stored, **hashes}
+    if len(set(known.values())) < len(known):
+        raise ConfigError(
+            f"{' and '.join(TOKEN_VARIABLES.values())} are the same; "
+            f"every worker would be an admin, so choose two"
+        )
+    ledger.set_credentials(hashes)
     return shown
+
+
+def _check_token(variable: str, token: str) -> None:
+    if len(token) < MIN_TOKEN_CHARACTERS:
+        raise ConfigError(
+            f"{variable} has {len(token)} characters; use {MIN_TOKEN_CHARACTERS} or more"
+        )
+    if not _SENDABLE.match(token):
+        raise ConfigError(
+            f"{variable} holds a space, a line end or a letter outside ASCII; "
+            f"a token travels in a header, so use printable ASCII"
+        )
 
 
 def _certificate(options: ServeOptions, directory: Path) -> Certificate | None:
@@ -123,6 +153,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _reachable(host: str) -> str:
+    """What other machines can dial: every address of this one is no address."""
+    try:
+        unspecified = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host
+    return socket.gethostname() if unspecified else host
+
+
 def _announce(
     options: ServeOptions,
     address: Address,
@@ -131,17 +174,23 @@ def _announce(
     *,
     title: str,
 ) -> None:
-    shown_host = f"[{address.host}]" if ":" in address.host else address.host
-    url = f"{'http' if secured is None else 'https'}://{shown_host}:{address.port}"
+    scheme = "http" if secured is None else "https"
+    url = _url(scheme, address.host, address.port)
+    reached = _url(scheme, _reachable(address.host), address.port)
     pin = "" if secured is None else f" --fingerprint {secured.fingerprint}"
     output.say(title)
     output.say(f"serving at {url}; transfers on port {address.transfer_port}")
-    if Role.WORKER in tokens:
-        output.say(f"join with:\n  atoll join {url} --token {tokens[Role.WORKER]}{pin}")
+    if TOKEN_VARIABLES[Role.WORKER] in os.environ:
+        # Whoever set it knows it, and what is printed often ends in a log file.
+        output.say(
+            f"join with:\n  atoll join {reached} --token ${TOKEN_VARIABLES[Role.WORKER]}{pin}"
+        )
+    elif Role.WORKER in tokens:
+        output.say(f"join with:\n  atoll join {reached} --token {tokens[Role.WORKER]}{pin}")
     else:
         output.say(
             f"join with the token printed at the first start (or --new-tokens):\n"
-            f"  atoll join {url} --token …{pin}"
+            f"  atoll join {reached} --token …{pin}"
         )
     if Role.ADMIN in tokens and TOKEN_VARIABLES[Role.ADMIN] not in os.environ:
         output.say(f"admin token, shown once: {tokens[Role.ADMIN]}")

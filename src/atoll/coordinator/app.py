@@ -1,25 +1,24 @@
 """The control plane: HTTP routes that translate and decide nothing."""
 
 import asyncio
+import itertools
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atoll.clock import Clock
-from atoll.coordinator import status
+from atoll.coordinator import gate, status
 from atoll.coordinator.access import Access, Role
 from atoll.coordinator.service import Coordinator
-from atoll.errors import AtollError, FrameTooLarge, ProtocolError
+from atoll.errors import AtollError, ProtocolError
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
@@ -37,9 +36,8 @@ from atoll.protocol.messages import (
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 1 << 20
 _REFUSALS: dict[int | str, dict[str, object]] = {
-    code: {"model": ErrorReply} for code in (401, 403, 404, 409, 413, 422)
+    code: {"model": ErrorReply} for code in (401, 403, 404, 409, 413, 422, 500, 503)
 }
 
 
@@ -69,13 +67,17 @@ class Changes:
         self.closed = True
         self._event.set()
 
-    async def wait(self, seconds: float) -> None:
-        """Returns at the next change or after `seconds`."""
-        event = self._event
-        try:
-            await asyncio.wait_for(event.wait(), seconds)
-        except TimeoutError:
-            return
+    def next(self) -> asyncio.Event:
+        """Set at the first change from now on; taken before looking, no change can be missed."""
+        return self._event
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    """Returns once `event` is set or after `seconds`."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return
 
 
 def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
@@ -88,20 +90,24 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
         changes.attach()
         yield
 
-    app = FastAPI(title="Atoll coordinator", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.openapi_url = None  # what the API looks like is told to nobody without a token
+    # What the API looks like is told to nobody without a token; FastAPI's own page would be open.
+    app = FastAPI(title="Atoll coordinator", lifespan=lifespan, openapi_url=None)
     app.state.changes = changes
-    _install_errors(app)
-    app.add_middleware(BoundedBody, limit=MAX_BODY_BYTES)
+    _install_errors(app, coordinator)
+    app.add_middleware(gate.Gate, access=access, count=coordinator.refused)
     app.include_router(_open_routes())
-    app.include_router(_worker_routes(coordinator, access, changes, clock))
+    app.include_router(_worker_routes(coordinator, changes, clock))
     app.include_router(_admin_routes(coordinator, access, app))
     return app
 
 
-def _guard(access: Access, role: Role) -> Callable[..., None]:
-    def check(authorization: str | None = Header(default=None)) -> None:
-        access.require(authorization, role)
+def _admins_only(coordinator: Coordinator, access: Access) -> Callable[..., None]:
+    def check(request: Request) -> None:
+        try:
+            access.require(request.headers.get("authorization"), Role.ADMIN)
+        except AtollError as error:
+            coordinator.refused(error)
+            raise
 
     return check
 
@@ -116,10 +122,8 @@ def _open_routes() -> APIRouter:
     return router
 
 
-def _worker_routes(
-    coordinator: Coordinator, access: Access, changes: Changes, clock: Clock
-) -> APIRouter:
-    router = APIRouter(dependencies=[Depends(_guard(access, Role.WORKER))], responses=_REFUSALS)
+def _worker_routes(coordinator: Coordinator, changes: Changes, clock: Clock) -> APIRouter:
+    router = APIRouter(responses=_REFUSALS)  # the gate has seen a token of either role
 
     @router.get("/info")
     def info() -> Info:
@@ -149,11 +153,12 @@ def _worker_routes(
         _same_worker(worker_id, request.identity.worker_id)
         deadline = clock.now() + request.wait_seconds
         while True:
+            changed = changes.next()
             reply = await run_in_threadpool(coordinator.assignment, request)
             left = deadline - clock.now()
             if reply.action != "wait" or left <= 0 or changes.closed:
                 return reply
-            await changes.wait(left)
+            await _within(changed, left)
 
     @router.post("/workers/{worker_id}/evaluation")
     def evaluation(worker_id: str, report: EvaluationReport) -> Done:
@@ -165,7 +170,8 @@ def _worker_routes(
 
 
 def _admin_routes(coordinator: Coordinator, access: Access, app: FastAPI) -> APIRouter:
-    router = APIRouter(dependencies=[Depends(_guard(access, Role.ADMIN))], responses=_REFUSALS)
+    only = Depends(_admins_only(coordinator, access))
+    router = APIRouter(dependencies=[only], responses=_REFUSALS)
 
     @router.get("/openapi.json", include_in_schema=False)
     def openapi() -> JSONResponse:
@@ -174,7 +180,11 @@ def _admin_routes(coordinator: Coordinator, access: Access, app: FastAPI) -> API
     @router.get("/ledger", response_class=StreamingResponse)
     def ledger() -> StreamingResponse:
         """A consistent copy of the ledger as an SQLite file, for audit and export of a live run."""
-        return StreamingResponse(_ledger_copy(coordinator), media_type="application/vnd.sqlite3")
+        pieces = _ledger_copy(coordinator)
+        first = next(pieces)  # a copy that cannot be made is refused before the answer begins
+        return StreamingResponse(
+            itertools.chain([first], pieces), media_type="application/vnd.sqlite3"
+        )
 
     return router
 
@@ -193,48 +203,22 @@ def _same_worker(path: str, body: str) -> None:
         raise ProtocolError(f"the path names worker {path!r}, the body {body!r}; they must agree")
 
 
-def _install_errors(app: FastAPI) -> None:
+def _install_errors(app: FastAPI, coordinator: Coordinator) -> None:
     @app.exception_handler(AtollError)
     async def refused(_: Request, error: AtollError) -> JSONResponse:
-        return _reply(error, status.http(error))
+        if status.http(error) >= 500 and not error.retry:
+            # The sender cannot help it: whoever runs the coordinator must see it.
+            log.error("a request found a fault", extra={"code": error.code, "reason": str(error)})
+        return gate.reply(error)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        return _reply(ProtocolError(f"{name}: {first['msg']}"), 422)
+        refusal = ProtocolError(f"{name}: {first['msg']}")
+        coordinator.refused(refusal)
+        return gate.reply(refusal)
 
     @app.exception_handler(HTTPException)
     async def unknown(_: Request, error: HTTPException) -> JSONResponse:
-        return _reply(ProtocolError(str(error.detail)), error.status_code)
-
-
-def _reply(error: AtollError, code: int) -> JSONResponse:
-    reply = ErrorReply(code=error.code, message=str(error), retry=error.retry)
-    headers = {"WWW-Authenticate": 'Bearer realm="atoll"'} if code == 401 else None
-    return JSONResponse(reply.model_dump(), status_code=code, headers=headers)
-
-
-class BoundedBody:
-    """Refuses a body that does not say its size, or is too large, before any of it is read."""
-
-    def __init__(self, app: ASGIApp, *, limit: int) -> None:
-        self._app = app
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._fits(Headers(scope=scope)):
-            error = FrameTooLarge(
-                f"a body must declare a Content-Length of at most {self._limit} bytes"
-            )
-            await _reply(error, status.http(error))(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _fits(self, headers: Headers) -> bool:
-        declared = headers.get("content-length", "0")
-        return (
-            "transfer-encoding" not in headers
-            and declared.isdigit()
-            and int(declared) <= self._limit
-        )
+        return gate.reply(ProtocolError(str(error.detail)), code=error.status_code)

@@ -36,18 +36,23 @@ class Certificate:
 
     @property
     def fingerprint(self) -> str:
-        """`sha256:` and the hex digest of the certificate's DER bytes."""
-        der = ssl.PEM_cert_to_DER_cert(self.pem.decode())
+        """`sha256:` and the hex digest of the certificate's DER bytes; of a chain, the first."""
+        leaf = x509.load_pem_x509_certificates(self.pem)[0]
+        der = leaf.public_bytes(serialization.Encoding.DER)
         return f"sha256:{hashlib.sha256(der).hexdigest()}"
 
 
 def given(certificate_path: Path, key_path: Path) -> Certificate:
     """A certificate from two files; refuses unreadable or mismatched ones by name."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate_path, key_path)
+        # Without a password OpenSSL would ask for one on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            certificate_path, key_path, password=""
+        )
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(
-            f"cannot use certificate {str(certificate_path)!r} with key {str(key_path)!r}: {exc}"
+            f"cannot use certificate {str(certificate_path)!r} with key {str(key_path)!r}: {exc}; "
+            f"give two PEM files that belong together, the key without a password"
         ) from exc
     return Certificate(certificate_path, key_path)
 
@@ -93,8 +98,12 @@ def _names(host: str) -> list[x509.GeneralName]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # By rename: a crash leaves no half of a file, and the mode is ours whatever was there.
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(part, path)

@@ -1,8 +1,9 @@
 """Held-out loss: who evaluates which rows of which version, and the sums that come back."""
 
+from atoll.errors import ContributionError, WrongRound
 from atoll.ledger.base import Ledger
 from atoll.protocol.manifest import Manifest
-from atoll.protocol.messages import EvaluationTask
+from atoll.protocol.messages import EvaluationReport, EvaluationTask
 
 
 class Evaluation:
@@ -12,6 +13,20 @@ class Evaluation:
         self._ledger = ledger
         self._every = manifest.evaluate.every
         self._rows = held_out_rows
+        self._block = int(manifest.data.identity["block"])
+
+    def check(self, report: EvaluationReport, *, current_version: int) -> None:
+        """Refuses a report of weights that nobody has yet, or over more tokens than there are."""
+        if report.version > current_version:
+            raise WrongRound(
+                f"version={report.version} of the evaluation is not published; the newest is "
+                f"{current_version}; evaluate what an assignment asks for"
+            )
+        if report.tokens > self._rows * self._block:
+            raise ContributionError(
+                f"tokens={report.tokens} of the evaluation are more than the "
+                f"{self._rows * self._block} of {self._rows} held-out rows"
+            )
 
     def task(
         self, worker_id: str, *, version: int, members: list[str], final: bool

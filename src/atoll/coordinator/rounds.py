@@ -198,6 +198,8 @@ class Rounds:
             frozen = self._ledger.freeze(record.round, next_plan)
             self.tokens += sum(c.tokens for c in frozen)
             self._quorum_since = None
+            # From here on the round is closed for everybody who asks.
+            self.refresh()
             return frozen
 
     def _ends_after(self, round_number: int, tokens: int) -> bool:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 8
 STOP_SECONDS = 8.0  # SIGTERM must be over within 10 s
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LINGER_SECONDS = 30.0  # how long a finished run waits for islands to fetch the last version
 
 
@@ -68,17 +69,35 @@ class Server:
         self._clock = clock
         self._listen = listen
         self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self.app = app.create(coordinator, access, clock)
 
-    def run(self, on_ready: Callable[[Address], None]) -> None:
-        """Blocks until the end; raises what made closing a round fail."""
-        asyncio.run(self._serve(on_ready))
+    def run(
+        self,
+        on_ready: Callable[[Address], None],
+        *,
+        signals: Sequence[signal.Signals] = STOP_SIGNALS,
+    ) -> None:
+        """Blocks until the end; raises what made closing a round fail.
+
+        `signals` end it; give none outside the main thread, where none can be caught.
+        """
+        asyncio.run(self._serve(on_ready, signals))
         if self._failure is not None:
             raise self._failure
 
-    async def _serve(self, on_ready: Callable[[Address], None]) -> None:
-        loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+    def stop(self) -> None:
+        """Ends a running server as a signal would; from any thread, harmless after the end."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _serve(
+        self, on_ready: Callable[[Address], None], signals: Sequence[signal.Signals]
+    ) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        stop = self._stop
+        for number in signals:
             loop.add_signal_handler(number, stop.set)
 
         def fail(exc: BaseException) -> None:
@@ -87,10 +106,13 @@ class Server:
 
         listener = self._bind()
         pool = ThreadPoolExecutor(TRANSFER_THREADS, thread_name_prefix="transfer")
-        rpc, transfer_port = await self._start_rpc(pool)
+        try:
+            rpc, transfer_port = await self._start_rpc(pool)
+        except BaseException:
+            listener.close()
+            raise
         self._coordinator.transfer_port = transfer_port
-        control = app.create(self._coordinator, self._access, self._clock)
-        http = _Http(self._http_config(control))
+        http = _Http(self._http_config(self.app))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         heartbeat = self._coordinator.manifest.heartbeat_interval
         closer = Closer(self._coordinator, tick_seconds=min(0.25, heartbeat / 4), on_failure=fail)
@@ -103,7 +125,7 @@ class Server:
         )
         log.info("coordinator stops")
         over.cancel()
-        control.state.changes.close()  # long polls end now; islands ask again after a restart
+        self.app.state.changes.close()  # long polls end now; islands ask again after a restart
         http.should_exit = True
         await rpc.stop(grace=1.0)
         await serving
@@ -113,7 +135,11 @@ class Server:
 
     def _bind(self) -> socket.socket:
         try:
-            return socket.create_server((self._listen.host, self._listen.port), backlog=1024)
+            return socket.create_server(
+                (self._listen.host, self._listen.port),
+                family=socket.AF_INET6 if ":" in self._listen.host else socket.AF_INET,
+                backlog=1024,
+            )
         except OSError as exc:
             raise ConfigError(
                 f"cannot listen on {self._listen.host}:{self._listen.port}: {exc.strerror}; "
@@ -124,7 +150,11 @@ class Server:
         certificate = self._listen.certificate
         return uvicorn.Config(
             control,
+            http="h11",
+            ws="none",
+            proxy_headers=False,
             log_config=None,
+            log_level=logging.ERROR,  # a port scan is not worth a line each
             access_log=False,
             server_header=False,
             timeout_keep_alive=75,
@@ -135,12 +165,14 @@ class Server:
 
     async def _start_rpc(self, pool: ThreadPoolExecutor) -> tuple[grpc.aio.Server, int]:
         rpc = grpc.aio.server(
-            interceptors=[transfer.TokenInterceptor(self._access)], options=transfer.options()
+            interceptors=[transfer.TokenInterceptor(self._access, count=self._coordinator.refused)],
+            options=transfer.options(),
         )
         transfer_pb2_grpc.add_TransferServicer_to_server(  # type: ignore[no-untyped-call] # generated
             transfer.TransferService(self._coordinator, pool), rpc
         )
-        where = f"{self._listen.host}:{self._listen.transfer_port}"
+        host = f"[{self._listen.host}]" if ":" in self._listen.host else self._listen.host
+        where = f"{host}:{self._listen.transfer_port}"
         certificate = self._listen.certificate
         try:
             if certificate is None:

@@ -237,6 +237,7 @@ class Coordinator:
         """Takes a worker's share of a version's held-out loss."""
         with self._refusals():
             self._registry.check(report.identity)
+            self._evaluation.check(report, current_version=self.versions.current.version)
             self._ledger.add_evaluation(
                 EvaluationRecord(
                     report.version, report.identity.worker_id, report.loss_sum, report.tokens
@@ -274,8 +275,10 @@ class Coordinator:
         return None
 
     def _close(self, round_number: int) -> None:
+        began = self._clock.now()
         contributions = self._ledger.contributions(round_number)
         digests = self.versions.compute(round_number, contributions)
+        computed = self._clock.now()
         prev_hash = self._chain_head(round_number)
         published = Published(
             prev_hash=prev_hash,
@@ -304,6 +307,8 @@ class Coordinator:
                 "round": round_number,
                 "accepted": len(contributions),
                 "digest": digests.master.root,
+                "compute_seconds": round(computed - began, 4),
+                "record_seconds": round(self._clock.now() - computed, 4),
             },
         )
         self._changed()
@@ -362,7 +367,7 @@ class Coordinator:
         with self._refusals():
             self._registry.check(identity)
             self._heartbeats.hear(identity.worker_id)
-        return self.versions.frame_for(have_digest=have_digest)
+            return self.versions.frame_for(have_digest=have_digest)
 
     def sent(self, identity: Identity, nbytes: int) -> None:
         """Progress of a download: a sign of life."""
@@ -411,13 +416,17 @@ class Coordinator:
         with self._counting:
             self.counters[name] += amount
 
+    def refused(self, error: AtollError) -> None:
+        """Counts a refusal; adapters call it for what they refuse before a message gets here."""
+        with self._counting:
+            self.refusals[error.code] += 1
+            if isinstance(error, StaleContribution):
+                self.counters["stale_contributions"] += 1
+
     @contextmanager
     def _refusals(self) -> Iterator[None]:
         try:
             yield
         except AtollError as exc:
-            with self._counting:
-                self.refusals[exc.code] += 1
-                if isinstance(exc, StaleContribution):
-                    self.counters["stale_contributions"] += 1
+            self.refused(exc)
             raise

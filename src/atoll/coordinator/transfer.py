@@ -5,8 +5,10 @@ Hashing, decoding and disk run in worker threads, so the event loop keeps answer
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import grpc
@@ -16,7 +18,7 @@ from atoll.coordinator import status, uploads
 from atoll.coordinator.access import Access, Role
 from atoll.coordinator.admission import UploadRequest
 from atoll.coordinator.service import Coordinator
-from atoll.errors import AtollError, FrameError, ProtocolError
+from atoll.errors import AtollError, FrameError, ProtocolError, StoreError
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
 from atoll.wire import frame
@@ -27,7 +29,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHUNK_BYTES = 1 << 20  # measured: 1 MiB is the fastest chunk of a Python gRPC stream on loopback
-MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)
+MAX_MESSAGE_BYTES = 2 << 20  # one chunk and room; a stranger makes the server hold no more
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 if TYPE_CHECKING:  # grpc's classes are generic in their stubs only
     Context = grpc.aio.ServicerContext[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -49,8 +52,9 @@ def options() -> list[tuple[str, int]]:
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses every call without a worker's token before its handler runs."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, *, count: Callable[[AtollError], None]) -> None:
         self._access = access
+        self._count = count
 
     async def intercept_service(
         self,
@@ -62,6 +66,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         try:
             self._access.require(metadata.get("authorization"), Role.WORKER)
         except AtollError as error:
+            self._count(error)
             return _refusing(handler, error)
         return handler
 
@@ -76,19 +81,16 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
     async def Offset(
         self, request: transfer_pb2.UploadOpen, context: "Context"
     ) -> transfer_pb2.UploadOffset:
-        try:
+        async with _answering(context):
             offset = await self._run(self._coordinator.upload_offset, _upload_request(request))
-            return transfer_pb2.UploadOffset(offset=offset)
-        except AtollError as error:
-            await _abort(context, error)
+        return transfer_pb2.UploadOffset(offset=offset)
 
     async def Upload(
         self, parts: AsyncIterator[transfer_pb2.UploadPart], context: "Context"
     ) -> transfer_pb2.Receipt:
-        try:
-            return _receipt(await self._receive(parts))
-        except AtollError as error:
-            await _abort(context, error)
+        async with _answering(context):
+            record = await self._receive(parts)
+        return _receipt(record)
 
     async def _receive(self, parts: AsyncIterator[transfer_pb2.UploadPart]) -> ContributionRecord:
         first = await anext(parts, None)
@@ -99,8 +101,11 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
             return upload
         stream = upload.stream
         async for part in parts:
-            if part.WhichOneof("part") == "commit":
+            kind = part.WhichOneof("part")
+            if kind == "commit":
                 return await self._run(self._coordinator.commit_upload, upload, stream)
+            if kind != "data":
+                raise FrameError(f"an upload goes on with `data` or `commit`, not {kind!r}")
             await self._write(upload, stream, part.data)
         raise FrameError(
             f"the upload ended without `commit` after {upload.offset} bytes; resume there"
@@ -112,27 +117,31 @@ class TransferService(transfer_pb2_grpc.TransferServicer):
     async def Download(
         self, request: transfer_pb2.DownloadRequest, context: "Context"
     ) -> AsyncIterator[transfer_pb2.DownloadPart]:
-        try:
+        async with _answering(context):
             identity = _identity(request.identity)
             spooled = await self._run(
                 lambda: self._coordinator.download(identity, have_digest=request.have_digest)
             )
-        except AtollError as error:
-            await _abort(context, error)
-        offset = request.offset if request.tag == spooled.tag else 0
-        yield transfer_pb2.DownloadPart(
-            open=transfer_pb2.DownloadOpen(
-                tag=spooled.tag,
-                nbytes=spooled.nbytes,
-                offset=offset,
-                version=spooled.header.round,
+            resumes = request.tag == spooled.tag and request.offset <= spooled.nbytes
+            offset = request.offset if resumes else 0
+            yield transfer_pb2.DownloadPart(
+                open=transfer_pb2.DownloadOpen(
+                    tag=spooled.tag,
+                    nbytes=spooled.nbytes,
+                    offset=offset,
+                    version=spooled.header.round,
+                )
             )
-        )
-        while offset < spooled.nbytes:
-            data = await self._run(spooled.read, offset, CHUNK_BYTES)
-            yield transfer_pb2.DownloadPart(data=data)
-            offset += len(data)
-            self._coordinator.sent(identity, len(data))
+            while offset < spooled.nbytes:
+                data = await self._run(spooled.read, offset, CHUNK_BYTES)
+                if not data:
+                    raise StoreError(
+                        f"{str(spooled.path)!r} ends at byte {offset} of {spooled.nbytes}; "
+                        f"restart the coordinator, which computes it again"
+                    )
+                yield transfer_pb2.DownloadPart(data=data)
+                offset += len(data)
+                self._coordinator.sent(identity, len(data))
 
     async def _run(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
@@ -143,6 +152,11 @@ def _upload_request(message: transfer_pb2.UploadOpen) -> UploadRequest:
         raise FrameError(
             f"the preamble has {len(message.preamble)} bytes; "
             f"at most {frame.MAX_PREAMBLE_BYTES} are allowed"
+        )
+    if not _SHA256.match(message.sha256):
+        raise FrameError(
+            f"sha256={message.sha256[:80]!r} must be 64 lower-case hex digits: the name of the "
+            f"whole frame"
         )
     return UploadRequest(
         identity=_identity(message.identity),
@@ -182,30 +196,45 @@ def trailing(error: AtollError) -> tuple[tuple[str, str], ...]:
 
 
 async def _abort(context: "Context", error: AtollError) -> NoReturn:
-    await context.abort(status.rpc(error), str(error), trailing(error))
+    await context.abort(status.rpc(error), status.sentence(error), trailing(error))
+
+
+@asynccontextmanager
+async def _answering(context: "Context") -> AsyncIterator[None]:
+    """Every way out of a method: typed errors by the table, accidents without their text."""
+    try:
+        yield
+    except AtollError as error:
+        if status.http(error) >= 500 and not error.retry:
+            log.error("a transfer found a fault", extra={"code": error.code, "reason": str(error)})
+        await _abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        log.exception("a transfer met an unexpected error")
+        await context.abort(
+            grpc.StatusCode.INTERNAL,
+            status.ACCIDENT,
+            (("atoll-code", status.INTERNAL), ("atoll-retry", "true")),
+        )
 
 
 def _refusing(handler: "Handler | None", error: AtollError) -> "Handler":
-    async def unary(_: object, context: "Context") -> None:
+    async def refuse(_: object, context: "Context") -> None:
         await _abort(context, error)
 
-    async def stream(_: object, context: "Context") -> AsyncIterator[None]:
-        await _abort(context, error)
-        yield
+    kinds: dict[tuple[bool, bool], Any] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    shape = (False, False) if handler is None else _shape(handler)
+    return kinds[shape](refuse)  # type: ignore[no-any-return] # grpc's factories are untyped
 
-    if handler is not None and handler.response_streaming:
-        kind: Any = (
-            grpc.stream_stream_rpc_method_handler
-            if handler.request_streaming
-            else grpc.unary_stream_rpc_method_handler
-        )
-        return kind(stream)  # type: ignore[no-any-return] # grpc's factories are untyped
-    kind = (
-        grpc.stream_unary_rpc_method_handler
-        if handler is not None and handler.request_streaming
-        else grpc.unary_unary_rpc_method_handler
-    )
-    return kind(unary)  # type: ignore[no-any-return] # grpc's factories are untyped
+
+def _shape(handler: "Handler") -> tuple[bool, bool]:
+    return handler.request_streaming, handler.response_streaming
 
 
 def methods() -> Iterable[str]:

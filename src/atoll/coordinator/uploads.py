@@ -19,7 +19,7 @@ from atoll.clock import Clock
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
 from atoll.coordinator.admission import Admission, UploadRequest
-from atoll.errors import AtollError, FrameError, NotFinite
+from atoll.errors import FrameError, NotFinite
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
@@ -152,26 +152,34 @@ class Uploads:
         if accepted is not None:
             return accepted
         header = self._admission.check(request)
+        return self._resume(request) if request.offset else self._start(request, header)
+
+    def _resume(self, request: UploadRequest) -> Upload:
         with self._lock:
             upload = self._open.get(request.identity.worker_id)
-            if upload is not None and not (_same(upload, request) and request.offset):
-                self._drop(upload)
-                upload = None
-            if upload is None:
-                upload = Upload(
-                    request,
-                    header,
-                    self._blobs.writer(expect_bytes=request.nbytes),
-                    PayloadCheck(self._admission.codec, self._admission.layout),
-                )
-                self._open[request.identity.worker_id] = upload
-            if request.offset != upload.offset:
-                raise FrameError(
-                    f"offset={request.offset} is not where the upload stands "
-                    f"({upload.offset}); ask for the offset and resume there"
-                )
-            upload.stream += 1
-            return upload
+        if upload is not None and _same(upload, request):
+            # The chunk that an earlier stream is writing counts: the offset is read after it.
+            with upload.lock:
+                if self._is_open(upload) and upload.offset == request.offset:
+                    upload.stream += 1
+                    return upload
+        raise FrameError(
+            f"offset={request.offset} is not where an upload of this frame stands; ask for the "
+            f"offset and resume there"
+        )
+
+    def _start(self, request: UploadRequest, header: FrameHeader) -> Upload:
+        # The earlier one goes first: its room on the disk may be needed.
+        self._replace(request.identity.worker_id, None)
+        upload = Upload(
+            request,
+            header,
+            self._blobs.writer(expect_bytes=request.nbytes),
+            PayloadCheck(self._admission.codec, self._admission.layout),
+        )
+        upload.stream = 1
+        self._replace(request.identity.worker_id, upload)
+        return upload
 
     def write(self, upload: Upload, stream: int, chunk: bytes) -> None:
         """Adds a chunk; a frame that turns out bad is dropped whole."""
@@ -179,9 +187,8 @@ class Uploads:
             self._check_stream(upload, stream)
             try:
                 upload.write(chunk)
-            except AtollError:
-                with self._lock:
-                    self._drop(upload)
+            except BaseException:
+                self._forget(upload)
                 raise
 
     def commit(self, upload: Upload, stream: int) -> ContributionRecord:
@@ -196,8 +203,8 @@ class Uploads:
                 norm = upload.finish()
                 return self._record(self._contribution(upload, norm))
             finally:
+                self._forget(upload)
                 with self._lock:
-                    self._drop(upload)
                     self._recording.discard(upload.request.sha256)
 
     def in_flight(self) -> frozenset[str]:
@@ -223,22 +230,39 @@ class Uploads:
         )
 
     def _check_stream(self, upload: Upload, stream: int) -> None:
-        if (
-            stream != upload.stream
-            or self._open.get(upload.request.identity.worker_id) is not upload
-        ):
+        if stream != upload.stream or not self._is_open(upload):
+            # A round that closed meanwhile is the better reason: the sender can go on from it.
+            self._admission.check(upload.request)
             raise FrameError("a later stream of this upload has taken over; ask for the offset")
 
-    def _drop(self, upload: Upload) -> None:
-        if self._open.get(upload.request.identity.worker_id) is upload:
-            del self._open[upload.request.identity.worker_id]
+    def _is_open(self, upload: Upload) -> bool:
+        with self._lock:
+            return self._open.get(upload.request.identity.worker_id) is upload
+
+    def _forget(self, upload: Upload) -> None:
+        """Drops an upload whose lock the caller holds."""
+        with self._lock:
+            if self._open.get(upload.request.identity.worker_id) is upload:
+                del self._open[upload.request.identity.worker_id]
         upload.abort()
+
+    def _replace(self, worker_id: str, upload: Upload | None) -> None:
+        with self._lock:
+            earlier = self._open.pop(worker_id, None)
+            if upload is not None:
+                self._open[worker_id] = upload
+        if earlier is not None:
+            # Under its lock: a chunk on its way must not meet a closed file, whose number another
+            # file may have by then.
+            with earlier.lock:
+                earlier.abort()
 
     def drop_all(self) -> None:
         """Forgets every upload under way; islands resume from the start."""
         with self._lock:
-            for upload in list(self._open.values()):
-                self._drop(upload)
+            workers = list(self._open)
+        for worker_id in workers:
+            self._replace(worker_id, None)
 
 
 def receipt(identity: Identity, round_number: int, sha256: str) -> str:

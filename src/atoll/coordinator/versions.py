@@ -1,7 +1,7 @@
 """The run's weights in memory: restored at start, moved on by one round at a time, published.
 
-Owns the outer state and the frames made from it. Only the closing thread calls `advance` and
-`snapshot`; any thread may ask for a download.
+Owns the outer state and the frames made from it. Only the closing thread calls `compute`,
+`publish` and `snapshot`; any thread may ask for a download.
 """
 
 import logging
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from atoll.blobs.base import Blobs
 from atoll.codecs.fp32 import Fp32
 from atoll.coordinator.spool import Spool, SpooledFrame
-from atoll.errors import StateDamaged
+from atoll.errors import NotReady, StateDamaged
 from atoll.history import replay, weights
 from atoll.history.replay import Digests
 from atoll.layout import Layout
@@ -59,18 +59,21 @@ class Versions:
         self._threads = threads
         self._download = build.codec(manifest.download)
         self._lock = threading.Lock()  # held while the buffers change or are read whole
+        self._settled = True  # whether the buffers hold `current`: not between compute and publish
         self._state, self.current = self._restore()
 
     def _restore(self) -> tuple[OuterState, Current]:
         snapshots = self._ledger.snapshots()
-        if snapshots:
-            version = snapshots[-1].version
-            state = replay.snapshot_state(self._blobs, snapshots[-1], self._manifest, self._layout)
-        else:
-            version = 0
-            state = replay.initial_state(self._ledger, self._blobs, self._manifest, self._layout)
-        digests = replay.measure(state, threads=self._threads)
-        self._check_snapshot(version, digests)
+        newest = snapshots[-1] if snapshots else None
+        version = 0 if newest is None else newest.version
+        state, digests = replay.restore(
+            self._ledger,
+            self._blobs,
+            newest,
+            manifest=self._manifest,
+            layout=self._layout,
+            threads=self._threads,
+        )
         rounds = replay.replay(
             state,
             self._ledger,
@@ -91,16 +94,6 @@ class Versions:
         log.info("weights restored", extra={"version": version, "digest": digests.master.root})
         return state, Current(version, digests)
 
-    def _check_snapshot(self, version: int, digests: Digests) -> None:
-        if version == 0:
-            return
-        [record] = self._ledger.rounds(first=version, last=version)
-        if record.master_digest != digests.master.root:
-            raise StateDamaged(
-                f"the snapshot of version {version} has digest {digests.master.root} where the "
-                f"ledger records {record.master_digest}; restore the state directory from a copy"
-            )
-
     @property
     def nbytes(self) -> int:
         """Bytes of all fp32 buffers held."""
@@ -115,6 +108,7 @@ class Versions:
             self._layout, self._download, self._header_of_round(round_number)
         )
         with self._lock:
+            self._settled = False
             digests = replay.apply_round(
                 self._state,
                 self._blobs,
@@ -129,8 +123,10 @@ class Versions:
 
     def publish(self, round_number: int, digests: Digests) -> None:
         """Offers what `compute` made; called after the ledger has recorded it."""
-        self._spool.put(self._pending)
-        self.current = Current(round_number, digests)
+        with self._lock:
+            self._spool.put(self._pending)
+            self.current = Current(round_number, digests)
+            self._settled = True
 
     def _header_of_round(self, version: int) -> FrameHeader:
         lossless = self._download.lossless
@@ -149,7 +145,7 @@ class Versions:
         """The frame that brings an island to the current version.
 
         The update, when it applies to what the island has; else the whole published weights, which
-        are spooled when somebody first asks.
+        are spooled when somebody first asks. NotReady while the buffers are ahead of the ledger.
         """
         current = self.current
         update = self._spool.get("update", version=current.version)
@@ -164,6 +160,10 @@ class Versions:
             whole = self._spool.get("weights", version=current.version)
             if whole is not None:
                 return whole
+            if not self._settled:
+                raise NotReady(
+                    f"version {current.version + 1} is computed and being recorded; ask again"
+                )
             codec = Fp32()
             header = FrameHeader.of(
                 self._layout,

@@ -4,9 +4,9 @@ Reads a ledger and blobs; changes neither. Finds problems instead of raising the
 first round and tensor that differ.
 """
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 
 from atoll.blobs.base import Blobs
 from atoll.errors import AtollError
@@ -14,7 +14,7 @@ from atoll.history import replay, retention
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.base import Ledger
-from atoll.ledger.records import ContributionRecord, LeaseRecord, LeaseState, RoundState
+from atoll.ledger.records import ContributionRecord, LeaseState, RoundRecord, RoundState
 from atoll.protocol.manifest import Manifest
 from atoll.wire import frame
 
@@ -76,15 +76,33 @@ def audit(
     start = retention.replay_start(ledger, manifest.storage)
     for done, record in enumerate(rounds, start=1):
         progress("contributions", done, len(rounds))
+        _check_leaves(report, record)
         for contribution in ledger.contributions(record.round):
             _check_contribution(report, blobs, contribution, pruned=record.round <= start)
         _check_leases(report, ledger, record.round)
-    _check_rows(report, ledger, [record.round for record in rounds])
+    _check_rows(report, ledger, rounds)
     if with_replay:
         report.problems.extend(
             _replay(report, ledger, blobs, manifest, layout, start=start, progress=progress)
         )
+    # The first one named is the first round that differs.
+    report.problems.sort(key=lambda problem: problem.round)
     return report
+
+
+def _check_leaves(report: AuditReport, record: RoundRecord) -> None:
+    """The leaf hashes are outside the chain; they must be those of the digests inside it."""
+    if record.state is not RoundState.PUBLISHED:
+        return
+    for name, root, leaves in (
+        ("leaves", record.master_digest, record.leaves),
+        ("published_leaves", record.published_digest, record.published_leaves or record.leaves),
+    ):
+        found = hashlib.sha256(leaves or b"").hexdigest()
+        if found != root:
+            report.problems.append(
+                Problem(record.round, name, f"they hash to {found}, the round's digest is {root}")
+            )
 
 
 def _check_contribution(
@@ -99,12 +117,21 @@ def _check_contribution(
     try:
         with blobs.open(contribution.sha256) as reader:
             header, _ = frame.read_preamble(reader)
+            nbytes = reader.nbytes
     except AtollError as error:
         report.problems.append(
             Problem(contribution.round, f"blob of {contribution.worker_id}", str(error))
         )
         return
-    for name in ("round", "worker_id", "weight", "rows", "tokens"):
+    if nbytes != contribution.nbytes:
+        report.problems.append(
+            Problem(
+                contribution.round,
+                f"nbytes of {contribution.worker_id}",
+                f"the blob has {nbytes}, the ledger {contribution.nbytes}",
+            )
+        )
+    for name in ("round", "worker_id", "weight", "rows", "tokens", "loss_sum"):
         said, recorded = getattr(header, name), getattr(contribution, name)
         if said != recorded:
             report.problems.append(
@@ -132,21 +159,48 @@ def _check_leases(report: AuditReport, ledger: Ledger, round_number: int) -> Non
         )
 
 
-def _check_rows(report: AuditReport, ledger: Ledger, rounds: list[int]) -> None:
-    done: list[LeaseRecord] = []
-    for round_number in rounds:
-        done += [x for x in ledger.leases(round_number) if x.state is LeaseState.DONE]
-    done.sort(key=lambda lease: lease.start)
-    for one, other in pairwise(done):
-        if other.start < one.stop:
+def _check_rows(report: AuditReport, ledger: Ledger, rounds: Sequence[RoundRecord]) -> None:
+    """Every row before the cursor is done, leased or reopened: in exactly one lease."""
+    leases = [
+        lease
+        for record in rounds
+        for lease in ledger.leases(record.round)
+        if lease.state is not LeaseState.TAKEN
+    ]
+    leases.sort(key=lambda lease: (lease.start, lease.stop))
+    cursor = rounds[-1].cursor if rounds else 0
+    reached, before = 0, None
+    for lease in leases:
+        if lease.start > reached:
+            _report_lost(report, rounds, reached, lease.start)
+        if before is not None and lease.start < reached:
             report.problems.append(
                 Problem(
-                    other.round,
+                    max(lease.round, before.round),
                     "row twice",
-                    f"rows [{one.start}, {one.stop}) of round {one.round} and "
-                    f"[{other.start}, {other.stop}) of round {other.round} overlap",
+                    f"rows [{before.start}, {before.stop}) of round {before.round} and "
+                    f"[{lease.start}, {lease.stop}) of round {lease.round} overlap",
                 )
             )
+        if lease.stop > reached:
+            reached, before = lease.stop, lease
+    if reached < cursor:
+        _report_lost(report, rounds, reached, cursor)
+    if reached > cursor:
+        report.problems.append(
+            Problem(
+                rounds[-1].round,
+                "cursor",
+                f"rows up to {reached} are leased, the newest round's cursor is {cursor}",
+            )
+        )
+
+
+def _report_lost(report: AuditReport, rounds: Sequence[RoundRecord], start: int, stop: int) -> None:
+    planned = next((r.round for r in rounds if r.cursor > start), rounds[-1].round)
+    report.problems.append(
+        Problem(planned, "row lost", f"rows [{start}, {stop}) are in no lease of any round")
+    )
 
 
 def _replay(
@@ -160,12 +214,13 @@ def _replay(
     progress: Progress,
 ) -> Iterator[Problem]:
     report.replayed_from = start
+    snapshots = {snapshot.version: snapshot for snapshot in ledger.snapshots()}
+    reached = start  # the round that an error below belongs to
     try:
-        if start:
-            snapshot = next(s for s in ledger.snapshots() if s.version == start)
-            state = replay.snapshot_state(blobs, snapshot, manifest, layout)
-        else:
-            state = replay.initial_state(ledger, blobs, manifest, layout)
+        state, _ = replay.restore(
+            ledger, blobs, snapshots[start] if start else None, manifest=manifest, layout=layout
+        )
+        reached = start + 1
         for replayed in replay.replay(state, ledger, blobs, manifest=manifest, after_version=start):
             progress("replay", replayed.record.round, report.rounds)
             report.replayed_rounds += 1
@@ -173,5 +228,11 @@ def _replay(
             if difference is not None:
                 yield Problem(replayed.record.round, "replay", difference)
                 return
+            snapshot = snapshots.get(replayed.record.round)
+            if snapshot is not None:
+                difference = replay.snapshot_difference(state, blobs, snapshot, manifest)
+                if difference is not None:
+                    yield Problem(snapshot.version, "snapshot", difference)
+            reached = replayed.record.round + 1
     except AtollError as error:
-        yield Problem(start + report.replayed_rounds + 1, "replay", str(error))
+        yield Problem(reached, "replay", str(error))

@@ -25,12 +25,9 @@ def state_at(
             f"round={wanted} is not kept; this run can export rounds {first} to {newest}"
         )
     snapshots = [s for s in ledger.snapshots() if s.version <= wanted]
-    start = snapshots[-1].version if snapshots else 0
-    state = (
-        replay.snapshot_state(blobs, snapshots[-1], manifest, layout)
-        if snapshots
-        else replay.initial_state(ledger, blobs, manifest, layout)
-    )
+    nearest = snapshots[-1] if snapshots else None
+    start = 0 if nearest is None else nearest.version
+    state, _ = replay.restore(ledger, blobs, nearest, manifest=manifest, layout=layout)
     if start == wanted:
         return state, wanted
     for replayed in replay.replay(state, ledger, blobs, manifest=manifest, after_version=start):

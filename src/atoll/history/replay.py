@@ -4,10 +4,11 @@ The coordinator starts with this and audit proves with it. Reads ledger and blob
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from atoll.blobs.base import Blobs
-from atoll.errors import StateDamaged
+from atoll.errors import BlobChanged, BlobMissing, StateDamaged
 from atoll.history import sources, weights
 from atoll.layout import Layout
 from atoll.ledger.base import Ledger
@@ -66,12 +67,71 @@ def initial_state(ledger: Ledger, blobs: Blobs, manifest: Manifest, layout: Layo
 def snapshot_state(
     blobs: Blobs, snapshot: SnapshotRecord, manifest: Manifest, layout: Layout
 ) -> OuterState:
-    """The state that `snapshot` holds."""
-    master = weights.load(blobs, snapshot.master_sha256, layout)
-    slots = {name: weights.load(blobs, sha, layout) for name, sha in snapshot.slots_sha256}
-    lossless = build.codec(manifest.download).lossless
-    published = master if lossless else weights.load(blobs, snapshot.published_sha256, layout)
+    """The state that `snapshot` holds; a blob that is missing or changed names the snapshot."""
+    with _naming(f"the snapshot of version {snapshot.version}"):
+        master = weights.load(blobs, snapshot.master_sha256, layout)
+        slots = {name: weights.load(blobs, sha, layout) for name, sha in snapshot.slots_sha256}
+        lossless = build.codec(manifest.download).lossless
+        published = master if lossless else weights.load(blobs, snapshot.published_sha256, layout)
     return OuterState(layout, master, slots, published)
+
+
+def restore(
+    ledger: Ledger,
+    blobs: Blobs,
+    snapshot: SnapshotRecord | None,
+    *,
+    manifest: Manifest,
+    layout: Layout,
+    threads: int = 1,
+) -> tuple[OuterState, Digests]:
+    """The state of `snapshot` (None: the initial weights) once it has the recorded digests."""
+    if snapshot is None:
+        state = initial_state(ledger, blobs, manifest, layout)
+        return state, measure(state, threads=threads)
+    state = snapshot_state(blobs, snapshot, manifest, layout)
+    found = measure(state, threads=threads)
+    records = ledger.rounds(first=snapshot.version, last=snapshot.version)
+    differing = difference(layout, Replayed(records[0], [], found)) if records else "no such round"
+    if differing is not None:
+        raise StateDamaged(
+            f"the snapshot of version {snapshot.version} holds other weights than the ledger "
+            f"records ({differing}); restore the state directory from a copy"
+        )
+    return state, found
+
+
+def snapshot_difference(
+    state: OuterState, blobs: Blobs, snapshot: SnapshotRecord, manifest: Manifest
+) -> str | None:
+    """Where a snapshot differs from the `state` replayed to its version: buffer and tensor."""
+    stored = snapshot_state(blobs, snapshot, manifest, state.layout)
+    pairs = {
+        "master": (stored.master, state.master),
+        "published": (stored.published, state.published),
+    }
+    for name in sorted({*stored.slots, *state.slots}):
+        if name not in stored.slots or name not in state.slots:
+            return f"slot {name!r} is {'missing' if name in state.slots else 'unknown'}"
+        pairs[name] = (stored.slots[name], state.slots[name])
+    for name, (mine, theirs) in pairs.items():
+        tensor = digests.first_difference(
+            state.layout,
+            digests.digest(state.layout, mine).leaves,
+            digests.digest(state.layout, theirs).leaves,
+        )
+        if tensor is not None:
+            return f"{name}, tensor {tensor!r}"
+    return None
+
+
+@contextmanager
+def _naming(subject: str) -> Iterator[None]:
+    """Says in whose service a blob was read when it is missing or changed."""
+    try:
+        yield
+    except (BlobMissing, BlobChanged) as error:
+        raise type(error)(f"{subject} cannot be read: {error}") from error
 
 
 def apply_round(
@@ -105,14 +165,15 @@ def replay(
         if record.state is not RoundState.PUBLISHED:
             return
         contributions = ledger.contributions(record.round)
-        found = apply_round(
-            state,
-            blobs,
-            manifest=manifest,
-            round_number=record.round,
-            contributions=contributions,
-            threads=threads,
-        )
+        with _naming(f"a contribution of round {record.round}"):
+            found = apply_round(
+                state,
+                blobs,
+                manifest=manifest,
+                round_number=record.round,
+                contributions=contributions,
+                threads=threads,
+            )
         yield Replayed(record, contributions, found)
 
 

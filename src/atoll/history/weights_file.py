@@ -32,10 +32,13 @@ def read(path: Path, layout: Layout) -> Tensor:
                         f"model has {tuple(view.shape)}"
                     )
                 view.copy_(tensor.to(torch.float32))
+                if not bool(torch.isfinite(view).all()):
+                    raise ConfigError(
+                        f"{str(path)!r} holds NaN or infinity in tensor {name!r}; a run cannot "
+                        f"start from it"
+                    )
     except (OSError, SafetensorError) as exc:
         raise ConfigError(f"cannot read weights from {str(path)!r}: {exc}") from exc
-    if not bool(torch.isfinite(flat).all()):
-        raise ConfigError(f"{str(path)!r} holds NaN or infinity; a run cannot start from it")
     return flat
 
 

@@ -1,6 +1,8 @@
 """The link over an ordinary network: HTTP for control, gRPC for frames. Islands only dial out."""
 
 import contextlib
+import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -11,7 +13,14 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from atoll import errors
-from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable, ProtocolError
+from atoll.errors import (
+    AtollError,
+    ConfigError,
+    CoordinatorUnreachable,
+    FrameError,
+    ProtocolError,
+    StoreError,
+)
 from atoll.island import pinning
 from atoll.island.link import DownloadProgress, FrameSource
 from atoll.island.pinning import Trust
@@ -36,7 +45,8 @@ CHUNK_BYTES = 1 << 20  # measured: the fastest chunk of a Python gRPC stream on 
 MAX_REPLY_BYTES = 16 << 20
 CONTROL_SECONDS = 30.0
 TRANSFER_SECONDS = 3600.0
-_MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)
+_MAX_MESSAGE_BYTES = 2 << 20
+_TOKEN = re.compile(r"[!-~]+\Z")  # what a header can carry
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -45,17 +55,21 @@ class NetworkLink:
     """One island's connections to a coordinator. Thread-safe."""
 
     def __init__(self, url: str, *, token: str, fingerprint: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url={url!r} must be http://host:port or https://host:port")
-        self._host = parts.hostname
-        self._secure = parts.scheme == "https"
+        self._secure, self._host, self._port = _address(url)
+        if not _TOKEN.match(token):
+            raise ConfigError(
+                "the token holds a space, a line end or a letter outside ASCII; "
+                "copy it from the join command that `atoll serve` printed"
+            )
         self._token = token
-        self._port = parts.port or (443 if self._secure else 80)
-        if fingerprint is not None and not self._secure:
-            raise ConfigError(f"a fingerprint needs an https:// url, not {url!r}")
+        if fingerprint is not None:
+            pinning.checked(fingerprint)
+            if not self._secure:
+                raise ConfigError(f"a fingerprint needs an https:// url, not {url!r}")
         self._fingerprint = fingerprint
-        self._base = f"{parts.scheme}://{parts.netloc}"
+        self._base = (
+            f"{'https' if self._secure else 'http'}://{_bracketed(self._host)}:{self._port}"
+        )
         self._lock = threading.Lock()
         self._trust: Trust | None = None
         self._http: httpx.Client | None = None
@@ -125,16 +139,14 @@ class NetworkLink:
                 for piece in reply.iter_bytes():
                     write(piece)
         except httpx.HTTPError as exc:
-            raise CoordinatorUnreachable(f"no answer from {self._base}/ledger: {exc}") from exc
+            raise self._no_answer("/ledger", exc) from exc
 
     def _ask(self, method: str, path: str, body: BaseModel | None, reply: type[R]) -> R:
         content = None if body is None else body.model_dump_json().encode()
         try:
             response = self._client().request(method, path, content=content)
         except httpx.HTTPError as exc:
-            raise CoordinatorUnreachable(
-                f"no answer from {self._base}{path}: {exc or type(exc).__name__}"
-            ) from exc
+            raise self._no_answer(path, exc) from exc
         if response.status_code != 200:
             raise _refusal(response)
         try:
@@ -146,6 +158,20 @@ class NetworkLink:
                 f"{path} of {self._base} answers without a good {name!r}: {first['msg']}; "
                 f"run the same release of atoll on both sides"
             ) from exc
+
+    def _no_answer(self, path: str, exc: httpx.HTTPError) -> AtollError:
+        cause: BaseException | None = exc
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                # Asking again would not help, and a person must decide.
+                return ConfigError(
+                    f"the certificate of {self._base} is not trusted here "
+                    f"({cause.verify_message}); give --fingerprint from the join command"
+                )
+            cause = cause.__cause__ or cause.__context__
+        return CoordinatorUnreachable(
+            f"no answer from {self._base}{path}: {str(exc) or type(exc).__name__}"
+        )
 
     def _client(self) -> httpx.Client:
         with self._lock:
@@ -183,13 +209,13 @@ class NetworkLink:
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", 2000),
         ]
-        where = f"{self._host}:{port}"
+        where = f"{_bracketed(self._host)}:{port}"
         if not self._secure:
             return grpc.insecure_channel(where, options=options)
-        pem = self._trusted().pem
-        if pem is not None:
-            options.append(("grpc.ssl_target_name_override", pinning.SERVER_NAME))
-        return grpc.secure_channel(where, grpc.ssl_channel_credentials(pem), options=options)
+        trust = self._trusted()
+        if trust.name is not None:
+            options.append(("grpc.ssl_target_name_override", trust.name))
+        return grpc.secure_channel(where, grpc.ssl_channel_credentials(trust.pem), options=options)
 
     def _stub(self) -> transfer_pb2_grpc.TransferStub:
         if self._channel is None:
@@ -203,36 +229,68 @@ class NetworkLink:
     def upload(
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
     ) -> str:
+        opened = transfer_pb2.UploadOpen(
+            identity=_identity(identity),
+            preamble=frame.preamble,
+            sha256=frame.sha256,
+            nbytes=frame.nbytes,
+        )
         with self._transfer_errors():
-            opened = transfer_pb2.UploadOpen(
-                identity=_identity(identity),
-                preamble=frame.preamble,
-                sha256=frame.sha256,
-                nbytes=frame.nbytes,
-            )
             known = self._stub().Offset(opened, metadata=self._metadata(), timeout=CONTROL_SECONDS)
-            opened.offset = known.offset if known.offset < frame.nbytes else 0
-            receipt = self._stub().Upload(
-                self._parts(opened, frame, before_commit),
-                metadata=self._metadata(),
-                timeout=TRANSFER_SECONDS,
-            )
-            return str(receipt.receipt)
+        opened.offset = known.offset
+        try:
+            return self._send(opened, frame, before_commit)
+        except FrameError:
+            if not opened.offset:
+                raise
+            # What the coordinator had of it is gone or was bad: once more, from the first byte.
+            opened.offset = 0
+            return self._send(opened, frame, before_commit)
+
+    def _send(
+        self,
+        opened: transfer_pb2.UploadOpen,
+        frame: FrameSource,
+        before_commit: Callable[[], None],
+    ) -> str:
+        broken: list[Exception] = []
+        try:
+            with self._transfer_errors():
+                receipt = self._stub().Upload(
+                    self._parts(opened, frame, before_commit, broken),
+                    metadata=self._metadata(),
+                    timeout=TRANSFER_SECONDS,
+                )
+        except CoordinatorUnreachable:
+            if broken:  # here, not on the way: sending again would meet it again
+                raise broken[0] from None
+            raise
+        return str(receipt.receipt)
 
     def _parts(
         self,
         opened: transfer_pb2.UploadOpen,
         frame: FrameSource,
         before_commit: Callable[[], None],
+        broken: list[Exception],
     ) -> Iterator[transfer_pb2.UploadPart]:
+        """What is sent; gRPC swallows an exception of this iterator, so it is left in `broken`."""
         yield transfer_pb2.UploadPart(open=opened)
         offset = opened.offset
-        while offset < frame.nbytes:
-            data = frame.read(offset, CHUNK_BYTES)
-            yield transfer_pb2.UploadPart(data=data)
-            offset += len(data)
-            self._sent += len(data)
-        before_commit()
+        try:
+            while offset < frame.nbytes:
+                data = frame.read(offset, CHUNK_BYTES)
+                if not data:
+                    raise StoreError(
+                        f"the frame ends at byte {offset} of {frame.nbytes}; it was cut on disk"
+                    )
+                yield transfer_pb2.UploadPart(data=data)
+                offset += len(data)
+                self._sent += len(data)
+            before_commit()
+        except Exception as exc:
+            broken.append(exc)
+            raise
         yield transfer_pb2.UploadPart(commit=True)
 
     def download(
@@ -289,15 +347,42 @@ def _refusal(response: httpx.Response) -> AtollError:
         if response.status_code >= 500:
             return CoordinatorUnreachable(f"{response.url} answers {response.status_code}")
         return ProtocolError(f"{response.url} answers {response.status_code}; is it a coordinator?")
-    return errors.from_code(reply.code, reply.message)
+    return _reported(reply.code, reply.message, retry=reply.retry)
 
 
 def _rpc_error(exc: grpc.RpcError) -> AtollError:
     call: Any = exc
     metadata = {str(key): str(value) for key, value in (call.trailing_metadata() or ())}
     if "atoll-code" in metadata:
-        return errors.from_code(metadata["atoll-code"], str(call.details()))
+        retry = metadata.get("atoll-retry") == "true"
+        return _reported(metadata["atoll-code"], str(call.details()), retry=retry)
     return CoordinatorUnreachable(f"transfer broken: {call.code()}: {call.details()}")
+
+
+def _reported(code: str, message: str, *, retry: bool) -> AtollError:
+    """The error that the coordinator named; one it says may pass later is worth another try."""
+    error = errors.from_code(code, message)
+    if retry and not error.retry:
+        return CoordinatorUnreachable(f"{message} (code {code!r})")
+    return error
+
+
+def _address(url: str) -> tuple[bool, str, int]:
+    """Whether `url` is secure, its host and its port; ConfigError for anything else in it."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise ConfigError(f"url={url!r} must be http://host:port or https://host:port") from exc
+    bare = not parts.path.strip("/") and not parts.query and parts.username is None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not bare:
+        raise ConfigError(f"url={url!r} must be http://host:port or https://host:port")
+    secure = parts.scheme == "https"
+    return secure, parts.hostname, port or (443 if secure else 80)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _identity(identity: Identity) -> transfer_pb2.Identity:

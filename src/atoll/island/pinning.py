@@ -2,14 +2,18 @@
 
 import hashlib
 import hmac
+import re
 import socket
 import ssl
 from dataclasses import dataclass
 
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
 from atoll.errors import ConfigError, CoordinatorUnreachable
 
 CONNECT_SECONDS = 10.0
-SERVER_NAME = "atoll-coordinator"  # what the coordinator's own certificate calls itself
+_FINGERPRINT = re.compile(r"sha256:([0-9a-fA-F]{64})\Z")
 
 
 @dataclass(frozen=True)
@@ -17,24 +21,37 @@ class Trust:
     """Which certificate the island accepts."""
 
     pem: bytes | None  # None: the machine's own authorities
+    name: str | None = None  # what the pinned certificate calls its owner
 
     def context(self) -> ssl.SSLContext:
         """For HTTPS: only the pinned certificate, under whatever address."""
         if self.pem is None:
             return ssl.create_default_context()
-        context = ssl.create_default_context(cadata=self.pem.decode())
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False  # the bytes are pinned, so the name adds nothing
+        # The pinned certificate is trusted itself, whether or not an authority signed it.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(cadata=self.pem.decode())
         return context
 
 
-def pin(host: str, port: int, fingerprint: str) -> Trust:
-    """Fetches the certificate and compares it with the fingerprint, in constant time."""
-    kind, _, expected = fingerprint.partition(":")
-    if kind != "sha256" or len(expected) != 64:
+def checked(fingerprint: str) -> str:
+    """The hex digits of `fingerprint`, or a ConfigError that states its form."""
+    match = _FINGERPRINT.match(fingerprint)
+    if match is None:
         raise ConfigError(
             f"fingerprint={fingerprint!r} must be 'sha256:' and 64 hex digits; "
             f"copy it from the join command that `atoll serve` printed"
         )
+    return match[1].lower()
+
+
+def pin(host: str, port: int, fingerprint: str) -> Trust:
+    """Fetches the certificate and compares it with the fingerprint, in constant time.
+
+    Nothing but a TLS handshake is sent: a stranger at that address learns no token.
+    """
+    expected = checked(fingerprint)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # the comparison below is the verification
@@ -47,9 +64,23 @@ def pin(host: str, port: int, fingerprint: str) -> Trust:
     except OSError as exc:
         raise CoordinatorUnreachable(f"no TLS answer from {host}:{port}: {exc}") from exc
     found = hashlib.sha256(der).hexdigest()
-    if not hmac.compare_digest(found, expected.lower()):
+    if not hmac.compare_digest(found, expected):
         raise ConfigError(
             f"the certificate of {host}:{port} has fingerprint sha256:{found}, the join command "
             f"says {fingerprint}; somebody else answers there, or the coordinator has a new one"
         )
-    return Trust(ssl.DER_cert_to_PEM_cert(der).encode())
+    return Trust(ssl.DER_cert_to_PEM_cert(der).encode(), _name(der))
+
+
+def _name(der: bytes) -> str | None:
+    """A name that this certificate is good for: gRPC always checks one."""
+    certificate = x509.load_der_x509_certificate(der)
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return str(common[0].value) if common else None
+    for text in names.get_values_for_type(x509.DNSName):
+        return text.replace("*", "coordinator")
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return str(addresses[0]) if addresses else None

@@ -117,9 +117,9 @@ def start_coordinator(
     ready_path.unlink(missing_ok=True)
     words = [*program, "serve", str(run_file), "--dir", str(directory), "--port", "0"]
     words += ["--ready-file", str(ready_path), *options]
-    environment = {"ATOLL_WORKER_TOKEN": tokens.worker, "ATOLL_ADMIN_TOKEN": tokens.admin}
+    variables = {"ATOLL_WORKER_TOKEN": tokens.worker, "ATOLL_ADMIN_TOKEN": tokens.admin}
     log_path = directory / "coordinator.log"
-    popen = _start(words, log_path, environment)
+    popen = _start(words, log_path, variables)
     return LocalCoordinator("coordinator", popen, log_path, ready_path=ready_path)
 
 
@@ -137,15 +137,15 @@ def start_island(
     words = [*program, "join", url, "--worker-id", worker_id, "--state", str(state), *options]
     log_path = state.with_name(state.name + ".log")
     result_path = state.with_name(state.name + ".json")
-    environment = {"ATOLL_TOKEN": tokens.worker}
-    popen = _start([*words, "--json"], log_path, environment, result_path=result_path)
+    variables = {"ATOLL_TOKEN": tokens.worker}
+    popen = _start([*words, "--json"], log_path, variables, result_path=result_path)
     return LocalIsland(worker_id, popen, log_path, result_path=result_path)
 
 
 def _start(
     words: Sequence[str],
     log_path: Path,
-    environment: Mapping[str, str],
+    variables: Mapping[str, str],
     *,
     result_path: Path | None = None,
 ) -> "subprocess.Popen[bytes]":
@@ -155,5 +155,5 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=result,
             stderr=log,
-            env={**os.environ, **environment},
+            env={**os.environ, **variables},
         )

@@ -15,6 +15,7 @@ from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
+from atoll.errors import AtollError, ConfigError
 from atoll.island import trainer
 from atoll.island.run import Run
 from atoll.island.store import IslandIdentity, IslandStore
@@ -26,6 +27,9 @@ from atoll.simulate.link import MemoryLink
 STEP_SECONDS = 0.1  # virtual time of one inner step
 TICK_SECONDS = 0.05
 LIMIT_SECONDS = 1e7
+# Virtual time without a step or a closed round, beyond what the run's own waiting may take, after
+# which nothing will ever happen.
+STUCK_SECONDS = 60.0
 
 Progress = Callable[[Status], None]
 
@@ -75,6 +79,9 @@ class _Cluster:
         manifest = boot.create_or_check(
             self._stores, run_file, self._scheduler, new_run_id="simulated"
         )
+        wait_seconds = manifest.heartbeat_timeout + manifest.membership.grace_seconds
+        self._stuck_seconds = 2 * wait_seconds + STUCK_SECONDS
+        self._moved_at = 0.0
         self._coordinator: Coordinator = boot.open_coordinator(
             self._stores, self._scheduler, manifest
         )
@@ -82,6 +89,7 @@ class _Cluster:
 
     def run(self, islands: int, progress: Progress) -> Simulated:
         try:
+            self._check(islands)
             self._scheduler.spawn("coordinator", lambda: self._close_rounds(progress))
             fibers = [
                 self._scheduler.spawn(worker_name(i), self._island(i)) for i in range(islands)
@@ -100,11 +108,36 @@ class _Cluster:
             self._stores.ledger.close()
             self._stores.blobs.close()
 
+    def _check(self, islands: int) -> None:
+        needed = self._coordinator.manifest.membership.min_workers
+        if islands < needed:
+            raise ConfigError(
+                f"islands={islands} is below membership.min_workers={needed}; no round would ever "
+                f"begin, so simulate at least {needed}"
+            )
+
     def _close_rounds(self, progress: Progress) -> None:
         while True:
             while self._coordinator.advance():
+                self._moved_at = self._scheduler.now()
                 progress(self._coordinator.status())
+            if self._scheduler.now() - self._moved_at > self._stuck_seconds:
+                raise self._stuck()
             self._scheduler.sleep(TICK_SECONDS)
+
+    def _stuck(self) -> AtollError:
+        status = self._coordinator.status()
+        live = [worker.worker_id for worker in status.workers if worker.live]
+        return AtollError(
+            f"the simulation is stuck: no step and no closed round in {self._stuck_seconds:.0f} "
+            f"virtual seconds; version {status.version}, live islands {live}, "
+            f"min_workers={self._coordinator.manifest.membership.min_workers}, waiting for "
+            f"{list(status.waiting_for)}"
+        )
+
+    def _after_step(self) -> None:
+        self._moved_at = self._scheduler.now()
+        self._scheduler.sleep(STEP_SECONDS)
 
     def _island(self, index: int) -> Callable[[], None]:
         def work() -> None:
@@ -124,7 +157,7 @@ class _Cluster:
                 trainer.train(
                     run,
                     location=self._location,
-                    after_step=lambda: self._scheduler.sleep(STEP_SECONDS),
+                    after_step=self._after_step,
                 )
             finally:
                 self._scheduler.stop(pulse)

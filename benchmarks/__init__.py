@@ -1,0 +1,1 @@
+"""Measured questions; one script each."""

@@ -1,0 +1,96 @@
+"""An island that only syncs: moves its weights a little, hands them in, and times the way back.
+
+Run by benchmarks/sync.py with: url, state directory, worker_id, result file. Uses the public API;
+phases are timed by wrapping the parts it calls, so the product carries no stopwatch.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.clock import SystemClock
+from atoll.data import registry as datasets
+from atoll.island import contribution, fetch
+from atoll.island.network import NetworkLink
+from atoll.island.pulse import Pulse
+from atoll.island.run import Run
+from atoll.island.store import IslandIdentity, IslandStore
+from atoll.models import registry as models
+from atoll.sums import digest
+
+phases: dict[str, list[float]] = defaultdict(list)
+
+
+def timed(owner: Any, name: str, label: str) -> None:
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            phases[label].append(time.perf_counter() - began)
+
+    setattr(owner, name, wrapper)
+
+
+def main() -> None:
+    url, state, worker_id, result = sys.argv[1:5]
+    torch.set_num_threads(1)
+    timed(contribution, "encode", "encode")
+    timed(NetworkLink, "upload", "upload")
+    timed(NetworkLink, "assignment", "wait")
+    timed(fetch, "fetch", "fetch")
+    timed(digest, "digest", "verify")
+    link = NetworkLink(url, token=os.environ["ATOLL_TOKEN"])
+    store = IslandStore(Path(state))
+    run = Run(
+        link,
+        store,
+        SystemClock(),
+        identity=IslandIdentity(worker_id, random.Random(worker_id).randbytes(32).hex()),
+        jitter=random.Random(0),
+    )
+    model = models.build(run.manifest.model.definition)
+    dataset = datasets.open_dataset(run.manifest.data.definition)
+    run.load(model)
+    pulse = Pulse(run)
+    pulse.start()
+    noise = torch.from_numpy(
+        __import__("numpy").random.default_rng(len(worker_id)).standard_normal(1 << 20)
+    ).float()
+    syncs: list[float] = []
+    ended = None
+    for _ in run.batches(dataset):
+        now = time.perf_counter()
+        if ended is not None:
+            syncs.append(now - ended)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                flat = parameter.view(-1)
+                size = min(flat.numel(), noise.numel())
+                flat[:size].add_(noise[:size], alpha=1e-3)
+        run.step(loss=1.0)
+        ended = time.perf_counter()
+    pulse.stop()
+    Path(result).write_text(
+        json.dumps(
+            {
+                "sync": syncs,
+                "phases": phases,
+                "sent": link.bytes_sent,
+                "received": link.bytes_received,
+            }
+        )
+    )
+
+
+main()

@@ -1,0 +1,139 @@
+"""`atoll` that ends itself by SIGKILL at one point of a round, for the kill tests.
+
+    coordinator_with_failpoint.py POINT ROUND FOLDER serve run.toml …
+
+Wraps the production code from outside; that code knows nothing of it. Before the kill, FOLDER gets
+`POINT.json`, by which a test tells this death from any other. Points:
+
+    before_accept    a frame has arrived whole and is neither stored nor recorded
+    before_commit    its blob is stored under its name, the ledger's transaction is not committed
+    before_publish   the round is frozen and computed, not published
+    download         part of the version after ROUND has been served
+    idle             every island trains, nothing is under way here
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atoll import cli
+from atoll.coordinator import transfer
+from atoll.coordinator.closer import Closer
+from atoll.coordinator.service import Coordinator
+from atoll.coordinator.spool import SpooledFrame
+from atoll.coordinator.uploads import Uploads
+from atoll.ledger import contributions
+from atoll.ledger.sql import SqlLedger
+
+CHUNK_BYTES = 4096  # so that the tiny run's download has several
+TICK_SECONDS = 0.002  # so that the closing thread is seen idle while islands train
+NUM_ISLANDS = 2
+
+Die = Callable[..., None]
+
+
+def before_accept(round_number: int, die: Die) -> None:
+    commit = Uploads.commit
+
+    def wrapped(self: Uploads, upload: Any, stream: int) -> Any:
+        if upload.header.round == round_number:
+            die(sha256=upload.request.sha256, worker_id=upload.request.identity.worker_id)
+        return commit(self, upload, stream)
+
+    Uploads.commit = wrapped  # type: ignore[method-assign] # the point of this program
+
+
+def before_commit(round_number: int, die: Die) -> None:
+    accept = contributions.accept
+
+    def wrapped(connection: Any, contribution: Any) -> Any:
+        accepted = accept(connection, contribution)
+        if contribution.round == round_number:
+            die(sha256=contribution.sha256, worker_id=contribution.worker_id)
+        return accepted
+
+    contributions.accept = wrapped
+
+
+def before_publish(round_number: int, die: Die) -> None:
+    publish = SqlLedger.publish
+
+    def wrapped(self: SqlLedger, number: int, published: Any) -> None:
+        if number == round_number:
+            die()
+        publish(self, number, published)
+
+    SqlLedger.publish = wrapped  # type: ignore[method-assign] # the point of this program
+
+
+def download(round_number: int, die: Die) -> None:
+    read = SpooledFrame.read
+    transfer.CHUNK_BYTES = CHUNK_BYTES
+
+    def wrapped(self: SpooledFrame, offset: int, nbytes: int) -> bytes:
+        if self.header.round == round_number and offset >= 2 * CHUNK_BYTES:
+            die(offset=offset, nbytes=self.nbytes)
+        return read(self, offset, nbytes)
+
+    SpooledFrame.read = wrapped  # type: ignore[method-assign] # the point of this program
+
+
+def idle(round_number: int, die: Die) -> None:
+    assignment, advance, start = Coordinator.assignment, Coordinator.advance, Closer.start
+    training: set[tuple[int, str]] = set()
+
+    def assigned(self: Coordinator, request: Any) -> Any:
+        reply = assignment(self, request)
+        if reply.action == "train":
+            training.add((reply.round, request.identity.worker_id))
+        return reply
+
+    def advanced(self: Coordinator) -> bool:
+        moved = advance(self)
+        latest = self._rounds.latest
+        if moved or latest is None or self._uploads._open or latest.contributions:
+            return moved
+        current = latest.record.round
+        busy = [worker for number, worker in training if number == current]
+        if current >= round_number and len(busy) == NUM_ISLANDS:
+            die(open_round=current)
+        return moved
+
+    def started(self: Closer) -> None:
+        self._tick_seconds = TICK_SECONDS
+        start(self)
+
+    Coordinator.assignment = assigned  # type: ignore[method-assign] # the point of this program
+    Coordinator.advance = advanced  # type: ignore[method-assign] # the point of this program
+    Closer.start = started  # type: ignore[method-assign] # the point of this program
+
+
+POINTS: dict[str, Callable[[int, Die], None]] = {
+    "before_accept": before_accept,
+    "before_commit": before_commit,
+    "before_publish": before_publish,
+    "download": download,
+    "idle": idle,
+}
+
+
+def main() -> None:
+    point, round_number, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    sys.argv = ["atoll", *sys.argv[4:]]
+
+    def die(**facts: object) -> None:
+        part = folder / "part"
+        part.write_text(json.dumps({"point": point, "round": round_number, **facts}))
+        os.replace(part, folder / f"{point}.json")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    POINTS[point](round_number, die)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

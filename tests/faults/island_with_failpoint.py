@@ -1,0 +1,98 @@
+"""`atoll` that stops short at one point of a round as an island, for the fault tests.
+
+    island_with_failpoint.py POINT ROUND[,ROUND…] FOLDER join URL …
+
+Wraps the production code from outside; that code knows nothing of it. Points:
+
+    receipt   SIGKILL when the receipt has arrived and nothing has been made of it
+    steps     SIGKILL between two steps, before the round's contribution exists
+    hold      stand still between two steps, heartbeats going on, until FOLDER/release-ROUND exists
+
+Before a kill, FOLDER gets `POINT.json`; while it is held, `held-ROUND`.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from atoll import cli
+from atoll.island.network import NetworkLink
+from atoll.island.run import Run
+
+STEP = 2  # of 3 in a round
+POLL_SECONDS = 0.02
+
+
+class Failpoint:
+    """Where this island is, and what happens to it there."""
+
+    def __init__(self, point: str, rounds: set[int], folder: Path) -> None:
+        self._point = point
+        self._rounds = rounds
+        self._folder = folder
+        self._round = 0
+        self._steps = 0
+
+    def assigned(self, reply: Any) -> None:
+        if reply.action == "train":
+            self._round, self._steps = reply.round, 0
+
+    def stepped(self) -> None:
+        self._steps += 1
+        if self._steps == STEP and self._round in self._rounds:
+            if self._point == "steps":
+                self._die()
+            if self._point == "hold":
+                self._hold()
+
+    def sent(self) -> None:
+        if self._point == "receipt" and self._round in self._rounds:
+            self._die()
+
+    def _die(self) -> None:
+        part = self._folder / "part"
+        part.write_text(json.dumps({"round": self._round, "wall": time.time()}))
+        os.replace(part, self._folder / f"{self._point}.json")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _hold(self) -> None:
+        (self._folder / f"held-{self._round}").touch()
+        while not (self._folder / f"release-{self._round}").exists():
+            time.sleep(POLL_SECONDS)
+
+
+def install(failpoint: Failpoint) -> None:
+    assignment, upload, step = NetworkLink.assignment, NetworkLink.upload, Run.step
+
+    def assigned(self: NetworkLink, request: Any) -> Any:
+        reply = assignment(self, request)
+        failpoint.assigned(reply)
+        return reply
+
+    def sent(self: NetworkLink, *args: Any, **options: Any) -> str:
+        receipt = upload(self, *args, **options)
+        failpoint.sent()
+        return receipt
+
+    def stepped(self: Run, **options: Any) -> None:
+        step(self, **options)
+        failpoint.stepped()
+
+    NetworkLink.assignment = assigned  # type: ignore[method-assign] # the point of this program
+    NetworkLink.upload = sent  # type: ignore[method-assign] # the point of this program
+    Run.step = stepped  # type: ignore[method-assign] # the point of this program
+
+
+def main() -> None:
+    point, rounds, folder = sys.argv[1:4]
+    sys.argv = ["atoll", *sys.argv[4:]]
+    install(Failpoint(point, {int(number) for number in rounds.split(",")}, Path(folder)))
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

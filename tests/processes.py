@@ -1,0 +1,341 @@
+"""Runs of real processes for the fault and end-to-end tests, on top of `atoll.launch.local`.
+
+Owns a tiny run file, a cluster whose processes end with the test that started them, and a reader of
+what a run left behind. Waits only by polling conditions, each with a limit.
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+from atoll.cli.app import app
+from atoll.clock import SystemClock
+from atoll.errors import AtollError
+from atoll.island.network import NetworkLink
+from atoll.launch import local, state
+from atoll.launch.local import LocalCoordinator, LocalProcess, Tokens
+from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundRecord, WorkerRecord
+from atoll.protocol.messages import Status
+
+TOKENS = Tokens(worker="worker-token-of-tests", admin="admin-token-of-tests")
+ISLANDS = ("island-0", "island-1")  # the names `atoll simulate` gives
+ROUNDS = 6
+LIMIT_SECONDS = 60.0  # far above what any wait takes; reached only when something is broken
+ATOLL = (sys.executable, "-m", "atoll")
+FAULTS = Path(__file__).parent / "faults"
+
+_CLOCK = SystemClock()
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the tests vary of the tiny run; 24 kB of weights, 6 rounds of 3 steps."""
+
+    seed: int = 1
+    upload: str = "bf16"
+    download: str = "fp32"
+    min_workers: int = 2
+    heartbeat_interval: float = 2.0
+    heartbeat_timeout: float = 10.0
+
+    def write(self, path: Path) -> Path:
+        """Writes the run file."""
+        path.write_text(
+            f"""
+name = "tiny"
+seed = {self.seed}
+sync_every = 3
+heartbeat_interval = {self.heartbeat_interval}
+heartbeat_timeout = {self.heartbeat_timeout}
+
+[model]
+architecture = "gpt"
+vocab = 32
+block = 16
+layers = 1
+heads = 2
+width = 32
+
+[data]
+kind = "synthetic"
+seed = 7
+rows = 500
+held_out_rows = 8
+block = 16
+
+[inner]
+lr = 2e-3
+batch = 2
+
+[upload]
+codec = "{self.upload}"
+
+[download]
+codec = "{self.download}"
+
+[membership]
+min_workers = {self.min_workers}
+
+[evaluate]
+every = 2
+
+[stop]
+rounds = {ROUNDS}
+
+[storage]
+snapshot_every = 2
+"""
+        )
+        return path
+
+
+BF16 = Settings(upload="bf16", download="fp32")
+INT8 = Settings(upload="int8", download="bf16")
+
+
+@dataclass(frozen=True)
+class Failpoint:
+    """A launcher of tests/faults with the point and round it acts at, and the files it speaks by."""
+
+    program: str
+    point: str
+    rounds: tuple[int, ...]
+    files: Path  # a folder of its own
+
+    def words(self) -> tuple[str, ...]:
+        """The program that stands in for `python -m atoll`."""
+        self.files.mkdir(parents=True, exist_ok=True)
+        rounds = ",".join(str(number) for number in self.rounds)
+        return (
+            sys.executable,
+            str(FAULTS / f"{self.program}_with_failpoint.py"),
+            self.point,
+            rounds,
+            str(self.files),
+        )
+
+    def marker(self) -> dict[str, Any]:
+        """What was written at the point, once it is there."""
+        path = self.files / f"{self.point}.json"
+        eventually(str(path), path.exists)
+        return dict(json.loads(path.read_text()))
+
+    def wait_held(self, round_number: int) -> None:
+        """Returns once the process stands still in the round."""
+        path = self.files / f"held-{round_number}"
+        eventually(str(path), path.exists)
+
+    def release(self, round_number: int) -> None:
+        """Lets a held process go on."""
+        (self.files / f"release-{round_number}").touch()
+
+
+def eventually(what: str, condition: Callable[[], T | bool | None]) -> T:
+    """The condition's first true value; AtollError when there is none within the limit."""
+    deadline = _CLOCK.now() + LIMIT_SECONDS
+    while not (value := condition()):
+        if _CLOCK.now() > deadline:
+            raise AtollError(f"{what} did not come within {LIMIT_SECONDS:.0f} s")
+        _CLOCK.sleep(0.02)
+    return value  # type: ignore[return-value] # not False and not None: it is true
+
+
+class Cluster:
+    """One run's processes. Leaving the `with` block kills those that are left, by pid."""
+
+    def __init__(self, home: Path, settings: Settings) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.home = home
+        self.directory = home / "coordinator"
+        self.run_file = settings.write(home / "run.toml")
+        self.url = ""
+        self.islands: dict[str, LocalProcess] = {}
+        self._started: list[LocalProcess] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self._started:
+            process.kill()
+        if exc is not None:
+            for process in {p.log_path: p for p in self._started}.values():
+                exc.add_note(f"--- log of {process.name}:\n{process.log_tail()}")
+
+    def serve(self, failpoint: Failpoint | None = None) -> LocalCoordinator:
+        """Starts a coordinator and waits until it serves; a later one on the same port."""
+        port = urlsplit(self.url).port if self.url else 0
+        coordinator = local.start_coordinator(
+            self.run_file,
+            self.directory,
+            tokens=TOKENS,
+            options=("--port", str(port)),
+            program=ATOLL if failpoint is None else failpoint.words(),
+        )
+        self._started.append(coordinator)
+        coordinator.wait_ready(timeout_seconds=LIMIT_SECONDS)
+        self.url = coordinator.url
+        return coordinator
+
+    def join(self, worker_id: str, failpoint: Failpoint | None = None) -> LocalProcess:
+        """Starts an island; one of the same name continues from the same state directory."""
+        island = local.start_island(
+            self.url,
+            self.home / worker_id,
+            worker_id=worker_id,
+            tokens=TOKENS,
+            program=ATOLL if failpoint is None else failpoint.words(),
+        )
+        self._started.append(island)
+        self.islands[worker_id] = island
+        return island
+
+    def join_all(self, names: Sequence[str] = ISLANDS) -> None:
+        """Starts the islands."""
+        for name in names:
+            self.join(name)
+
+    def failpoint(self, program: str, point: str, *rounds: int) -> Failpoint:
+        """A failpoint with a folder in this cluster's home."""
+        folder = f"{program}-{point}-" + "-".join(str(number) for number in rounds)
+        return Failpoint(program, point, rounds, self.home / "failpoints" / folder)
+
+    def status(self) -> Status | None:
+        """What the coordinator shows; None while it is away."""
+        link = NetworkLink(self.url, token=TOKENS.worker)
+        try:
+            return link.status()
+        except AtollError:
+            return None
+        finally:
+            link.close()
+
+    def wait_status(self, what: str, claim: Callable[[Status], bool]) -> Status:
+        """The first status of which the claim holds."""
+
+        def met() -> Status | None:
+            status = self.status()
+            return status if status is not None and claim(status) else None
+
+        return eventually(what, met)
+
+    def finish(self, coordinator: LocalCoordinator) -> "Finished":
+        """Waits until islands and coordinator have ended well, and reads what they left."""
+        for process in (*self.islands.values(), coordinator):
+            code = process.wait(timeout_seconds=LIMIT_SECONDS)
+            if code != 0:
+                raise AtollError(f"{process.name} ended with {code}:\n{process.log_tail()}")
+        return Finished(
+            self.directory,
+            read(self.directory),
+            {name: _digest_in(island.log_path) for name, island in self.islands.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Records:
+    """A ledger's content."""
+
+    rounds: list[RoundRecord]
+    contributions: list[ContributionRecord]
+    leases: list[LeaseRecord]
+    workers: dict[str, WorkerRecord]
+
+    def workers_in(self, round_number: int) -> list[str]:
+        """Whose contributions the round holds, in the order of the fold."""
+        return [c.worker_id for c in self.contributions if c.round == round_number]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended: its records, and the digest each island printed."""
+
+    directory: Path
+    records: Records
+    island_digests: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str | None:
+        """The params digest of the last version."""
+        return self.records.rounds[-1].master_digest
+
+    @property
+    def digests(self) -> list[tuple[str | None, str | None]]:
+        """Master and published digest of every round."""
+        return [(r.master_digest, r.published_digest) for r in self.records.rounds]
+
+
+def undisturbed(home: Path, settings: Settings) -> Finished:
+    """A coordinator and two islands that nobody disturbs, to the end."""
+    with Cluster(home, settings) as cluster:
+        coordinator = cluster.serve()
+        cluster.join_all()
+        return cluster.finish(coordinator)
+
+
+def reference(factory: pytest.TempPathFactory, settings: Settings) -> Finished:
+    """The undisturbed run of these settings, executed once for all modules that compare with it."""
+    if settings not in _REFERENCES:
+        _REFERENCES[settings] = undisturbed(factory.mktemp("undisturbed"), settings)
+    return _REFERENCES[settings]
+
+
+_REFERENCES: dict[Settings, Finished] = {}
+
+
+def read(directory: Path) -> Records:
+    """The ledger of a state directory that no coordinator holds."""
+    with state.at_rest(directory, pid=0, wall=0.0) as (ledger, _):
+        rounds = ledger.rounds()
+        return Records(
+            rounds,
+            [c for r in rounds for c in ledger.contributions(r.round)],
+            [lease for r in rounds for lease in ledger.leases(r.round)],
+            {worker.worker_id: worker for worker in ledger.workers()},
+        )
+
+
+def audit(directory: Path) -> dict[str, Any]:
+    """What `atoll audit --replay --json` finds."""
+    return _command("audit", str(directory), "--replay", "--json")
+
+
+def simulate(run_file: Path) -> dict[str, Any]:
+    """What `atoll simulate --json` with two islands comes to, in a process of its own."""
+    words = [*ATOLL, "simulate", str(run_file), "--islands", str(len(ISLANDS)), "--json"]
+    done = subprocess.run(words, capture_output=True, check=True, timeout=LIMIT_SECONDS)
+    return dict(json.loads(done.stdout))
+
+
+def _command(*words: str) -> dict[str, Any]:
+    # In this process: loading torch once more would take longer than the command itself.
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    return {"exit_code": result.exit_code, **json.loads(result.stdout)}
+
+
+def _digest_in(log_path: Path) -> str:
+    found = re.findall(r"params digest ([0-9a-f]{64})", log_path.read_text())
+    if not found:
+        raise AtollError(f"{str(log_path)!r} names no params digest")
+    return str(found[-1])
+
+
+KILLED = -signal.SIGKILL
