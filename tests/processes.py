@@ -5,7 +5,6 @@ what a run left behind. Waits only by polling conditions, each with a limit.
 """
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from atoll.clock import SystemClock
 from atoll.errors import AtollError
 from atoll.island.network import NetworkLink
 from atoll.launch import local, state
-from atoll.launch.local import LocalCoordinator, LocalProcess, Tokens
+from atoll.launch.local import LocalCoordinator, LocalIsland, LocalProcess, Tokens
 from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundRecord, WorkerRecord
 from atoll.protocol.messages import Status
 
@@ -33,6 +32,7 @@ ISLANDS = ("island-0", "island-1")  # the names `atoll simulate` gives
 ROUNDS = 6
 LIMIT_SECONDS = 60.0  # far above what any wait takes; reached only when something is broken
 ATOLL = (sys.executable, "-m", "atoll")
+KILLED = -signal.SIGKILL  # the exit code of a killed process
 FAULTS = Path(__file__).parent / "faults"
 
 _CLOCK = SystemClock()
@@ -108,39 +108,46 @@ INT8 = Settings(upload="int8", download="bf16")
 
 @dataclass(frozen=True)
 class Failpoint:
-    """A launcher of tests/faults with the point and round it acts at, and the files it speaks by."""
+    """A launcher of tests/faults, the point and rounds it acts at, and the folder it speaks by."""
 
     program: str
     point: str
     rounds: tuple[int, ...]
-    files: Path  # a folder of its own
+    folder: Path
 
     def words(self) -> tuple[str, ...]:
         """The program that stands in for `python -m atoll`."""
-        self.files.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True)
+        launcher = FAULTS / f"{self.program}_with_failpoint.py"
         rounds = ",".join(str(number) for number in self.rounds)
-        return (
-            sys.executable,
-            str(FAULTS / f"{self.program}_with_failpoint.py"),
-            self.point,
-            rounds,
-            str(self.files),
-        )
+        return (sys.executable, str(launcher), self.point, rounds, str(self.folder))
 
     def marker(self) -> dict[str, Any]:
-        """What was written at the point, once it is there."""
-        path = self.files / f"{self.point}.json"
-        eventually(str(path), path.exists)
-        return dict(json.loads(path.read_text()))
+        """What was written at the point, just before the kill."""
+        return dict(json.loads((self.folder / "marker.json").read_text()))
 
     def wait_held(self, round_number: int) -> None:
         """Returns once the process stands still in the round."""
-        path = self.files / f"held-{round_number}"
+        path = self.folder / f"held-{round_number}"
         eventually(str(path), path.exists)
 
     def release(self, round_number: int) -> None:
         """Lets a held process go on."""
-        (self.files / f"release-{round_number}").touch()
+        (self.folder / f"release-{round_number}").touch()
+
+
+@dataclass(frozen=True)
+class Standby:
+    """A coordinator process that has loaded its libraries and waits for its turn to serve."""
+
+    process: LocalCoordinator
+    failpoint: Failpoint
+
+    def go(self, *, port: int) -> None:
+        """Lets it serve; written whole, since the process looks for the file all the time."""
+        part = self.failpoint.folder / "part"
+        part.write_text(json.dumps(["--port", str(port)]))
+        part.rename(self.failpoint.folder / "go.json")
 
 
 def eventually(what: str, condition: Callable[[], T | bool | None]) -> T:
@@ -162,7 +169,7 @@ class Cluster:
         self.directory = home / "coordinator"
         self.run_file = settings.write(home / "run.toml")
         self.url = ""
-        self.islands: dict[str, LocalProcess] = {}
+        self.islands: dict[str, LocalIsland] = {}
         self._started: list[LocalProcess] = []
 
     def __enter__(self) -> Self:
@@ -180,22 +187,39 @@ class Cluster:
             for process in {p.log_path: p for p in self._started}.values():
                 exc.add_note(f"--- log of {process.name}:\n{process.log_tail()}")
 
-    def serve(self, failpoint: Failpoint | None = None) -> LocalCoordinator:
-        """Starts a coordinator and waits until it serves; a later one on the same port."""
-        port = urlsplit(self.url).port if self.url else 0
+    @property
+    def port(self) -> int:
+        """Where the coordinator serves or served; 0 before the first one."""
+        return urlsplit(self.url).port or 0 if self.url else 0
+
+    def serve(self) -> LocalCoordinator:
+        """Starts a coordinator and waits until it serves; a later one on the first one's port."""
+        return self._ready(self._coordinator(ATOLL, "--port", str(self.port)))
+
+    def prepare(self, point: str, round_number: int) -> Standby:
+        """Starts a coordinator with a failpoint, which loads and then waits for `take_over`."""
+        failpoint = self.failpoint("coordinator", point, round_number)
+        return Standby(self._coordinator(failpoint.words()), failpoint)
+
+    def take_over(self, standby: Standby) -> LocalCoordinator:
+        """Lets a prepared coordinator serve, on the port of the one before it."""
+        standby.process.ready_path.unlink(missing_ok=True)
+        standby.go(port=self.port)
+        return self._ready(standby.process)
+
+    def _coordinator(self, program: Sequence[str], *options: str) -> LocalCoordinator:
         coordinator = local.start_coordinator(
-            self.run_file,
-            self.directory,
-            tokens=TOKENS,
-            options=("--port", str(port)),
-            program=ATOLL if failpoint is None else failpoint.words(),
+            self.run_file, self.directory, tokens=TOKENS, options=options, program=program
         )
         self._started.append(coordinator)
+        return coordinator
+
+    def _ready(self, coordinator: LocalCoordinator) -> LocalCoordinator:
         coordinator.wait_ready(timeout_seconds=LIMIT_SECONDS)
         self.url = coordinator.url
         return coordinator
 
-    def join(self, worker_id: str, failpoint: Failpoint | None = None) -> LocalProcess:
+    def join(self, worker_id: str, failpoint: Failpoint | None = None) -> LocalIsland:
         """Starts an island; one of the same name continues from the same state directory."""
         island = local.start_island(
             self.url,
@@ -246,7 +270,7 @@ class Cluster:
         return Finished(
             self.directory,
             read(self.directory),
-            {name: _digest_in(island.log_path) for name, island in self.islands.items()},
+            {name: island.result()["digest"] for name, island in self.islands.items()},
         )
 
 
@@ -262,6 +286,12 @@ class Records:
     def workers_in(self, round_number: int) -> list[str]:
         """Whose contributions the round holds, in the order of the fold."""
         return [c.worker_id for c in self.contributions if c.round == round_number]
+
+    def counted(self) -> list[tuple[int, str, int, int, float, float]]:
+        """What two runs of the same bits have in common: all but run, times and hashes."""
+        return [
+            (c.round, c.worker_id, c.rows, c.tokens, c.loss_sum, c.norm) for c in self.contributions
+        ]
 
 
 @dataclass(frozen=True)
@@ -329,13 +359,3 @@ def _command(*words: str) -> dict[str, Any]:
     # In this process: loading torch once more would take longer than the command itself.
     result = CliRunner().invoke(app, list(words), catch_exceptions=False)
     return {"exit_code": result.exit_code, **json.loads(result.stdout)}
-
-
-def _digest_in(log_path: Path) -> str:
-    found = re.findall(r"params digest ([0-9a-f]{64})", log_path.read_text())
-    if not found:
-        raise AtollError(f"{str(log_path)!r} names no params digest")
-    return str(found[-1])
-
-
-KILLED = -signal.SIGKILL

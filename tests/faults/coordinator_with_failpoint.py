@@ -2,25 +2,29 @@
 
     coordinator_with_failpoint.py POINT ROUND FOLDER serve run.toml …
 
-Wraps the production code from outside; that code knows nothing of it. Before the kill, FOLDER gets
-`POINT.json`, by which a test tells this death from any other. Points:
+Loads everything a coordinator needs, waits for `FOLDER/go.json` (a list of further options), then
+serves. Wraps the production code from outside; that code knows nothing of it. Before the kill,
+FOLDER gets `marker.json`, by which a test tells this death from any other. Points:
 
     before_accept    a frame has arrived whole and is neither stored nor recorded
     before_commit    its blob is stored under its name, the ledger's transaction is not committed
     before_publish   the round is frozen and computed, not published
     download         part of the version after ROUND has been served
     idle             every island trains, nothing is under way here
+    none             no kill
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from atoll import cli
+from atoll.cli import serve as serve  # loaded before the wait, not after it
 from atoll.coordinator import transfer
 from atoll.coordinator.closer import Closer
 from atoll.coordinator.service import Coordinator
@@ -32,6 +36,7 @@ from atoll.ledger.sql import SqlLedger
 CHUNK_BYTES = 4096  # so that the tiny run's download has several
 TICK_SECONDS = 0.002  # so that the closing thread is seen idle while islands train
 NUM_ISLANDS = 2
+POLL_SECONDS = 0.02
 
 Die = Callable[..., None]
 
@@ -67,7 +72,7 @@ def before_publish(round_number: int, die: Die) -> None:
             die()
         publish(self, number, published)
 
-    SqlLedger.publish = wrapped  # type: ignore[method-assign] # the point of this program
+    SqlLedger.publish = wrapped  # type: ignore[method-assign,assignment] # the point of this program
 
 
 def download(round_number: int, die: Die) -> None:
@@ -84,7 +89,7 @@ def download(round_number: int, die: Die) -> None:
 
 def idle(round_number: int, die: Die) -> None:
     assignment, advance, start = Coordinator.assignment, Coordinator.advance, Closer.start
-    training: set[tuple[int, str]] = set()
+    training: set[tuple[int | None, str]] = set()
 
     def assigned(self: Coordinator, request: Any) -> Any:
         reply = assignment(self, request)
@@ -118,6 +123,7 @@ POINTS: dict[str, Callable[[int, Die], None]] = {
     "before_publish": before_publish,
     "download": download,
     "idle": idle,
+    "none": lambda _round_number, _die: None,
 }
 
 
@@ -128,10 +134,14 @@ def main() -> None:
     def die(**facts: object) -> None:
         part = folder / "part"
         part.write_text(json.dumps({"point": point, "round": round_number, **facts}))
-        os.replace(part, folder / f"{point}.json")
+        os.replace(part, folder / "marker.json")
         os.kill(os.getpid(), signal.SIGKILL)
 
     POINTS[point](round_number, die)
+    go = folder / "go.json"
+    while not go.exists():
+        time.sleep(POLL_SECONDS)
+    sys.argv += json.loads(go.read_text())
     cli.main()
 
 

@@ -8,7 +8,7 @@ Wraps the production code from outside; that code knows nothing of it. Points:
     steps     SIGKILL between two steps, before the round's contribution exists
     hold      stand still between two steps, heartbeats going on, until FOLDER/release-ROUND exists
 
-Before a kill, FOLDER gets `POINT.json`; while it is held, `held-ROUND`.
+Before a kill, FOLDER gets `marker.json`; while it is held, `held-ROUND`.
 """
 
 import json
@@ -56,7 +56,7 @@ class Failpoint:
     def _die(self) -> None:
         part = self._folder / "part"
         part.write_text(json.dumps({"round": self._round, "wall": time.time()}))
-        os.replace(part, self._folder / f"{self._point}.json")
+        os.replace(part, self._folder / "marker.json")
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _hold(self) -> None:

@@ -44,8 +44,8 @@ class Gate:
             _check_size(headers)
         except AtollError as error:
             self._count(error)
-            # The body is still on its way: without an end it would have to be read and thrown away.
-            await reply(error, close=_has_body(headers))(scope, receive, send)
+            # Kept open, the connection would have to read the rest of the body to throw it away.
+            await reply(error, close=True)(scope, receive, send)
             return
         await self._guarded(scope, receive, send)
 
@@ -82,10 +82,6 @@ def reply(error: AtollError, *, code: int | None = None, close: bool = False) ->
 def _accident() -> JSONResponse:
     body = ErrorReply(code=status.INTERNAL, message=status.ACCIDENT, retry=True)
     return JSONResponse(body.model_dump(), status_code=500)
-
-
-def _has_body(headers: Headers) -> bool:
-    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _check_size(headers: Headers) -> None:

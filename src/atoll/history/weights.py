@@ -10,7 +10,7 @@ from atoll.layout import Layout, byte_view
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
-TILE_BYTES = 4 << 20
+TILE_BYTES = 1 << 20
 
 
 def weights_header(

@@ -6,6 +6,8 @@ until its receipt, then the checkpoint. A refusal goes back to the last checkpoi
 
 import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,14 @@ from torch.optim import Optimizer
 from atoll.codecs import feedback
 from atoll.codecs.base import Codec
 from atoll.island import inner_state
+from atoll.island.contribution import Feedback
 from atoll.island.store import IslandStore, Saved, StoredFrame
+from atoll.layout import byte_view
 from atoll.protocol.messages import Info
 
 log = logging.getLogger(__name__)
+
+RESIDUAL_FILE = "residual"
 
 
 class Continuity:
@@ -34,7 +40,9 @@ class Continuity:
         self._codec = codec
         self._elements = elements
         self._optimizer: Optimizer | None = None
-        self.residual: Tensor | None = None  # bf16; what rounding lost of earlier contributions
+        # bf16, what rounding lost of earlier contributions; and the one after the round under way
+        self._residual: Tensor | None = None
+        self._next_residual: Tensor | None = None
 
     def start(self, optimizer: Optimizer | None) -> None:
         """A newcomer's inner state: nothing learned, its own random stream."""
@@ -42,7 +50,8 @@ class Continuity:
         if optimizer is not None:
             optimizer.state.clear()
         if self._info.upload.error_feedback:
-            self.residual = feedback.new_residual(self._codec, self._elements)
+            self._residual = feedback.new_residual(self._codec, self._elements)
+            self._next_residual = feedback.new_residual(self._codec, self._elements)
         seed = random.Random(f"{self._info.seed}/{self._worker_id}").getrandbits(63)
         torch.manual_seed(seed)
 
@@ -65,24 +74,31 @@ class Continuity:
         """What is written beside a frame, so that another life can resend it."""
         return {"preamble": preamble.hex(), "sha256": sha256, "run_id": self._info.run_id}
 
-    def save(self, path: Path, frame: dict[str, Any], residual: Tensor | None) -> None:
-        """Makes frame and inner state durable, still pending; `residual` is the one after it."""
+    @contextmanager
+    def feedback(self, path: Path) -> Iterator[Feedback | None]:
+        """The residual before and after a round, the latter written beside its frame."""
+        if self._residual is None or self._next_residual is None:
+            yield None
+            return
+        with (path / RESIDUAL_FILE).open("wb") as file:
+            yield Feedback(self._residual, self._next_residual, file.write)
+
+    def save(self, path: Path, frame: dict[str, Any]) -> None:
+        """Makes frame, residual and inner state durable, still pending."""
         tensors = inner_state.random_state()
         numbers: dict[str, Any] = {}
         if self._optimizer is not None:
             state, numbers = inner_state.flatten(self._optimizer)
             tensors |= state
-        if residual is not None:
-            tensors["residual"] = residual
         self._store.complete(path, {**frame, "numbers": numbers}, tensors)
 
     def frame(self, round_number: int, described: dict[str, Any]) -> StoredFrame:
         """The frame of a pending round."""
         return self._store.frame(Saved(round_number, described, {}))
 
-    def promote(self, round_number: int, residual: Tensor | None) -> None:
+    def promote(self, round_number: int) -> None:
         """The receipt is here: pending becomes the checkpoint."""
-        self.residual = residual
+        self._residual, self._next_residual = self._next_residual, self._residual
         self._store.promote(round_number)
 
     def adopt_pending(self, pending: Saved) -> None:
@@ -102,5 +118,5 @@ class Continuity:
         if self._optimizer is not None:
             inner_state.restore(self._optimizer, saved.tensors, saved.meta["numbers"])
         inner_state.set_random_state(saved.tensors)
-        if self.residual is not None and "residual" in saved.tensors:
-            self.residual = saved.tensors["residual"]
+        if self._residual is not None:
+            self._store.read_raw(saved, RESIDUAL_FILE, byte_view(self._residual))

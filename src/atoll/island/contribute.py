@@ -31,19 +31,19 @@ def contribute(
 ) -> bool:
     """Whether the contribution is in; if not, the inner state is the last accepted round's."""
     path = continuity.begin(header.round)
-    with (path / "frame").open("wb") as file:
+    with (path / "frame").open("wb") as file, continuity.feedback(path) as feed:
         encoded = contribution.encode(
-            weights, header, file.write, codec=codec, residual=continuity.residual, noise=noise
+            weights, header, file.write, codec=codec, feed=feed, noise=noise
         )
     described = continuity.describe(encoded.preamble, encoded.sha256)
     with ThreadPoolExecutor(1) as pool:
-        saving = pool.submit(continuity.save, path, described, encoded.residual)
+        saving = pool.submit(continuity.save, path, described)
         frame = continuity.frame(header.round, described)
         # The frame travels while it is being synced here; only the commit waits for that.
         accepted = _send(session, frame, before_commit=saving.result)
         saving.result()
     if accepted:
-        continuity.promote(header.round, encoded.residual)
+        continuity.promote(header.round)
     else:
         continuity.roll_back()
     return accepted

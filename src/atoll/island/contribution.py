@@ -16,11 +16,19 @@ from atoll.wire.header import FrameHeader
 
 @dataclass(frozen=True)
 class Encoded:
-    """A frame that was written, and the residual that is due once it is accepted."""
+    """A frame that was written."""
 
     preamble: bytes
     sha256: str
-    residual: Tensor | None  # bf16
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Error feedback of one contribution: what is carried in, what is carried on."""
+
+    before: Tensor  # bf16
+    after: Tensor  # bf16, filled by `encode`
+    write: Callable[[memoryview], object]  # gets the bytes of `after` in order
 
 
 def encode(
@@ -29,24 +37,25 @@ def encode(
     write: Callable[[memoryview], object],
     *,
     codec: Codec,
-    residual: Tensor | None,
+    feed: Feedback | None,
     noise: Noise,
 ) -> Encoded:
-    """Writes the contribution's frame; `residual` is left as it was, the next one is returned."""
-    after = None if residual is None else residual.clone()
+    """Writes the contribution's frame, and with `feed` the residual after it.
+
+    The residual before it is left as it was: a refusal goes back to it.
+    """
     sink = frame.FrameWriter(header, write)
     for span in weights.layout.tiles(TILE_BYTES):
         delta = weights.displacement(span)
-        if after is None:
+        if feed is None:
             payload = codec.encode(delta, noise=noise, first_group=span.first_group)
         else:
+            residual = feed.after[span.start : span.stop]
+            residual.copy_(feed.before[span.start : span.stop])
             payload = feedback.encode_with_feedback(
-                codec,
-                delta,
-                after[span.start : span.stop],
-                noise=noise,
-                first_group=span.first_group,
+                codec, delta, residual, noise=noise, first_group=span.first_group
             )
+            feed.write(byte_view(residual))
         sink.payload(byte_view(payload))
     sums = sink.finish()
-    return Encoded(frame.preamble(header), sums.blob_sha256, after)
+    return Encoded(frame.preamble(header), sums.blob_sha256)

@@ -218,7 +218,8 @@ class NetworkLink:
         return grpc.secure_channel(where, grpc.ssl_channel_credentials(trust.pem), options=options)
 
     def _stub(self) -> transfer_pb2_grpc.TransferStub:
-        if self._channel is None:
+        if not self._channel_port:
+            # Also after a broken transfer: the coordinator may have come back on another port.
             self.info()
         assert self._channel is not None
         return transfer_pb2_grpc.TransferStub(self._channel)  # type: ignore[no-untyped-call] # generated
@@ -333,10 +334,7 @@ class NetworkLink:
         except grpc.RpcError as exc:
             error = _rpc_error(exc)
             if isinstance(error, CoordinatorUnreachable):
-                # The coordinator may come back on another port: ask /info before the next try.
                 self._channel_port = 0
-                with contextlib.suppress(AtollError):
-                    self.info()
             raise error from exc
 
 

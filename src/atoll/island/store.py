@@ -62,6 +62,7 @@ class Saved:
     round: int
     meta: dict[str, Any]
     tensors: dict[str, Tensor]
+    path: Path | None = None
 
 
 class IslandStore:
@@ -171,7 +172,23 @@ class IslandStore:
                 f"cannot read {str(path / 'state.safetensors')!r}: {exc}; remove {str(path)!r} "
                 f"and the island starts from the run's weights"
             ) from exc
-        return Saved(rounds[-1], _read_json(path / "complete.json"), tensors)
+        return Saved(rounds[-1], _read_json(path / "complete.json"), tensors, path)
+
+    def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
+        """Fills `buffer` from a file of the saved directory; StoreError when it does not fit."""
+        assert saved.path is not None, "only what was read from disk has files"
+        path = saved.path / name
+        try:
+            with path.open("rb") as file:
+                found = file.readinto(buffer)
+                longer = file.read(1)
+        except OSError as exc:
+            raise StoreError(f"cannot read {str(path)!r}: {exc.strerror}") from exc
+        if found != len(buffer) or longer:
+            raise StoreError(
+                f"{str(path)!r} does not have {len(buffer)} bytes; remove {str(saved.path)!r} and "
+                f"the island starts from the run's weights"
+            )
 
     def _remove_unfinished(self) -> None:
         for kind in ("pending", "checkpoint"):

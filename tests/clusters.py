@@ -1,0 +1,449 @@
+"""A coordinator on a manual clock and islands made by hand: no process, no network, no training.
+
+The coordinator, its ledger, blobs and spool are the real ones in a directory of the test. An island
+here only speaks the protocol: its displacements come from a seeded generator, so that a test can
+compute by itself what a round must give.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from atoll import config
+from atoll.blobs.directory import DirectoryBlobs
+from atoll.clock import ManualClock
+from atoll.codecs.base import Codec
+from atoll.config import RunFile
+from atoll.coordinator.admission import UploadRequest
+from atoll.coordinator.service import Coordinator
+from atoll.coordinator.spool import Spool
+from atoll.errors import AtollError
+from atoll.history import audit as auditing
+from atoll.history import weights
+from atoll.history.audit import AuditReport
+from atoll.island.weights import IslandWeights
+from atoll.layout import Layout, byte_view
+from atoll.ledger import engines
+from atoll.ledger.records import (
+    ContributionRecord,
+    LeaseRecord,
+    ManifestRecord,
+    RoundState,
+    RunRecord,
+)
+from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
+from atoll.protocol.messages import (
+    Assignment,
+    AssignmentRequest,
+    HeartbeatRequest,
+    Identity,
+    RegisterRequest,
+)
+from atoll.strategies import build
+from atoll.sums import digest as digests
+from atoll.wire import frame
+from atoll.wire.header import FrameHeader
+
+RUN_ID = "by-hand"
+BLOCK = 4
+HELD_OUT_ROWS = 6
+TICK_SECONDS = 0.05
+
+SMALL = Layout.of(
+    [("embedding", (40, 20), "float32"), ("norm", (20,), "float32"), ("head", (20, 40), "float32")]
+)
+# Three codec groups and a rest, so that tiles of one group cut tensors in the middle.
+WIDE = Layout.of(
+    [
+        ("embedding", (300, 256), "float32"),
+        ("norm", (257,), "float32"),
+        ("middle", (256, 300), "float32"),
+        ("head", (200, 256), "float32"),
+    ]
+)
+DATA_IDENTITY: dict[str, Any] = {
+    "kind": "by hand",
+    "rows": 1000,
+    "block": BLOCK,
+    "held_out_rows": HELD_OUT_ROWS,
+}
+
+
+def values(layout: Layout, label: str, *, scale: float = 0.01) -> Tensor:
+    """A flat fp32 buffer that depends on `label` alone."""
+    seed = np.frombuffer(hashlib.sha256(label.encode()).digest()[:8], np.uint64)
+    drawn = np.random.Generator(np.random.Philox(key=seed[0])).standard_normal(layout.size)
+    return torch.from_numpy((drawn * scale).astype(np.float32))
+
+
+def displacement(layout: Layout, worker_id: str, round_number: int) -> Tensor:
+    """What an island made by hand contributes to a round."""
+    return values(layout, f"{worker_id}/{round_number}")
+
+
+def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:
+    """A run file for islands made by hand; `changes` by dotted name."""
+    table: dict[str, Any] = {
+        "name": "by-hand",
+        "sync_every": 2,
+        "inner": {"batch": 3},
+        "membership": {"min_workers": 2},
+        "evaluate": {"every": 0},
+        "stop": {"rounds": 1000},
+        "model": {},
+        "data": {},
+    }
+    for name, value in (changes or {}).items():
+        *sections, last = name.split(".")
+        place = table
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return config.parse(table)
+
+
+def manifest_for(layout: Layout, changes: Mapping[str, Any] | None = None) -> Manifest:
+    """The manifest of a run over `layout` that starts from `values(layout, "initial")`."""
+    return run_file(changes).manifest(
+        ModelSettings(
+            definition={},
+            layout_digest=layout.digest,
+            initial_digest=digests.digest(layout, values(layout, "initial", scale=1.0)).root,
+        ),
+        DataSettings(definition={}, identity=DATA_IDENTITY),
+    )
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A whole frame in memory; fulfils `island.link.FrameSource`."""
+
+    data: bytes
+    preamble_bytes: int
+
+    @property
+    def preamble(self) -> bytes:
+        return self.data[: self.preamble_bytes]
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self.data[offset : offset + nbytes]
+
+
+def make_frame(header: FrameHeader, payload: bytes) -> Frame:
+    """`payload` under `header`, with an honest checksum."""
+    data = bytearray()
+    writer = frame.FrameWriter(header, data.extend)
+    writer.payload(payload)
+    writer.finish()
+    return Frame(bytes(data), len(frame.preamble(header)))
+
+
+def encode(codec: Codec, delta: Tensor) -> bytes:
+    """The payload of a displacement, without noise or feedback."""
+    return bytes(byte_view(codec.encode(delta, noise=None, first_group=0)))
+
+
+class Cluster:
+    """One run's coordinator over a state directory, which can be opened again."""
+
+    def __init__(
+        self,
+        home: Path,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        layout: Layout = SMALL,
+        threads: int = 1,
+    ) -> None:
+        self.home = home
+        self.layout = layout
+        self.threads = threads
+        self.manifest = manifest_for(layout, settings)
+        self.clock = ManualClock()
+        self._open_stores()
+        if self.ledger.run() is None:
+            self._create()
+        self.coordinator = self._coordinator()
+
+    def _open_stores(self) -> None:
+        self.ledger = engines.open_ledger(self.home / "ledger.sqlite")
+        self.blobs = DirectoryBlobs(self.home / "blobs")
+        self.spool = Spool(self.home / "spool")
+
+    def _create(self) -> None:
+        sha256 = self.manifest.sha256()
+        header = weights.weights_header(
+            self.layout,
+            run_id=RUN_ID,
+            manifest_sha256=sha256,
+            version=0,
+            digest=self.manifest.model.initial_digest,
+        )
+        initial = values(self.layout, "initial", scale=1.0)
+        stored = weights.store(self.blobs, header, initial, layout=self.layout)
+        self.ledger.create_run(
+            RunRecord(RUN_ID, self.clock.wall(), stored),
+            ManifestRecord(1, sha256, self.manifest.body(), from_round=1),
+        )
+
+    def _coordinator(self) -> Coordinator:
+        self.blobs.sweep()
+        return Coordinator(
+            self.ledger,
+            self.blobs,
+            self.spool,
+            self.clock,
+            manifest=self.manifest,
+            layout=self.layout,
+            threads=self.threads,
+        )
+
+    def close(self) -> None:
+        """Lets the directory go, as a process that ends does."""
+        self.ledger.close()
+        self.blobs.close()
+
+    def restart(self) -> Self:
+        """Ends this life without a word and opens the directory again, on a clock of its own."""
+        self.close()
+        self.clock = ManualClock(1e6, wall_start=self.clock.wall() + 1)
+        self._open_stores()
+        self.coordinator = self._coordinator()
+        return self
+
+    # Time
+
+    def settle(self) -> int:
+        """Does all that is due now; how many rounds closed."""
+        closed = 0
+        while self.coordinator.advance():
+            closed += 1
+        return closed
+
+    def run_clock(self, *, seconds: float) -> int:
+        """Lets virtual time pass with the closer's ticks; how many rounds closed."""
+        closed = self.settle()
+        for _ in range(round(seconds / TICK_SECONDS)):
+            self.clock.advance(seconds=TICK_SECONDS)
+            closed += self.settle()
+        return closed
+
+    def rounds(self, count: int, *islands: "HandIsland") -> None:
+        """Lets `islands` complete so many rounds."""
+        for _ in range(count):
+            for island in islands:
+                island.contribute()
+            assert self.settle() == 1
+
+    # What a test looks at
+
+    @property
+    def version(self) -> int:
+        return self.coordinator.versions.current.version
+
+    @property
+    def digest(self) -> str:
+        """Of the fp32 master."""
+        return self.coordinator.versions.current.digests.master.root
+
+    @property
+    def published_digest(self) -> str:
+        return self.coordinator.versions.current.digests.published.root
+
+    def digests_by_round(self) -> list[str | None]:
+        """The recorded master digest of every published round."""
+        return [
+            r.master_digest for r in self.ledger.rounds() if r.state is RoundState.PUBLISHED
+        ]
+
+    def leases(self) -> list[LeaseRecord]:
+        """Every lease of every round."""
+        return [x for r in self.ledger.rounds() for x in self.ledger.leases(r.round)]
+
+    def blob_names(self) -> set[str]:
+        """Blobs that are stored."""
+        return {ref.sha256 for ref in self.blobs.stored()}
+
+    def drafts(self) -> list[str]:
+        """Temporary files of uploads."""
+        return sorted(path.name for path in (self.home / "blobs" / "tmp").iterdir())
+
+    def blob_path(self, sha256: str) -> Path:
+        return self.home / "blobs" / sha256[:2] / sha256
+
+    def audit(self, *, with_replay: bool = False) -> AuditReport:
+        """Proves the run as it stands."""
+        return auditing.audit(
+            self.ledger,
+            self.blobs,
+            manifest=self.manifest,
+            layout=self.layout,
+            with_replay=with_replay,
+        )
+
+    def island(self, name: str, *, key: str | None = None) -> "HandIsland":
+        """A new island that has joined."""
+        return HandIsland(self, name, key=key).join()
+
+    def pair(self) -> tuple["HandIsland", "HandIsland"]:
+        """Two islands that have joined: round 1 is open."""
+        return self.island("a"), self.island("b")
+
+
+class HandIsland:
+    """Speaks the island's side of the protocol with displacements made by hand."""
+
+    def __init__(self, cluster: Cluster, name: str, *, key: str | None = None) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.identity = Identity(
+            run_id=RUN_ID,
+            manifest_sha256=cluster.manifest.sha256(),
+            worker_id=name,
+            incarnation=0,
+            island_key=key or hashlib.sha256(name.encode()).hexdigest(),
+        )
+        self.codec = build.codec(cluster.manifest.upload)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return self.cluster.coordinator
+
+    def register_request(self, **changes: Any) -> RegisterRequest:
+        fields = {
+            "run_id": self.identity.run_id,
+            "manifest_sha256": self.identity.manifest_sha256,
+            "worker_id": self.name,
+            "island_key": self.identity.island_key,
+            "layout_digest": self.cluster.layout.digest,
+            "data_identity": DATA_IDENTITY,
+        }
+        return RegisterRequest(**{**fields, **changes})
+
+    def join(self) -> Self:
+        """Registers; a second call is a new incarnation."""
+        reply = self.coordinator.register(self.register_request())
+        self.identity = self.identity.model_copy(update={"incarnation": reply.incarnation})
+        return self
+
+    def leave(self) -> None:
+        self.coordinator.deregister(self.identity)
+
+    def beat(self) -> None:
+        self.coordinator.heartbeat(HeartbeatRequest(identity=self.identity))
+
+    def ask(self, *, version: int | None = None, digest: str | None = None) -> Assignment:
+        """The assignment of an island that holds these weights."""
+        return self.coordinator.assignment(
+            AssignmentRequest(identity=self.identity, version=version, digest=digest)
+        )
+
+    def assignment(self) -> Assignment:
+        """The assignment of an island that holds the published weights."""
+        current = self.coordinator.versions.current
+        return self.ask(version=current.version, digest=current.digests.published.root)
+
+    def header(self, assignment: Assignment, **changes: Any) -> FrameHeader:
+        """An honest header for `assignment`, with `changes`."""
+        rows = sum(span.stop - span.start for span in assignment.ranges)
+        weighting = self.cluster.manifest.weighting
+        assert assignment.round is not None, assignment
+        header = FrameHeader.of(
+            self.cluster.layout,
+            self.codec,
+            kind="contribution",
+            run_id=RUN_ID,
+            manifest_sha256=self.identity.manifest_sha256,
+            round=assignment.round,
+            worker_id=self.name,
+            incarnation=self.identity.incarnation,
+            base_digest=assignment.digest,
+            weight=1 if weighting == "equal" else rows * BLOCK,
+            rows=rows,
+            tokens=rows * BLOCK,
+            loss_sum=2.0 * rows * BLOCK,
+            ranges=[(span.start, span.stop) for span in assignment.ranges],
+        )
+        return replace(header, **changes)
+
+    def frame(
+        self, assignment: Assignment | None = None, delta: Tensor | None = None, **changes: Any
+    ) -> Frame:
+        """The contribution to `assignment` (the present one), with `changes` of its header."""
+        given = self.assignment() if assignment is None else assignment
+        header = self.header(given, **changes)
+        if delta is None:
+            delta = displacement(self.cluster.layout, self.name, header.round)
+        return make_frame(header, encode(self.codec, delta))
+
+    def request(self, sent: Frame, **changes: Any) -> UploadRequest:
+        return replace(
+            UploadRequest(self.identity, sent.preamble, sent.sha256, sent.nbytes), **changes
+        )
+
+    def send(
+        self, sent: Frame, *, chunk_bytes: int = 1 << 11, body: bytes | None = None, **changes: Any
+    ) -> ContributionRecord:
+        """Uploads a frame; `changes` of what is announced, `body` in place of its bytes."""
+        upload = self.coordinator.begin_upload(self.request(sent, **changes))
+        if isinstance(upload, ContributionRecord):
+            return upload
+        stream = upload.stream
+        data = sent.data if body is None else body
+        for offset in range(0, len(data), chunk_bytes):
+            self.coordinator.write_upload(upload, stream, data[offset : offset + chunk_bytes])
+        return self.coordinator.commit_upload(upload, stream)
+
+    def contribute(self, delta: Tensor | None = None) -> ContributionRecord:
+        """Trains the open round by hand and sends it."""
+        return self.send(self.frame(delta=delta))
+
+
+def refusal(error: AtollError) -> str:
+    """What a sender can act on."""
+    return error.code
+
+
+class TrackingIsland(HandIsland):
+    """An island made by hand that also keeps the published weights, with the island's own code."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster, name)
+        self.weights = IslandWeights(
+            module_of(cluster.layout), download=build.codec(cluster.manifest.download)
+        )
+        self.kinds: list[str] = []  # of the frames it was given
+
+    def fetch(self) -> Tensor:
+        """Brings its weights to the published version; returns them."""
+        spooled = self.coordinator.download(
+            self.identity, have_digest=self.weights.digest or ""
+        )
+        receiver = self.weights.receive()
+        for offset in range(0, spooled.nbytes, 100_000):
+            receiver.feed(spooled.read(offset, 100_000))
+        receiver.finish()
+        self.kinds.append(spooled.header.kind)
+        return self.weights._published
+
+
+def module_of(layout: Layout) -> nn.Module:
+    """A module whose parameters are the layout's tensors."""
+    module = nn.Module()
+    for spec in layout.tensors:
+        module.register_parameter(spec.name, nn.Parameter(torch.zeros(spec.shape)))
+    return module

@@ -1,0 +1,116 @@
+"""SIGKILL of one of two islands where a round may close with one: the other goes on, it returns."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from atoll.ledger.records import LeaseState
+from atoll.protocol.messages import Status
+from tests import processes
+from tests.processes import KILLED, ROUNDS, Cluster, Finished, Settings
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+SETTINGS = Settings(min_workers=1, heartbeat_interval=0.3, heartbeat_timeout=1.5)
+SURVIVOR, VICTIM = processes.ISLANDS
+KILLED_IN = 2
+BACK_BY = 3  # the survivor stands still in this round until the victim is back
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a run came to in which an island was killed and started again."""
+
+    exit_code: int
+    marker: dict[str, Any]
+    status_when_back: Status
+    finished: Finished
+
+    def seconds_to_publication(self) -> float:
+        """From the kill to the publication of the round it happened in."""
+        published_wall = self.finished.records.rounds[KILLED_IN - 1].published_wall
+        assert published_wall is not None
+        return published_wall - float(self.marker["wall"])
+
+
+@pytest.fixture(scope="module")
+def returned(tmp_path_factory: pytest.TempPathFactory) -> Returned:
+    with Cluster(tmp_path_factory.mktemp("island-killed"), SETTINGS) as cluster:
+        coordinator = cluster.serve()
+        held = cluster.failpoint("island", "hold", 1, BACK_BY)
+        cluster.join(SURVIVOR, held)
+        killed = cluster.failpoint("island", "steps", KILLED_IN)
+        victim = cluster.join(VICTIM, killed)
+        # In round 1 the survivor may be alone: it waits, so that both are planned for round 2.
+        cluster.wait_status("both islands", lambda status: _live(status) == {SURVIVOR, VICTIM})
+        held.wait_held(1)
+        held.release(1)
+        exit_code = victim.wait(timeout_seconds=processes.LIMIT_SECONDS)
+        held.wait_held(BACK_BY)
+        cluster.join(VICTIM)
+        back = cluster.wait_status("the victim's return", lambda status: VICTIM in _live(status))
+        held.release(BACK_BY)
+        return Returned(exit_code, killed.marker(), back, cluster.finish(coordinator))
+
+
+def _live(status: Status) -> set[str]:
+    return {worker.worker_id for worker in status.workers if worker.live}
+
+
+def test_island_dies_by_sigkill_between_two_steps(returned: Returned) -> None:
+    assert returned.exit_code == KILLED
+    assert returned.marker["round"] == KILLED_IN
+
+
+def test_round_closes_within_the_timeout_and_two_seconds_of_an_islands_kill(
+    returned: Returned, record_property: Any
+) -> None:
+    seconds = returned.seconds_to_publication()
+
+    record_property("seconds_to_publication", round(seconds, 3))
+    assert seconds <= SETTINGS.heartbeat_timeout + 2.0
+
+
+def test_round_closes_without_the_killed_island(returned: Returned) -> None:
+    assert returned.finished.records.workers_in(KILLED_IN) == [SURVIVOR]
+
+
+def test_restarted_island_rejoins_in_its_next_incarnation(returned: Returned) -> None:
+    [back] = [w for w in returned.status_when_back.workers if w.worker_id == VICTIM]
+
+    assert back.incarnation == 2
+
+
+def test_restarted_island_contributes_to_the_rounds_after_its_return(returned: Returned) -> None:
+    rounds = range(BACK_BY + 1, ROUNDS + 1)
+
+    assert [returned.finished.records.workers_in(number) for number in rounds] == [
+        [SURVIVOR, VICTIM] for _ in rounds
+    ]
+
+
+def test_restarted_island_ends_with_the_others_digest(returned: Returned) -> None:
+    published = returned.finished.records.rounds[-1].published_digest
+
+    assert returned.finished.island_digests == {SURVIVOR: published, VICTIM: published}
+
+
+def test_rows_of_the_killed_island_enter_a_later_round_once(returned: Returned) -> None:
+    leases = returned.finished.records.leases
+    [lost] = [x for x in leases if (x.round, x.worker_id) == (KILLED_IN, VICTIM)]
+    done = [x for x in leases if x.state is LeaseState.DONE]
+
+    covering = [
+        row for x in done for row in range(x.start, x.stop) if lost.start <= row < lost.stop
+    ]
+
+    assert lost.state is LeaseState.TAKEN
+    assert sorted(covering) == list(range(lost.start, lost.stop))
+
+
+def test_audit_of_a_run_with_a_killed_island_replays_clean(returned: Returned) -> None:
+    report = processes.audit(returned.finished.directory)
+
+    assert (report["exit_code"], report["problems"]) == (0, [])
+    assert report["replayed_rounds"] == ROUNDS

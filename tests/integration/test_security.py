@@ -1,0 +1,692 @@
+"""Who may do what: every route and method, every credential, every identity."""
+
+import ast
+import asyncio
+import secrets
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from google.protobuf import message_factory
+from pydantic import BaseModel
+
+from atoll.clock import SystemClock
+from atoll.coordinator import access, app, gate, transfer
+from atoll.coordinator.access import Access, Role
+from atoll.errors import (
+    AtollError,
+    Fenced,
+    Forbidden,
+    ManifestMismatch,
+    Unauthenticated,
+    UnknownWorker,
+    WorkerTaken,
+)
+from atoll.protocol.messages import (
+    AssignmentRequest,
+    ErrorReply,
+    EvaluationReport,
+    HeartbeatRequest,
+    LeaveRequest,
+    RegisterRequest,
+)
+from atoll.wire.proto import transfer_pb2
+from tests import served
+from tests.served import TOKENS, Served, Worker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What each route asks for. A new route fails the walk until somebody writes its line here.
+ROUTES: Mapping[str, Role | None] = {
+    "GET /health": None,
+    "GET /info": Role.WORKER,
+    "GET /status": Role.WORKER,
+    "POST /workers/register": Role.WORKER,
+    "DELETE /workers/{worker_id}": Role.WORKER,
+    "POST /workers/{worker_id}/heartbeat": Role.WORKER,
+    "POST /workers/{worker_id}/assignment": Role.WORKER,
+    "POST /workers/{worker_id}/evaluation": Role.WORKER,
+    "GET /openapi.json": Role.ADMIN,
+    "GET /ledger": Role.ADMIN,
+}
+
+STRANGERS: Mapping[str, str | None] = {
+    "none": None,
+    "empty": "",
+    "scheme alone": "Bearer",
+    "quotes": 'Bearer ""',
+    "wrong token": "Bearer wrong-token-of-the-tests",
+    "admin token in another scheme": f"Basic {TOKENS[Role.ADMIN]}",
+    "admin token without a scheme": TOKENS[Role.ADMIN],
+    "hash of the admin token": f"Bearer {access.token_hash(TOKENS[Role.ADMIN])}",
+    "admin token cut short": f"Bearer {TOKENS[Role.ADMIN][:-1]}",
+    "admin token in capitals": f"Bearer {TOKENS[Role.ADMIN].upper()}",
+    "both tokens": f"Bearer {TOKENS[Role.ADMIN]} {TOKENS[Role.WORKER]}",
+    "very long": "Bearer " + "x" * 12_000,
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back from either plane: 0 or the code of a refusal."""
+
+    status: object
+    code: str | None
+
+
+Send = Callable[[str, str, str | None, bytes | None], Answer]
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    # Two workers open a round; one alone can mutate nothing but itself.
+    with served.serving(
+        tmp_path_factory.mktemp("security") / "state", membership={"min_workers": 3}
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alice(coordinator: Served) -> Worker:
+    return coordinator.worker("alice")
+
+
+def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
+    """A good message of every kind, which would change something if it were let in."""
+    identity = worker.identity()
+    newcomer = Worker(worker.served, f"newcomer-{secrets.token_hex(8)}")
+    return {
+        RegisterRequest: newcomer.registration(),
+        HeartbeatRequest: HeartbeatRequest(identity=identity),
+        AssignmentRequest: AssignmentRequest(identity=identity),
+        EvaluationReport: EvaluationReport(identity=identity, version=0, loss_sum=1.0, tokens=1),
+        LeaveRequest: LeaveRequest(identity=identity),
+    }
+
+
+def body_type(endpoint: Callable[..., object]) -> type[BaseModel] | None:
+    hints = typing.get_type_hints(endpoint)
+    hints.pop("return", None)
+    found = [h for h in hints.values() if isinstance(h, type) and issubclass(h, BaseModel)]
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method of one path, with a message it would take."""
+
+    name: str
+    method: str
+    path: str
+    content: bytes | None
+
+
+def routes(application: FastAPI, worker: Worker) -> list[Route]:
+    messages = bodies(worker)
+    found = []
+    for context in iter_route_contexts(application.routes):
+        assert context.endpoint is not None
+        assert context.path is not None
+        kind = body_type(context.endpoint)
+        content = None if kind is None else messages[kind].model_dump_json().encode()
+        for method in sorted(context.methods or {"?"}):
+            path = context.path.replace("{worker_id}", worker.name)
+            found.append(Route(f"{method} {context.path}", method, path, content))
+    return found
+
+
+def http_faults(
+    application: FastAPI, send: Send, worker: Worker, strangers: Mapping[str, str | None]
+) -> list[str]:
+    """Every way in which a route differs from its line in ROUTES; refusals must change nothing."""
+    faults = []
+    state_hash = worker.served.coordinator.state_hash
+    before = state_hash()
+    for route in routes(application, worker):
+        if route.name not in ROUTES:
+            faults.append(f"{route.name}: nobody wrote down which role it needs")
+            continue
+        role = ROUTES[route.name]
+        stranger = Answer(200, None) if role is None else Answer(401, Unauthenticated.code)
+        tries = {name: (value, stranger) for name, value in strangers.items()}
+        if role is Role.ADMIN:
+            worker_token = f"Bearer {TOKENS[Role.WORKER]}"
+            tries["worker"] = (worker_token, Answer(403, Forbidden.code))
+        for name, (credential, wanted) in tries.items():
+            answer = send(route.method, route.path, credential, route.content)
+            if answer != wanted:
+                faults.append(f"{route.name} with {name}: {answer}")
+            if state_hash() != before:
+                faults.append(f"{route.name} with {name}: the state changed")
+                before = state_hash()
+    return faults
+
+
+def over_network(coordinator: Served) -> tuple[httpx.Client, Send]:
+    client = httpx.Client(base_url=coordinator.url, trust_env=False)
+
+    def send(method: str, path: str, credential: str | None, content: bytes | None) -> Answer:
+        headers = {"content-type": "application/json"}
+        if credential is not None:
+            headers["authorization"] = credential
+        reply = client.request(method, path, headers=headers, content=content)
+        return answer_of(reply)
+
+    return client, send
+
+
+def in_memory(application: FastAPI) -> Send:
+    async def once(
+        method: str, path: str, credential: str | None, content: bytes | None
+    ) -> httpx.Response:
+        headers = {"content-type": "application/json"}
+        if credential is not None:
+            headers["authorization"] = credential
+        transport = httpx.ASGITransport(app=application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, headers=headers, content=content)
+
+    def send(method: str, path: str, credential: str | None, content: bytes | None) -> Answer:
+        return answer_of(asyncio.run(once(method, path, credential, content)))
+
+    return send
+
+
+def answer_of(reply: httpx.Response) -> Answer:
+    if reply.status_code == 200:
+        return Answer(200, None)
+    return Answer(reply.status_code, ErrorReply.model_validate_json(reply.content).code)
+
+
+# The walks
+
+
+def test_every_route_refuses_strangers_and_roles_that_are_too_low(
+    coordinator: Served, alice: Worker
+) -> None:
+    client, send = over_network(coordinator)
+
+    with client:
+        faults = http_faults(coordinator.server.app, send, alice, STRANGERS)
+
+    assert faults == []
+    assert {route.name for route in routes(coordinator.server.app, alice)} == set(ROUTES)
+
+
+def test_paths_without_a_route_refuse_strangers_like_any_other(
+    coordinator: Served, alice: Worker
+) -> None:
+    client, send = over_network(coordinator)
+
+    with client:
+        answers = {
+            send("GET", path, None, None)
+            for path in ("/", "/docs", "/redoc", "/health/", "/HEALTH", "//health", "/nothing")
+        }
+
+    assert answers == {Answer(401, Unauthenticated.code)}
+
+
+def test_malformed_bodies_of_strangers_are_not_looked_at(
+    coordinator: Served, alice: Worker
+) -> None:
+    client, send = over_network(coordinator)
+
+    with client:
+        answer = send("POST", "/workers/register", None, b"{not json")
+
+    assert answer == Answer(401, Unauthenticated.code)
+
+
+def mutant(coordinator: Served) -> FastAPI:
+    return app.create(
+        coordinator.coordinator,
+        Access({role.value: access.token_hash(token) for role, token in TOKENS.items()}),
+        SystemClock(),
+    )
+
+
+FEW = {name: STRANGERS[name] for name in ("none", "wrong token")}
+
+
+def test_walk_finds_no_fault_in_an_application_without_a_mutation(
+    coordinator: Served, alice: Worker
+) -> None:
+    application = mutant(coordinator)
+
+    assert http_faults(application, in_memory(application), alice, FEW) == []
+
+
+def test_walk_finds_a_route_that_lets_strangers_in(
+    coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "OPEN_PATHS", frozenset({"/health", "/status"}))
+    application = mutant(coordinator)
+
+    faults = http_faults(application, in_memory(application), alice, FEW)
+
+    assert [fault.split(":")[0] for fault in faults] == [
+        "GET /status with none",
+        "GET /status with wrong token",
+    ]
+
+
+def test_walk_finds_a_mutating_route_that_lets_strangers_in(
+    coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "OPEN_PATHS", frozenset({"/health", "/workers/register"}))
+    application = mutant(coordinator)
+
+    faults = http_faults(application, in_memory(application), alice, {"none": None})
+
+    assert "POST /workers/register with none: the state changed" in faults
+
+
+def test_walk_finds_an_admin_route_that_lets_workers_in(
+    coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_admins_only", lambda *_: lambda: None)
+    application = mutant(coordinator)
+
+    faults = http_faults(application, in_memory(application), alice, {})
+
+    assert [fault.split(":")[0] for fault in faults] == [
+        "GET /openapi.json with worker",
+        "GET /ledger with worker",
+    ]
+
+
+def test_walk_finds_a_route_that_nobody_wrote_down(coordinator: Served, alice: Worker) -> None:
+    application = mutant(coordinator)
+    application.add_api_route("/new", lambda: {})
+
+    faults = http_faults(application, in_memory(application), alice, {})
+
+    assert faults == ["GET /new: nobody wrote down which role it needs"]
+
+
+def rpc_answer(
+    channel: grpc.Channel, method: Any, credential: str | None, request: Any
+) -> tuple[grpc.StatusCode, str | None]:
+    """The status and the code of one call, of whatever shape."""
+    shape: Any = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }[(method.client_streaming, method.server_streaming)]
+    reply_type = message_factory.GetMessageClass(method.output_type)
+    call = shape(
+        f"/{method.containing_service.full_name}/{method.name}",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=reply_type.FromString,
+    )
+    metadata = () if credential is None else (("authorization", credential),)
+    sent = iter([request]) if method.client_streaming else request
+    try:
+        reply = call(sent, metadata=metadata, timeout=served.WAIT_SECONDS)
+        if method.server_streaming:
+            list(reply)
+    except grpc.RpcError as error:
+        found: Any = error
+        trailers = dict(found.trailing_metadata() or ())
+        return found.code(), trailers.get("atoll-code")
+    return grpc.StatusCode.OK, None
+
+
+def rpc_methods() -> list[Any]:
+    service = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"]
+    return list(service.methods)
+
+
+def rpc_requests(worker: Worker) -> dict[str, Any]:
+    """A good message of every method: it would be answered if it were let in."""
+    identity = served.proto_identity(worker.identity())
+    opened = transfer_pb2.UploadOpen(identity=identity, sha256="0" * 64)
+    return {
+        "Offset": opened,
+        "Upload": transfer_pb2.UploadPart(open=opened),
+        "Download": transfer_pb2.DownloadRequest(identity=identity),
+    }
+
+
+def rpc_faults(coordinator: Served, worker: Worker) -> list[str]:
+    faults = []
+    requests = rpc_requests(worker)
+    channel = coordinator.channel()
+    before = coordinator.coordinator.state_hash()
+    for method in rpc_methods():
+        for name, credential in STRANGERS.items():
+            found = rpc_answer(channel, method, credential, requests[method.name])
+            if found != (grpc.StatusCode.UNAUTHENTICATED, Unauthenticated.code):
+                faults.append(f"{method.name} with {name}: {found}")
+            if coordinator.coordinator.state_hash() != before:
+                faults.append(f"{method.name} with {name}: the state changed")
+    return faults
+
+
+def test_every_rpc_method_refuses_strangers(coordinator: Served, alice: Worker) -> None:
+    assert rpc_faults(coordinator, alice) == []
+    assert len(STRANGERS) * len(rpc_methods()) >= 36
+
+
+def test_every_rpc_method_is_in_the_walk() -> None:
+    walked = [f"/{m.containing_service.full_name}/{m.name}" for m in rpc_methods()]
+
+    assert walked == list(transfer.methods())
+
+
+def test_walk_finds_rpc_methods_that_let_strangers_in(
+    coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Access, "require", lambda *_: Role.WORKER)
+
+    faults = rpc_faults(coordinator, alice)
+
+    assert len(faults) == len(STRANGERS) * len(rpc_methods())
+
+
+def test_rpc_methods_let_both_roles_in(coordinator: Served, alice: Worker) -> None:
+    requests = rpc_requests(alice)
+    channel = coordinator.channel()
+
+    codes = {
+        rpc_answer(channel, method, f"Bearer {token}", requests[method.name])[0]
+        for method in rpc_methods()
+        for token in TOKENS.values()
+    }
+
+    assert not codes & {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+
+
+def test_unknown_rpc_methods_refuse_strangers_like_any_other(coordinator: Served) -> None:
+    call: Any = coordinator.channel().unary_unary("/atoll.v1.Transfer/Nothing")
+
+    with pytest.raises(grpc.RpcError) as refused:
+        call(b"", timeout=served.WAIT_SECONDS)
+
+    found: Any = refused.value
+    assert found.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("role", Role)
+def test_messages_of_the_walk_pass_with_a_known_token(coordinator: Served, role: Role) -> None:
+    bob = coordinator.worker(f"bob-{role.value}")
+    client, send = over_network(coordinator)
+    may = [r for r in routes(coordinator.server.app, bob) if ROUTES[r.name] is not Role.ADMIN]
+    leaving_last = sorted(may, key=lambda route: route.method == "DELETE")
+
+    with client:
+        answers = {
+            route.name: send(route.method, route.path, f"Bearer {TOKENS[role]}", route.content)
+            for route in leaving_last
+        }
+
+    assert answers == {route.name: Answer(200, None) for route in may}
+
+
+def test_admin_may_read_the_ledger_and_the_api(coordinator: Served) -> None:
+    client, send = over_network(coordinator)
+
+    with client:
+        answers = [
+            send("GET", path, f"bearer {TOKENS[Role.ADMIN]}", None)
+            for path in ("/ledger", "/openapi.json")
+        ]
+
+    assert answers == [Answer(200, None)] * 2
+
+
+def test_refused_strangers_are_counted(coordinator: Served) -> None:
+    refusals = coordinator.coordinator.refusals
+    before = refusals[Unauthenticated.code]
+    stranger = coordinator.link(token="wrong-token")
+
+    with pytest.raises(Unauthenticated):
+        stranger.status()
+
+    assert refusals[Unauthenticated.code] == before + 1
+
+
+# Secrets at rest
+
+
+def test_tokens_and_island_keys_are_nowhere_in_the_state_directory(
+    coordinator: Served, alice: Worker
+) -> None:
+    hidden = [*(token.encode() for token in TOKENS.values()), alice.island_key.encode()]
+    files = [path for path in coordinator.directory.rglob("*") if path.is_file()]
+    contents = {path.name: path.read_bytes() for path in files}
+
+    found = [name for name, data in contents.items() if any(secret in data for secret in hidden)]
+
+    assert found == []
+    assert access.token_hash(TOKENS[Role.ADMIN]).encode() in b"".join(contents.values())
+
+
+@pytest.mark.parametrize("name", ["coordinator/access.py", "coordinator/registry.py"])
+def test_secrets_are_compared_in_constant_time_only(name: str) -> None:
+    tree = ast.parse((ROOT / "src" / "atoll" / name).read_text())
+    compared = {
+        ast.unparse(side)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq)
+        for side in (node.left, *node.comparators)
+    }
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+    assert "hmac.compare_digest" in calls
+    assert not {text for text in compared if "token" in text or "hash" in text or "key" in text}
+
+
+@pytest.mark.parametrize("value", [None, "", " ", "Bearer", "Bearer ", "bearer", "Basic x", "ü"])
+def test_authorization_without_a_token_has_no_role(value: str | None) -> None:
+    nobody_has_the_empty_token = Access({"admin": access.token_hash("")})
+
+    with pytest.raises(Unauthenticated):
+        nobody_has_the_empty_token.role(value)
+
+
+def test_unknown_token_is_compared_with_every_known_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    roles = Access({"admin": access.token_hash("a" * 20), "worker": access.token_hash("w" * 20)})
+
+    def compare(known: bytes, _: bytes) -> bool:
+        compared.append(known)
+        return False
+
+    monkeypatch.setattr("atoll.coordinator.access.hmac.compare_digest", compare)
+
+    with pytest.raises(Unauthenticated):
+        roles.role("Bearer something")
+
+    assert len(compared) == 2
+
+
+# Identities: worker A cannot act as B, an old life is fenced, another run is refused
+
+
+def mutations(worker: Worker) -> dict[str, Callable[..., object]]:
+    """Every message that carries an identity, sent with changes to it."""
+
+    link = worker.link
+    found: dict[str, Callable[..., object]] = {
+        "heartbeat": lambda **c: link.heartbeat(HeartbeatRequest(identity=worker.identity(**c))),
+        "assignment": lambda **c: link.assignment(AssignmentRequest(identity=worker.identity(**c))),
+        "evaluation": lambda **c: link.evaluation(
+            EvaluationReport(identity=worker.identity(**c), version=0, loss_sum=1.0, tokens=1)
+        ),
+        "leave": lambda **c: link.leave(worker.identity(**c)),
+        "offset": lambda **c: rpc(worker, "Offset", c),
+        "upload": lambda **c: rpc(worker, "Upload", c),
+        "download": lambda **c: rpc(worker, "Download", c),
+    }
+    return found
+
+
+def rpc(worker: Worker, name: str, changes: dict[str, Any]) -> None:
+    identity = served.proto_identity(worker.identity(**changes))
+    opened = transfer_pb2.UploadOpen(identity=identity, sha256="0" * 64)
+    stub = worker.served.stub()
+    with worker.link._transfer_errors():
+        if name == "Offset":
+            stub.Offset(opened, metadata=served.metadata())
+        elif name == "Upload":
+            stub.Upload(iter([transfer_pb2.UploadPart(open=opened)]), metadata=served.metadata())
+        else:
+            request = transfer_pb2.DownloadRequest(identity=identity)
+            list(stub.Download(request, metadata=served.metadata()))
+
+
+MUTATIONS = ("heartbeat", "assignment", "evaluation", "leave", "offset", "upload", "download")
+IDENTITY_FAULTS: Mapping[str, tuple[dict[str, Any], type[AtollError]]] = {
+    "another worker's name": ({"worker_id": "alice"}, Fenced),
+    "another island key": ({"island_key": "0" * 64}, Fenced),
+    "an earlier incarnation": ({"incarnation": 0}, Fenced),
+    "a later incarnation": ({"incarnation": 99}, Fenced),
+    "another run": ({"run_id": "another-run"}, ManifestMismatch),
+    "another manifest": ({"manifest_sha256": "0" * 64}, ManifestMismatch),
+    "a name nobody has": ({"worker_id": "nobody"}, UnknownWorker),
+}
+
+
+@pytest.fixture(scope="module")
+def mallory(coordinator: Served, alice: Worker) -> Worker:
+    return coordinator.worker("mallory")
+
+
+@pytest.mark.parametrize("message", MUTATIONS)
+@pytest.mark.parametrize("fault", IDENTITY_FAULTS)
+def test_messages_under_a_wrong_identity_are_refused_and_change_nothing(
+    coordinator: Served, mallory: Worker, message: str, fault: str
+) -> None:
+    changes, error = IDENTITY_FAULTS[fault]
+    before = coordinator.coordinator.state_hash()
+
+    with pytest.raises(error):
+        mutations(mallory)[message](**changes)
+
+    assert coordinator.coordinator.state_hash() == before
+
+
+def test_every_message_with_an_identity_is_among_the_tested_ones(
+    coordinator: Served, mallory: Worker
+) -> None:
+    http = {
+        kind.__name__
+        for context in iter_route_contexts(coordinator.server.app.routes)
+        if context.endpoint is not None
+        and (kind := body_type(context.endpoint)) is not None
+        and "identity" in kind.model_fields
+    }
+    rpcs = {
+        method.name
+        for method in rpc_methods()
+        if "identity" in str(method.input_type.fields_by_name.keys())
+        or method.input_type.name == "UploadPart"
+    }
+
+    assert http == {"HeartbeatRequest", "AssignmentRequest", "EvaluationReport", "LeaveRequest"}
+    assert rpcs == {method.name for method in rpc_methods()} == {"Offset", "Upload", "Download"}
+    assert set(mutations(mallory)) == set(MUTATIONS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"run_id": "another-run"}, ManifestMismatch),
+        ({"manifest_sha256": "0" * 64}, ManifestMismatch),
+        ({"worker_id": "alice"}, WorkerTaken),
+    ],
+)
+def test_registration_under_a_wrong_identity_is_refused_and_changes_nothing(
+    coordinator: Served, mallory: Worker, changes: dict[str, Any], error: type[AtollError]
+) -> None:
+    before = coordinator.coordinator.state_hash()
+
+    with pytest.raises(error):
+        mallory.link.register(mallory.registration(**changes))
+
+    assert coordinator.coordinator.state_hash() == before
+
+
+def test_path_of_another_worker_is_refused_and_changes_nothing(
+    coordinator: Served, alice: Worker, mallory: Worker
+) -> None:
+    before = coordinator.coordinator.state_hash()
+    client, send = over_network(coordinator)
+    content = LeaveRequest(identity=mallory.identity()).model_dump_json().encode()
+
+    with client:
+        answer = send("DELETE", "/workers/alice", f"Bearer {TOKENS[Role.WORKER]}", content)
+
+    assert answer == Answer(422, "PROTOCOL")
+    assert coordinator.coordinator.state_hash() == before
+
+
+def test_earlier_life_is_fenced_once_the_same_key_registers_again(coordinator: Served) -> None:
+    first = coordinator.worker("restarted")
+    second = Worker(coordinator, "restarted", island_key=first.island_key)
+    second.register()
+
+    with pytest.raises(Fenced):
+        first.link.heartbeat(HeartbeatRequest(identity=first.identity()))
+
+    second.link.heartbeat(HeartbeatRequest(identity=second.identity()))
+
+
+# What may not be imported at all
+
+BANNED = {
+    "pickle": "import pickle",
+    "pickle by name": "from pickle import loads",
+    "cloudpickle": "import cloudpickle",
+    "marshal": "import marshal",
+    "shelve": "import shelve",
+    "torch.load": "torch.load('x')",
+    "torch.load by name": "from torch import load",
+    "torch.save": "torch.save({}, 'x')",
+    "broadcast_object_list": "torch.distributed.broadcast_object_list([])",
+    "all_gather_object": "from torch.distributed import all_gather_object",
+    "gather_object": "from torch.distributed import gather_object",
+    "scatter_object_list": "from torch.distributed import scatter_object_list",
+}
+
+
+def ruff(*arguments: str, text: str | None = None) -> str:
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise"]
+    done = subprocess.run(
+        [*command, *arguments], cwd=ROOT, input=text, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def flagged() -> set[str]:
+    """The lines of a source file that the project's own lint refuses as banned."""
+    lines = ["import torch", "import json", *BANNED.values(), "json.loads('1')"]
+    found = ruff("--stdin-filename", "src/atoll/snippet.py", "-", text="\n".join(lines) + "\n")
+    numbers = [line.split(":")[1] for line in found.splitlines() if "TID251" in line]
+    return {lines[int(number) - 1] for number in numbers}
+
+
+@pytest.mark.parametrize("name", BANNED)
+def test_lint_refuses_apis_that_run_bytes_from_elsewhere(flagged: set[str], name: str) -> None:
+    assert BANNED[name] in flagged
+
+
+def test_lint_lets_other_apis_pass(flagged: set[str]) -> None:
+    assert flagged == set(BANNED.values())
+
+
+def test_source_has_no_api_that_runs_bytes_from_elsewhere() -> None:
+    assert ruff("--ignore-noqa", "--select", "TID251,S301,S302", "src") == "All checks passed!\n"

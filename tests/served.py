@@ -1,0 +1,305 @@
+"""A whole coordinator in this process, on free ports, and workers that speak to it by hand.
+
+The server is the real one: both planes, in a thread of its own. A worker here builds its messages
+and frames itself, so that a test can break exactly one thing.
+"""
+
+import hashlib
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+
+from atoll import config
+from atoll.blobs.directory import DirectoryBlobs
+from atoll.clock import SystemClock
+from atoll.coordinator import access, boot
+from atoll.coordinator.access import Access, Role
+from atoll.coordinator.boot import Stores
+from atoll.coordinator.certificate import Certificate
+from atoll.coordinator.server import Address, Listen, Server
+from atoll.coordinator.service import Coordinator
+from atoll.coordinator.spool import Spool
+from atoll.island.network import NetworkLink
+from atoll.layout import byte_view
+from atoll.ledger import engines
+from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
+from atoll.strategies import build
+from atoll.wire import frame
+from atoll.wire.header import FrameHeader
+from atoll.wire.proto import transfer_pb2, transfer_pb2_grpc
+
+TOKENS = {Role.WORKER: "worker-token-of-the-tests", Role.ADMIN: "admin-token-of-the-tests"}
+START_SECONDS = 30.0
+WAIT_SECONDS = 20.0
+
+
+def run_table(**changes: Any) -> dict[str, Any]:
+    """A run file's table: a tiny model, workers that never time out, no end in sight."""
+    table: dict[str, Any] = {
+        "name": "served",
+        "seed": 3,
+        "sync_every": 1,
+        "heartbeat_interval": 600.0,
+        "heartbeat_timeout": 6000.0,
+        "model": {
+            "architecture": "gpt",
+            "vocab": 256,
+            "block": 8,
+            "layers": 1,
+            "heads": 1,
+            "width": 8,
+        },
+        "data": {"kind": "synthetic", "seed": 1, "rows": 100_000, "held_out_rows": 4, "block": 8},
+        "inner": {"batch": 2},
+        "outer": {"optimizer": "sgd", "lr": 1.0},
+        "evaluate": {"every": 0},
+        "stop": {"rounds": 1000},
+    }
+    return {**table, **changes}
+
+
+@dataclass
+class Served:
+    """A coordinator that answers at `url` and `transfer_port`."""
+
+    coordinator: Coordinator
+    server: Server
+    address: Address
+    directory: Path
+    certificate: Certificate | None = None
+    _open: list[Any] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://127.0.0.1:{self.address.port}"
+
+    def link(self, role: Role = Role.WORKER, **changes: Any) -> NetworkLink:
+        """An island's connections; closed with the server."""
+        pin = None if self.certificate is None else self.certificate.fingerprint
+        made = NetworkLink(self.url, **{"token": TOKENS[role], "fingerprint": pin, **changes})
+        self._open.append(made)
+        return made
+
+    def channel(self) -> grpc.Channel:
+        """A bare gRPC channel without any limits of its own."""
+        options = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
+        made = grpc.insecure_channel(f"127.0.0.1:{self.address.transfer_port}", options=options)
+        self._open.append(made)
+        return made
+
+    def stub(self) -> transfer_pb2_grpc.TransferStub:
+        """The generated client on a bare channel."""
+        return transfer_pb2_grpc.TransferStub(self.channel())
+
+    def worker(self, name: str) -> "Worker":
+        """A registered worker with a key of its own."""
+        made = Worker(self, name)
+        made.register()
+        return made
+
+    def close(self) -> None:
+        for made in self._open:
+            made.close()
+
+
+@contextmanager
+def serving(
+    directory: Path,
+    *,
+    host: str = "127.0.0.1",
+    certificate: Certificate | None = None,
+    **changes: Any,
+) -> Iterator[Served]:
+    """Serves a fresh run in `directory` until the block ends; `changes` go to its run file."""
+    clock = SystemClock()
+    directory.mkdir(parents=True, exist_ok=True)
+    ledger = engines.open_ledger(directory / "ledger.sqlite")
+    stores = Stores(ledger, DirectoryBlobs(directory / "blobs"), Spool(directory / "spool"))
+    manifest = boot.create_or_check(
+        stores, config.parse(run_table(**changes)), clock, new_run_id="run-of-the-tests"
+    )
+    ledger.set_credentials({role.value: access.token_hash(t) for role, t in TOKENS.items()})
+    coordinator = boot.open_coordinator(stores, clock, manifest)
+    server = Server(
+        coordinator,
+        Access.of(ledger),
+        clock,
+        listen=Listen(host=host, port=0, certificate=certificate, stay=True),
+    )
+    try:
+        with running(server) as address:
+            served = Served(coordinator, server, address, directory, certificate)
+            try:
+                yield served
+            finally:
+                served.close()
+    finally:
+        ledger.close()
+        stores.blobs.close()
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Address]:
+    """Runs `server` in a thread until the block ends; what it raises is raised here."""
+    ready = threading.Event()
+    addresses: list[Address] = []
+    failures: list[BaseException] = []
+
+    def on_ready(address: Address) -> None:
+        addresses.append(address)
+        ready.set()
+
+    def work() -> None:
+        try:
+            server.run(on_ready, signals=())
+        except BaseException as exc:
+            failures.append(exc)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=work, name="served")
+    thread.start()
+    try:
+        assert ready.wait(START_SECONDS)
+        if not failures:
+            yield addresses[0]
+    finally:
+        server.stop()
+        thread.join(START_SECONDS)
+        assert not thread.is_alive()
+        if failures:
+            raise failures[0]
+
+
+@dataclass(frozen=True)
+class BytesFrame:
+    """A frame in memory; fulfils `link.FrameSource`."""
+
+    preamble: bytes
+    sha256: str
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self.data[offset : offset + nbytes]
+
+
+class Worker:
+    """One worker_id with its key, its incarnation and its link."""
+
+    def __init__(self, served: Served, name: str, *, island_key: str | None = None) -> None:
+        self.served = served
+        self.name = name
+        self.island_key = island_key or secrets.token_hex(32)
+        self.link = served.link()
+        self.incarnation = 0
+
+    def registration(self, **changes: Any) -> RegisterRequest:
+        """The message with which this worker registers."""
+        coordinator = self.served.coordinator
+        fields: Mapping[str, Any] = {
+            "run_id": coordinator.run_id,
+            "manifest_sha256": coordinator.manifest.sha256(),
+            "worker_id": self.name,
+            "island_key": self.island_key,
+            "layout_digest": coordinator.layout.digest,
+            "data_identity": coordinator.manifest.data.identity,
+        }
+        return RegisterRequest.model_validate({**fields, **changes})
+
+    def register(self) -> None:
+        self.incarnation = self.link.register(self.registration()).incarnation
+
+    def identity(self, **changes: Any) -> Identity:
+        """Who this worker says it is."""
+        fields: Mapping[str, Any] = {
+            "run_id": self.served.coordinator.run_id,
+            "manifest_sha256": self.served.coordinator.manifest.sha256(),
+            "worker_id": self.name,
+            "incarnation": self.incarnation,
+            "island_key": self.island_key,
+        }
+        return Identity.model_validate({**fields, **changes})
+
+    def assignment(self) -> Assignment:
+        """The rows to train next, as a worker that holds the published weights asks for them."""
+        reply = self._ask(None, None)
+        while reply.action == "fetch":
+            reply = self._ask(reply.version, reply.digest)
+        assert reply.action == "train", reply
+        return reply
+
+    def _ask(self, version: int | None, digest: str | None) -> Assignment:
+        return self.link.assignment(
+            AssignmentRequest(
+                identity=self.identity(),
+                version=version,
+                digest=digest,
+                wait_seconds=WAIT_SECONDS,
+            )
+        )
+
+    def header(self, assignment: Assignment) -> FrameHeader:
+        """The header of this worker's contribution to the assigned round."""
+        coordinator = self.served.coordinator
+        rows = sum(span.stop - span.start for span in assignment.ranges)
+        assert assignment.round is not None
+        return FrameHeader.of(
+            coordinator.layout,
+            build.codec(coordinator.manifest.upload),
+            kind="contribution",
+            run_id=coordinator.run_id,
+            manifest_sha256=coordinator.manifest.sha256(),
+            round=assignment.round,
+            worker_id=self.name,
+            incarnation=self.incarnation,
+            base_digest=assignment.digest,
+            weight=1,
+            rows=rows,
+            tokens=rows * int(coordinator.manifest.data.identity["block"]),
+            loss_sum=1.0,
+            ranges=[(span.start, span.stop) for span in assignment.ranges],
+        )
+
+    def frame(self, assignment: Assignment | None = None, **changes: Any) -> BytesFrame:
+        """A good fp32 contribution to the next round; `changes` go into its header."""
+        header = replace(self.header(assignment or self.assignment()), **changes)
+        pieces = bytearray()
+        writer = frame.FrameWriter(header, pieces.extend)
+        values = torch.full((self.served.coordinator.layout.size,), 1e-3)
+        writer.payload(byte_view(values.view(torch.uint8)))
+        writer.finish()
+        data = bytes(pieces)
+        return BytesFrame(frame.preamble(header), hashlib.sha256(data).hexdigest(), data)
+
+
+def metadata(token: str = TOKENS[Role.WORKER]) -> tuple[tuple[str, str], ...]:
+    """What a gRPC call carries."""
+    return (("authorization", f"Bearer {token}"),)
+
+
+def proto_identity(identity: Identity) -> transfer_pb2.Identity:
+    """The data plane's spelling of an identity."""
+    return transfer_pb2.Identity(**identity.model_dump())
+
+
+def upload_open(identity: Identity, source: BytesFrame, **changes: Any) -> transfer_pb2.UploadOpen:
+    """The first message of an upload of `source`."""
+    fields: dict[str, Any] = {
+        "identity": proto_identity(identity),
+        "preamble": source.preamble,
+        "sha256": source.sha256,
+        "nbytes": source.nbytes,
+    }
+    return transfer_pb2.UploadOpen(**{**fields, **changes})

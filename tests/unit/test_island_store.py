@@ -1,0 +1,176 @@
+"""What an island keeps on disk: pending until the receipt, then the checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.errors import StateHeld, StoreError
+from atoll.island.store import IslandIdentity, IslandStore
+
+META = {"preamble": "00ff", "sha256": "a" * 64, "numbers": {"optimizer/0/step": 3}}
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    made = IslandStore(tmp_path / "island")
+    yield made
+    made.close()
+
+
+def save(store: IslandStore, round_number: int, *, frame: bytes = b"frame") -> None:
+    path = store.begin(round_number)
+    (path / "frame").write_bytes(frame)
+    store.complete(path, META, {"residual": torch.full((2,), float(round_number))})
+
+
+def reopened(store: IslandStore) -> IslandStore:
+    store.close()
+    return IslandStore(store.directory)
+
+
+def names(store: IslandStore) -> list[str]:
+    return sorted(p.name for p in store.directory.iterdir() if p.is_dir())
+
+
+def test_new_directory_holds_nothing(store):
+    assert (store.identity(), store.checkpoint(), store.pending()) == (None, None, None)
+
+
+def test_identity_is_remembered(store):
+    store.set_identity(IslandIdentity("a", "b" * 64))
+
+    assert reopened(store).identity() == IslandIdentity("a", "b" * 64)
+
+
+def test_pending_round_survives_a_restart(store):
+    save(store, 4)
+
+    pending = reopened(store).pending()
+
+    assert pending is not None
+    assert (pending.round, pending.meta) == (4, META)
+    assert torch.equal(pending.tensors["residual"], torch.full((2,), 4.0))
+
+
+def test_frame_of_a_pending_round_reads_back(store):
+    save(store, 4, frame=b"0123456789")
+    pending = store.pending()
+    assert pending is not None
+
+    frame = store.frame(pending)
+
+    assert (frame.nbytes, frame.preamble, frame.sha256) == (10, b"\x00\xff", "a" * 64)
+    assert (frame.read(3, 4), frame.read(8, 100)) == (b"3456", b"89")
+    frame.close()
+    frame.close()
+
+
+def test_receipt_promotes_pending_to_the_checkpoint(store):
+    save(store, 4)
+
+    store.promote(4)
+
+    assert store.pending() is None
+    checkpoint = store.checkpoint()
+    assert checkpoint is not None and checkpoint.round == 4
+    assert names(store) == ["checkpoint-4"]
+
+
+def test_only_the_newest_checkpoint_is_kept(store):
+    for round_number in (9, 10, 11):
+        save(store, round_number)
+        store.promote(round_number)
+
+    assert names(store) == ["checkpoint-11"]
+
+
+def test_refusal_leaves_the_last_checkpoint(store):
+    save(store, 4)
+    store.promote(4)
+    save(store, 5)
+
+    store.discard_pending()
+
+    assert store.pending() is None
+    checkpoint = store.checkpoint()
+    assert checkpoint is not None and checkpoint.round == 4
+
+
+def test_new_round_drops_an_earlier_pending_one(store):
+    save(store, 4)
+
+    save(store, 5)
+
+    assert names(store) == ["pending-5"]
+
+
+def test_state_without_its_last_file_does_not_count(store):
+    """C5: a crash while saving leaves nothing that looks whole."""
+    save(store, 4)
+    store.promote(4)
+    path = store.begin(5)
+    (path / "frame").write_bytes(b"frame")
+    (path / "state.safetensors").write_bytes(b"half")
+
+    again = reopened(store)
+
+    assert again.pending() is None
+    assert names(again) == ["checkpoint-4"]
+
+
+def test_crash_between_two_checkpoints_leaves_the_newer(store):
+    save(store, 4)
+    store.promote(4)
+    save(store, 5)
+    (store.directory / "pending-5").rename(store.directory / "checkpoint-5")
+
+    checkpoint = reopened(store).checkpoint()
+
+    assert checkpoint is not None and checkpoint.round == 5
+
+
+def test_round_of_nine_is_older_than_round_ten(store):
+    for round_number in (9, 10):
+        save(store, round_number)
+        (store.directory / f"pending-{round_number}").rename(
+            store.directory / f"checkpoint-{round_number}"
+        )
+
+    checkpoint = store.checkpoint()
+
+    assert checkpoint is not None and checkpoint.round == 10
+
+
+def test_forgetting_another_runs_state_keeps_the_identity(store):
+    store.set_identity(IslandIdentity("a", "b" * 64))
+    save(store, 4)
+    store.promote(4)
+    save(store, 5)
+
+    store.forget()
+
+    assert names(store) == []
+    assert store.identity() == IslandIdentity("a", "b" * 64)
+
+
+def test_directory_is_held_by_one_process(store):
+    with pytest.raises(StateHeld, match="another --state directory"):
+        IslandStore(store.directory)
+
+
+def test_damaged_tensors_are_named_with_the_way_out(store):
+    save(store, 4)
+    (store.directory / "pending-4" / "state.safetensors").write_bytes(b"\xff" * 100)
+
+    with pytest.raises(StoreError, match=r"pending-4.*the island starts from the run's weights"):
+        store.pending()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "nul\0"])
+def test_damaged_description_is_named(store, text):
+    save(store, 4)
+    (store.directory / "pending-4" / "complete.json").write_text(text)
+
+    with pytest.raises(StoreError, match=r"complete\.json"):
+        store.pending()

@@ -1,0 +1,99 @@
+"""The rule that closes a round, on sets alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.coordinator import quorum
+from atoll.coordinator.quorum import RoundView
+from atoll.protocol.manifest import MembershipSettings
+
+WORKERS = st.frozensets(st.sampled_from("abcdef"))
+
+
+def view(planned: str, accepted: str = "", live: str | None = None) -> RoundView:
+    return RoundView(
+        frozenset(planned), frozenset(accepted), frozenset(planned if live is None else live)
+    )
+
+
+def due(seen: RoundView, *, seconds: float = 0.0, **settings) -> bool:
+    return quorum.is_due(seen, MembershipSettings(**settings), seconds_with_quorum=seconds)
+
+
+def test_round_is_due_when_every_planned_worker_is_in():
+    assert due(view("ab", "ab"), min_workers=2)
+
+
+def test_round_waits_for_a_live_planned_worker():
+    assert not due(view("ab", "a"), min_workers=1)
+
+
+def test_lone_worker_never_closes_a_round_that_needs_two():
+    """C3."""
+    assert not due(view("a", "a"), min_workers=2, seconds=1e12)
+
+
+def test_round_without_workers_is_not_due():
+    """C3: after every worker has gone the expected set is empty."""
+    assert not due(view("", "", live=""), min_workers=1, seconds=1e12)
+
+
+def test_dead_worker_is_not_waited_for():
+    assert due(view("abc", "ab", live="ab"), min_workers=2)
+
+
+def test_worker_that_contributed_and_died_still_counts():
+    assert due(view("ab", "ab", live=""), min_workers=2)
+
+
+def test_quorum_closes_only_after_the_grace_period():
+    seen = view("abc", "ab")
+
+    early = due(seen, min_workers=2, quorum=2, grace_seconds=5.0, seconds=4.999)
+    late = due(seen, min_workers=2, quorum=2, grace_seconds=5.0, seconds=5.0)
+
+    assert (early, late) == (False, True)
+
+
+def test_grace_period_does_not_run_below_the_quorum():
+    assert not quorum.has_quorum(view("abc", "a"), MembershipSettings(min_workers=1, quorum=2))
+
+
+def test_quorum_is_all_planned_workers_when_none_is_set():
+    settings = MembershipSettings(min_workers=1)
+
+    assert not quorum.has_quorum(view("abc", "ab"), settings)
+    assert quorum.has_quorum(view("abc", "abc"), settings)
+
+
+def test_worker_that_is_live_but_not_planned_is_not_waited_for():
+    assert due(view("ab", "ab", live="abc"), min_workers=2)
+
+
+@given(WORKERS, WORKERS, WORKERS, st.integers(1, 4), st.floats(0, 1e9))
+def test_round_is_never_due_below_min_workers(planned, accepted, live, min_workers, seconds):
+    """C3, for any sets and any time."""
+    seen = RoundView(planned, accepted & planned, live)
+
+    is_due = due(seen, min_workers=min_workers, quorum=min_workers, seconds=seconds)
+
+    assert not is_due or len(seen.accepted) >= min_workers
+
+
+@pytest.mark.parametrize(
+    ("planned", "accepted", "live", "short"),
+    [
+        ("ab", "", "ab", False),
+        ("ab", "", "a", True),
+        ("ab", "b", "a", False),
+        ("ab", "a", "a", True),
+        ("", "", "", True),
+        ("a", "", "abc", True),
+    ],
+)
+def test_round_is_short_when_min_workers_is_out_of_reach(planned, accepted, live, short):
+    """C3: somebody else must be let in, or it would wait for ever."""
+    settings = MembershipSettings(min_workers=2)
+
+    assert quorum.is_short(view(planned, accepted, live), settings) is short

@@ -1,0 +1,106 @@
+"""Repeating what can succeed later: how long, how often, and what passes through."""
+
+import random
+
+import pytest
+
+from atoll.clock import ManualClock
+from atoll.errors import AtollError, CoordinatorUnreachable, NotReady, StaleContribution
+from atoll.island import reconnect
+from atoll.island.reconnect import Reconnect
+
+
+class Away:
+    """A call that finds the coordinator away so many times, and when it was tried."""
+
+    def __init__(self, clock: ManualClock, times: int, error: AtollError | None = None) -> None:
+        self.tried: list[float] = []
+        self._clock = clock
+        self._times = times
+        self._error = error or CoordinatorUnreachable()
+
+    def __call__(self) -> str:
+        self.tried.append(self._clock.now())
+        if len(self.tried) <= self._times:
+            raise self._error
+        return "answer"
+
+    @property
+    def waits(self) -> list[float]:
+        return [after - before for before, after in zip(self.tried, self.tried[1:], strict=False)]
+
+
+def run(times: int, *, seed: int = 1, error: AtollError | None = None) -> tuple[Away, Reconnect]:
+    clock = ManualClock()
+    away, back = Away(clock, times, error), Reconnect(clock, random.Random(seed))
+    assert back.call(away) == "answer"
+    return away, back
+
+
+def test_call_is_repeated_until_it_answers():
+    away, back = run(7)
+
+    assert len(away.tried) == 8
+    assert back.retries == 7
+
+
+def test_answer_at_once_costs_no_time():
+    away, back = run(0)
+
+    assert away.tried == [0.0]
+    assert back.retries == 0
+
+
+@pytest.mark.parametrize("error", [CoordinatorUnreachable(), NotReady()])
+def test_error_that_says_retry_is_repeated(error):
+    """C17."""
+    away, _ = run(2, error=error)
+
+    assert len(away.tried) == 3
+
+
+def test_final_error_passes_through_at_once():
+    clock = ManualClock()
+    away = Away(clock, 1, StaleContribution("closed"))
+
+    with pytest.raises(StaleContribution, match="closed"):
+        Reconnect(clock, random.Random(1)).call(away)
+
+    assert len(away.tried) == 1
+
+
+def test_foreign_exception_passes_through_at_once():
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Reconnect(ManualClock(), random.Random(1)).call(broken)
+
+
+def test_waits_double_up_to_the_longest_and_no_further():
+    away, _ = run(12)
+    ideal = [
+        min(reconnect.LONGEST_SECONDS, reconnect.FIRST_SECONDS * 2**attempt)
+        for attempt in range(12)
+    ]
+
+    assert all(
+        0.5 * most <= wait <= most * (1 + 1e-9)
+        for wait, most in zip(away.waits, ideal, strict=True)
+    )
+    assert ideal[-1] == reconnect.LONGEST_SECONDS
+
+
+def test_waits_of_two_islands_differ():
+    assert run(5, seed=1)[0].waits != run(5, seed=2)[0].waits
+
+
+def test_waits_start_short_again_after_an_answer():
+    clock = ManualClock()
+    back = Reconnect(clock, random.Random(1))
+    back.call(Away(clock, 8))
+    again = Away(clock, 1)
+
+    back.call(again)
+
+    assert again.waits[0] <= reconnect.FIRST_SECONDS * (1 + 1e-9)

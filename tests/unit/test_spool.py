@@ -1,0 +1,123 @@
+"""Published frames on disk: complete, replaced as a whole, readable to the end."""
+
+import gc
+import os
+from pathlib import Path
+
+import torch
+
+from atoll.codecs.fp32 import Fp32
+from atoll.coordinator.spool import Spool, SpooledFrame
+from atoll.layout import GROUP_ELEMENTS, Layout
+from atoll.wire import frame
+from atoll.wire.header import FrameHeader
+
+LAYOUT = Layout.of([("matrix", (GROUP_ELEMENTS + 100,), "float32")])
+WEIGHTS = torch.arange(LAYOUT.size, dtype=torch.float32)
+STAND_IN, RESULT = "0" * 64, "a" * 64
+
+
+def spooled(spool: Spool, *, version: int = 1, kind: str = "weights") -> SpooledFrame:
+    """A frame filled with its tiles in reverse, as threads may do it."""
+    header = FrameHeader.of(
+        LAYOUT,
+        Fp32(),
+        kind=kind,
+        run_id="run",
+        manifest_sha256="b" * 64,
+        round=version,
+        base_digest="c" * 64 if kind == "update" else None,
+        result_digest=STAND_IN,
+    )
+    spooler = spool.spooler(LAYOUT, Fp32(), header)
+    for span in reversed(list(LAYOUT.tiles(GROUP_ELEMENTS * 4))):
+        tile = WEIGHTS[span.start : span.stop]
+        spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
+    return spooler.finish(result_digest=RESULT)
+
+
+def whole(found: SpooledFrame) -> bytes:
+    return found.read(0, found.nbytes + 1)
+
+
+def test_spooled_frame_reads_back_as_a_frame_of_its_payload(tmp_path):
+    found = spooled(Spool(tmp_path))
+    payload = bytearray()
+    reader = frame.FrameReader(payload.extend)
+
+    reader.feed(whole(found))
+    reader.finish()
+
+    assert bytes(payload) == WEIGHTS.numpy().tobytes()
+    assert reader.header == found.header
+    assert reader.header is not None and reader.header.result_digest == RESULT
+
+
+def test_spooled_frame_has_exactly_the_size_it_says(tmp_path):
+    found = spooled(Spool(tmp_path))
+
+    assert len(whole(found)) == found.nbytes == frame.frame_bytes(found.header)
+
+
+def test_read_at_an_offset_gives_the_bytes_there(tmp_path):
+    found = spooled(Spool(tmp_path))
+
+    assert found.read(1000, 77) == whole(found)[1000:1077]
+
+
+def test_tag_names_kind_version_and_digest(tmp_path):
+    """A download resumes only into the very frame it began with."""
+    assert spooled(Spool(tmp_path), version=7).tag == f"weights-7-{RESULT}"
+
+
+def test_frame_is_offered_for_its_version_only(tmp_path):
+    spool = Spool(tmp_path)
+    found = spooled(spool, version=3)
+
+    spool.put(found)
+
+    assert spool.get("weights", version=3) is found
+    assert spool.get("weights", version=2) is None
+    assert spool.get("update", version=3) is None
+
+
+def test_newer_frame_replaces_the_older_of_its_kind(tmp_path):
+    spool = Spool(tmp_path)
+    for version in (1, 2, 3):
+        spool.put(spooled(spool, version=version))
+        spool.put(spooled(spool, version=version, kind="update"))
+
+    assert sorted(p.name.split("-")[1] for p in tmp_path.iterdir()) == ["3", "3"]
+    assert spool.get("weights", version=2) is None
+
+
+def test_reader_goes_on_after_its_frame_was_replaced(tmp_path):
+    """C9: a download never sees two versions in one body."""
+    spool = Spool(tmp_path)
+    first = spooled(spool, version=1)
+    spool.put(first)
+    before = whole(first)
+
+    spool.put(spooled(spool, version=2))
+
+    assert whole(first) == before
+    assert not first.path.exists()
+
+
+def test_frame_closes_its_file_when_nobody_holds_it(tmp_path):
+    spool = Spool(tmp_path)
+    opened = len(os.listdir("/proc/self/fd"))
+
+    for version in range(20):
+        spool.put(spooled(spool, version=version))
+    gc.collect()
+
+    assert len(os.listdir("/proc/self/fd")) <= opened + 1
+
+
+def test_leftovers_of_an_earlier_life_are_removed(tmp_path: Path):
+    (tmp_path / "weights-9-1.frame").write_bytes(b"half a frame")
+
+    Spool(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
