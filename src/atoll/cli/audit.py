@@ -12,8 +12,8 @@ from rich.progress import Progress
 
 from atoll.blobs.base import Blobs
 from atoll.cli import output
-from atoll.cli.join import required_token
 from atoll.cli.s3 import s3_access
+from atoll.cli.token import required_token
 from atoll.clock import SystemClock
 from atoll.errors import ConfigError, StateHeld
 from atoll.history import audit as auditing

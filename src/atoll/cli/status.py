@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli import output
-from atoll.cli.join import required_token
+from atoll.cli.token import required_token
 from atoll.clock import SystemClock
 from atoll.errors import CoordinatorUnreachable
 from atoll.island.network import NetworkLink

@@ -101,6 +101,7 @@ class Run:
         self._loaded: _Loaded | None = None
         self._round: _Round | None = None
         self._meter = Meter(clock)
+        self._on_close: tuple[Callable[[], None], ...] = ()
         log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
 
     @property
@@ -182,8 +183,19 @@ class Run:
         self._meter.step(current.assignment.round or 0, current.steps, tokens=tokens, loss=value)
 
     def close(self) -> None:
-        """Leaves the run."""
+        """Leaves the run and lets go of what it holds; harmless when repeated."""
         self._session.leave()
+        self.release()
+
+    def release(self) -> None:
+        """Lets go without a word to the coordinator, as a crash does; this island may come back."""
+        callbacks, self._on_close = self._on_close, ()
+        for callback in callbacks:
+            callback()
+
+    def on_close(self, *callbacks: Callable[[], None]) -> None:
+        """What to call, in this order, when the run is closed or released."""
+        self._on_close = callbacks
 
     def beat(self) -> None:
         """One heartbeat; called from a thread of its own."""
