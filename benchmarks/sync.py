@@ -110,6 +110,11 @@ def peak_memory_mb(pid: int) -> float:
     return int(found.group(1)) / 1000
 
 
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def run_syncs(codec: str, *, islands: int, rounds: int, model: dict[str, int]) -> dict[str, Any]:
     """One run of `rounds` rounds; what the islands measured and the coordinator's peak memory."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=".") as made:
@@ -126,9 +131,11 @@ def run_syncs(codec: str, *, islands: int, rounds: int, model: dict[str, int]) -
             words += [coordinator.url, str(home / f"i{index}"), f"island-{index}"]
             words += [str(home / f"r{index}.json")]
             processes.append(subprocess.Popen(words, env={**os.environ, "ATOLL_TOKEN": TOKENS.worker}))
-        peak = 0.0
+        idle = processor_seconds(coordinator.pid)
+        peak, used = 0.0, idle
         while any(p.poll() is None for p in processes) and coordinator.is_running():
             peak = max(peak, peak_memory_mb(coordinator.pid))
+            used = max(used, processor_seconds(coordinator.pid))
             time.sleep(0.05)
         assert all(p.wait() == 0 for p in processes), coordinator.log_tail()
         coordinator.wait(timeout_seconds=60)
@@ -138,6 +145,10 @@ def run_syncs(codec: str, *, islands: int, rounds: int, model: dict[str, int]) -
             "phases": [f["phases"] for f in found],
             "sent": found[0]["sent"] / rounds,
             "received": found[0]["received"] / rounds,
+            "processor": {
+                "coordinator": (used - idle) / rounds,
+                "each island": statistics.median(found[0]["processor"]),
+            },
             "peak_memory_mb": peak,
             "closes": _closes(coordinator.log_path.read_text()),
         }
@@ -171,6 +182,7 @@ def measure(codec: str, *, rounds: int, elements: int) -> dict[str, Any]:
         "ratio": statistics.median(syncs) / gloo,
         "island_phases_seconds": phases,
         "coordinator_phases_seconds": found["closes"],
+        "processor_seconds": found["processor"],
         "sent_mb": found["sent"] / 1e6,
         "received_mb": found["received"] / 1e6,
     }
@@ -221,7 +233,8 @@ def main() -> None:
             sys.stdout.write(
                 f"{s['codec']}: sync {s['sync_seconds']:.3f} s, gloo {s['gloo_seconds']:.3f} s; "
                 f"island {_phases(s['island_phases_seconds'])}; "
-                f"coordinator {_phases(s['coordinator_phases_seconds'])}\n"
+                f"coordinator {_phases(s['coordinator_phases_seconds'])}; "
+                f"processor {_phases(s['processor_seconds'])}\n"
             )
 
 

@@ -68,11 +68,13 @@ def main() -> None:
         __import__("numpy").random.default_rng(len(worker_id)).standard_normal(1 << 20)
     ).float()
     syncs: list[float] = []
+    processor: list[float] = []
     ended = None
     for _ in run.batches(dataset):
         now = time.perf_counter()
         if ended is not None:
             syncs.append(now - ended)
+            processor.append(time.process_time() - processor_then)
         with torch.no_grad():
             for parameter in model.parameters():
                 flat = parameter.view(-1)
@@ -80,11 +82,13 @@ def main() -> None:
                 flat[:size].add_(noise[:size], alpha=1e-3)
         run.step(loss=1.0)
         ended = time.perf_counter()
+        processor_then = time.process_time()
     pulse.stop()
     Path(result).write_text(
         json.dumps(
             {
                 "sync": syncs,
+                "processor": processor,
                 "phases": phases,
                 "sent": link.bytes_sent,
                 "received": link.bytes_received,

@@ -108,19 +108,17 @@ INT8 = Settings(upload="int8", download="bf16")
 
 @dataclass(frozen=True)
 class Failpoint:
-    """A launcher of tests/faults, the point and rounds it acts at, and the folder it speaks by."""
+    """A launcher of tests/faults, the points (`name@round`) it acts at, the folder it speaks by."""
 
     program: str
-    point: str
-    rounds: tuple[int, ...]
+    points: tuple[str, ...]
     folder: Path
 
     def words(self) -> tuple[str, ...]:
         """The program that stands in for `python -m atoll`."""
         self.folder.mkdir(parents=True)
         launcher = FAULTS / f"{self.program}_with_failpoint.py"
-        rounds = ",".join(str(number) for number in self.rounds)
-        return (sys.executable, str(launcher), self.point, rounds, str(self.folder))
+        return (sys.executable, str(launcher), ",".join(self.points), str(self.folder))
 
     def marker(self) -> dict[str, Any]:
         """What was written at the point, just before the kill."""
@@ -196,9 +194,9 @@ class Cluster:
         """Starts a coordinator and waits until it serves; a later one on the first one's port."""
         return self._ready(self._coordinator(ATOLL, "--port", str(self.port)))
 
-    def prepare(self, point: str, round_number: int) -> Standby:
+    def prepare(self, point: str) -> Standby:
         """Starts a coordinator with a failpoint, which loads and then waits for `take_over`."""
-        failpoint = self.failpoint("coordinator", point, round_number)
+        failpoint = self.failpoint("coordinator", point)
         return Standby(self._coordinator(failpoint.words()), failpoint)
 
     def take_over(self, standby: Standby) -> LocalCoordinator:
@@ -237,10 +235,11 @@ class Cluster:
         for name in names:
             self.join(name)
 
-    def failpoint(self, program: str, point: str, *rounds: int) -> Failpoint:
-        """A failpoint with a folder in this cluster's home."""
-        folder = f"{program}-{point}-" + "-".join(str(number) for number in rounds)
-        return Failpoint(program, point, rounds, self.home / "failpoints" / folder)
+    def failpoint(self, program: str, *points: str) -> Failpoint:
+        """A failpoint with a folder of its own in this cluster's home."""
+        return Failpoint(
+            program, points, self.home / "failpoints" / f"{program}-{'-'.join(points)}"
+        )
 
     def status(self) -> Status | None:
         """What the coordinator shows; None while it is away."""
@@ -348,11 +347,25 @@ def audit(directory: Path) -> dict[str, Any]:
     return _command("audit", str(directory), "--replay", "--json")
 
 
-def simulate(run_file: Path) -> dict[str, Any]:
-    """What `atoll simulate --json` with two islands comes to, in a process of its own."""
+def simulate(run_file: Path) -> "subprocess.Popen[bytes]":
+    """Starts `atoll simulate --json` with two islands in a process of its own."""
     words = [*ATOLL, "simulate", str(run_file), "--islands", str(len(ISLANDS)), "--json"]
-    done = subprocess.run(words, capture_output=True, check=True, timeout=LIMIT_SECONDS)
-    return dict(json.loads(done.stdout))
+    return subprocess.Popen(words, stdout=subprocess.PIPE)
+
+
+def simulated(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    """What a started simulation came to."""
+    with process:
+        try:
+            output, _ = process.communicate(timeout=LIMIT_SECONDS)
+        finally:
+            process.kill()
+    return {"exit_code": process.returncode, **json.loads(output)}
+
+
+def simulate_here(run_file: Path) -> dict[str, Any]:
+    """The same in this process, which is quicker."""
+    return _command("simulate", str(run_file), "--islands", str(len(ISLANDS)), "--json")
 
 
 def _command(*words: str) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def run_table(**changes: Any) -> dict[str, Any]:
         "inner": {"batch": 2},
         "outer": {"optimizer": "sgd", "lr": 1.0},
         "evaluate": {"every": 0},
-        "stop": {"rounds": 1000},
+        "stop": {"rounds": 100_000},
+        "storage": {"snapshot_every": 100_000},
     }
     return {**table, **changes}
 
@@ -294,7 +295,9 @@ def proto_identity(identity: Identity) -> transfer_pb2.Identity:
     return transfer_pb2.Identity(**identity.model_dump())
 
 
-def upload_open(identity: Identity, source: BytesFrame, **changes: Any) -> transfer_pb2.UploadOpen:
+def upload_open(
+    identity: Identity, source: BytesFrame, /, **changes: Any
+) -> transfer_pb2.UploadOpen:
     """The first message of an upload of `source`."""
     fields: dict[str, Any] = {
         "identity": proto_identity(identity),

@@ -1,6 +1,6 @@
 """`atoll` that ends itself by SIGKILL at one point of a round, for the kill tests.
 
-    coordinator_with_failpoint.py POINT ROUND FOLDER serve run.toml …
+    coordinator_with_failpoint.py POINT@ROUND FOLDER serve run.toml …
 
 Loads everything a coordinator needs, waits for `FOLDER/go.json` (a list of further options), then
 serves. Wraps the production code from outside; that code knows nothing of it. Before the kill,
@@ -10,7 +10,7 @@ FOLDER gets `marker.json`, by which a test tells this death from any other. Poin
     before_commit    its blob is stored under its name, the ledger's transaction is not committed
     before_publish   the round is frozen and computed, not published
     download         part of the version after ROUND has been served
-    idle             every island trains, nothing is under way here
+    idle             every island trains, nothing is under way here; in ROUND or a later one
     none             no kill
 """
 
@@ -128,8 +128,9 @@ POINTS: dict[str, Callable[[int, Die], None]] = {
 
 
 def main() -> None:
-    point, round_number, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    sys.argv = ["atoll", *sys.argv[4:]]
+    point, _, number = sys.argv[1].partition("@")
+    round_number, folder = int(number), Path(sys.argv[2])
+    sys.argv = ["atoll", *sys.argv[3:]]
 
     def die(**facts: object) -> None:
         part = folder / "part"

@@ -1,6 +1,6 @@
 """`atoll` that stops short at one point of a round as an island, for the fault tests.
 
-    island_with_failpoint.py POINT ROUND[,ROUND…] FOLDER join URL …
+    island_with_failpoint.py POINT@ROUND[,POINT@ROUND…] FOLDER join URL …
 
 Wraps the production code from outside; that code knows nothing of it. Points:
 
@@ -30,9 +30,8 @@ POLL_SECONDS = 0.02
 class Failpoint:
     """Where this island is, and what happens to it there."""
 
-    def __init__(self, point: str, rounds: set[int], folder: Path) -> None:
-        self._point = point
-        self._rounds = rounds
+    def __init__(self, points: set[str], folder: Path) -> None:
+        self._points = points
         self._folder = folder
         self._round = 0
         self._steps = 0
@@ -43,15 +42,17 @@ class Failpoint:
 
     def stepped(self) -> None:
         self._steps += 1
-        if self._steps == STEP and self._round in self._rounds:
-            if self._point == "steps":
-                self._die()
-            if self._point == "hold":
-                self._hold()
+        if self._steps == STEP and self._is_at("steps"):
+            self._die()
+        if self._steps == STEP and self._is_at("hold"):
+            self._hold()
 
     def sent(self) -> None:
-        if self._point == "receipt" and self._round in self._rounds:
+        if self._is_at("receipt"):
             self._die()
+
+    def _is_at(self, point: str) -> bool:
+        return f"{point}@{self._round}" in self._points
 
     def _die(self) -> None:
         part = self._folder / "part"
@@ -88,9 +89,9 @@ def install(failpoint: Failpoint) -> None:
 
 
 def main() -> None:
-    point, rounds, folder = sys.argv[1:4]
-    sys.argv = ["atoll", *sys.argv[4:]]
-    install(Failpoint(point, {int(number) for number in rounds.split(",")}, Path(folder)))
+    points, folder = sys.argv[1:3]
+    sys.argv = ["atoll", *sys.argv[3:]]
+    install(Failpoint(set(points.split(",")), Path(folder)))
     cli.main()
 
 

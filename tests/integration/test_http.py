@@ -381,7 +381,7 @@ def test_waiting_worker_hears_of_a_change_that_comes_while_it_is_being_answered(
     coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = coordinator.coordinator.assignment
-    answered = []
+    answered: list[Any] = []
     loop_turned = threading.Event()
 
     def assignment(request: AssignmentRequest) -> Any:

@@ -20,7 +20,6 @@ from atoll.coordinator.certificate import Certificate
 from atoll.coordinator.closer import Closer
 from atoll.coordinator.service import Coordinator
 from atoll.errors import ConfigError
-from atoll.wire.proto import transfer_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +167,8 @@ class Server:
             interceptors=[transfer.TokenInterceptor(self._access, count=self._coordinator.refused)],
             options=transfer.options(),
         )
-        transfer_pb2_grpc.add_TransferServicer_to_server(  # type: ignore[no-untyped-call] # generated
-            transfer.TransferService(self._coordinator, pool), rpc
-        )
+        service = transfer.TransferService(self._coordinator, pool)
+        rpc.add_generic_rpc_handlers((transfer.handlers(service),))
         host = f"[{self._listen.host}]" if ":" in self._listen.host else self._listen.host
         where = f"{host}:{self._listen.transfer_port}"
         certificate = self._listen.certificate

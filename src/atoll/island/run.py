@@ -228,6 +228,7 @@ class Run:
                 log.info("run finished", extra={"version": reply.version, "digest": reply.digest})
                 return None
             if reply.action == "train":
+                loaded.weights.train()
                 return reply
 
     def _ask(self, weights: IslandWeights) -> Assignment:

@@ -30,6 +30,7 @@ class IslandWeights:
         self.digest: str | None = None
         self._download = download
         self._hash_threads = hash_threads
+        self._trained = True
         self._published = self.layout.zeros()
         self._device = next(model.parameters()).device
         self._local = torch.empty(self.layout.size, dtype=torch.float32, device=self._device)
@@ -50,9 +51,15 @@ class IslandWeights:
         return Receiver(self, self._download)
 
     def reset(self) -> None:
-        """Local weights become the published ones again."""
-        with torch.no_grad():
-            self._local.copy_(self._published)
+        """Local weights are the published ones, also after a round that did not count."""
+        if self._trained:
+            with torch.no_grad():
+                self._local.copy_(self._published)
+        self._trained = False
+
+    def train(self) -> None:
+        """Training begins: from now on the local weights are their own."""
+        self._trained = True
 
     def forget(self) -> None:
         """The published copy is torn or wrong: only a whole download makes it good."""
@@ -75,6 +82,7 @@ class IslandWeights:
                 f"{header.result_digest}; the island fetches the weights whole"
             )
         self.version, self.digest = header.round, found
+        self._trained = False  # each tile was copied to the local weights as it came in
 
 
 class Receiver:

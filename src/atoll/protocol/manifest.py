@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from atoll import canonical
+from atoll.errors import VersionMismatch
 
 PROTOCOL_VERSION = 1
 
@@ -183,6 +184,18 @@ class Manifest(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     stop: StopSettings
     storage: StorageSettings = StorageSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _same_protocol(cls, value: Any) -> Any:
+        # Before the fields: a newer side's unknown ones would hide the reason.
+        found = value.get("protocol_version", PROTOCOL_VERSION) if isinstance(value, dict) else None
+        if isinstance(value, dict) and found != PROTOCOL_VERSION:
+            raise VersionMismatch(
+                f"protocol_version={found!r} where this program speaks {PROTOCOL_VERSION}; run the "
+                f"same release of atoll on both sides"
+            )
+        return value
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> "Manifest":

@@ -1,0 +1,138 @@
+"""The tree itself: layers, what an import costs, public names, generated code."""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atoll
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "atoll"
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "proto" not in p.parts)
+HEAVY = {"torch", "numpy", "grpc", "fastapi", "uvicorn", "sqlalchemy", "pydantic", "httpx"}
+BANNED_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after `code`."""
+    shown = f"{code}\nimport sys, json; print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", shown], capture_output=True, text=True, check=True, timeout=60
+    )
+    names: list[str] = json.loads(done.stderr.splitlines()[-1])
+    return {name.partition(".")[0] for name in names}
+
+
+def test_import_contracts_hold():
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_import_of_the_package_loads_nothing_heavy():
+    """The import contracts do not see a root that reaches up."""
+    loaded = loaded_by("import atoll")
+
+    assert "atoll" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['atoll', '--help']\n"
+        "from atoll.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as done: assert not done.code, done.code"
+    )
+
+    assert loaded_by(code) & HEAVY == set()
+
+
+def test_errors_and_clock_need_no_torch():
+    assert loaded_by("import atoll.errors, atoll.ids, atoll.clock, atoll.canonical") & HEAVY == set()
+
+
+@pytest.mark.parametrize("name", atoll.__all__)
+def test_public_name_is_there(name):
+    assert getattr(atoll, name) is not None
+
+
+def test_public_names_are_what_the_readme_promises():
+    assert set(atoll.__all__) == {"Run", "__version__", "join"}
+
+
+def test_unknown_name_of_the_package_is_refused():
+    with pytest.raises(AttributeError, match="no attribute 'joyn'"):
+        _ = atoll.joyn
+
+
+def test_version_is_that_of_the_installed_package():
+    metadata = importlib.import_module("importlib.metadata")
+
+    assert atoll.__version__ == metadata.version("atoll")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_module_says_what_it_is_for(path):
+    first = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[:1]
+
+    assert first and first[0]
+
+
+def test_no_module_is_named_after_nothing():
+    assert [p for p in MODULES if p.stem in BANNED_MODULE_NAMES] == []
+
+
+def test_packages_export_nothing_by_accident():
+    """Own code is imported as modules; a package's `__init__` is a docstring."""
+    crowded = [
+        path.parent.name
+        for path in MODULES
+        if path.name == "__init__.py"
+        and path.parent not in (PACKAGE, PACKAGE / "cli")
+        and len(ast.parse(path.read_text()).body) != 1
+    ]
+
+    assert crowded == []
+
+
+def test_generated_code_is_what_the_generator_gives(tmp_path):
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            "-I.",
+            f"--python_out={tmp_path}",
+            f"--grpc_python_out={tmp_path}",
+            f"--plugin=protoc-gen-mypy={Path(sys.executable).with_name('protoc-gen-mypy')}",
+            f"--mypy_out={tmp_path}",
+            "atoll/wire/proto/transfer.proto",
+        ],
+        cwd=ROOT / "src",
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+
+    generated = sorted(p for p in (tmp_path / "atoll/wire/proto").iterdir())
+    assert [p.name for p in generated] == [
+        "transfer_pb2.py",
+        "transfer_pb2.pyi",
+        "transfer_pb2_grpc.py",
+    ]
+    for path in generated:
+        assert path.read_text() == (PACKAGE / "wire/proto" / path.name).read_text(), path.name
