@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 QUICK := tests/unit tests/contract
 
-.PHONY: demo test check format storm bench proto wheel clean
+.PHONY: demo test check format bench proto wheel clean
 
 demo: $(STAMP)
 	$(BIN)/atoll demo examples/quickstart.toml
@@ -28,11 +28,9 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-storm: $(STAMP)
-	$(PYTEST) -q tests --storm
-
 bench: $(STAMP)
-	$(BIN)/python benchmarks/sync.py
+	$(BIN)/python -m benchmarks.sync
+	$(BIN)/python -m benchmarks.loss
 
 proto: $(STAMP)
 	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \

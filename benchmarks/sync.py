@@ -4,7 +4,7 @@ Coordinator and islands are real processes on loopback; every contribution is sy
 its receipt. gloo runs before and after each codec, in the same run. Also: the coordinator's peak
 memory above its fp32 copies and the loaded libraries, with 2 and with 8 islands.
 
-    python benchmarks/sync.py [--json] [--rounds 8] [--quick]
+    python -m benchmarks.sync [--json] [--rounds 10] [--codec bf16] [--no-memory]
 """
 
 import argparse
@@ -120,9 +120,7 @@ def run_syncs(codec: str, *, islands: int, rounds: int, model: dict[str, int]) -
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=".") as made:
         home = Path(made)
         run_file = home / "run.toml"
-        run_file.write_text(
-            RUN_FILE.format(codec=codec, islands=islands, rounds=rounds, **model)
-        )
+        run_file.write_text(RUN_FILE.format(codec=codec, islands=islands, rounds=rounds, **model))
         coordinator = local.start_coordinator(run_file, home / "c", tokens=TOKENS)
         coordinator.wait_ready()
         processes = []
@@ -130,7 +128,9 @@ def run_syncs(codec: str, *, islands: int, rounds: int, model: dict[str, int]) -
             words = [sys.executable, str(Path(__file__).with_name("sync_island.py"))]
             words += [coordinator.url, str(home / f"i{index}"), f"island-{index}"]
             words += [str(home / f"r{index}.json")]
-            processes.append(subprocess.Popen(words, env={**os.environ, "ATOLL_TOKEN": TOKENS.worker}))
+            processes.append(
+                subprocess.Popen(words, env={**os.environ, "ATOLL_TOKEN": TOKENS.worker})
+            )
         idle = processor_seconds(coordinator.pid)
         peak, used = 0.0, idle
         while any(p.poll() is None for p in processes) and coordinator.is_running():

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from sqlalchemy import and_, delete, update
 from torch import Tensor, nn
 
 from atoll import config
@@ -24,13 +25,13 @@ from atoll.config import RunFile
 from atoll.coordinator.admission import UploadRequest
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
-from atoll.errors import AtollError
 from atoll.history import audit as auditing
 from atoll.history import weights
 from atoll.history.audit import AuditReport
 from atoll.island.weights import IslandWeights
 from atoll.layout import Layout, byte_view
-from atoll.ledger import engines
+from atoll.ledger import engines, schema
+from atoll.ledger.base import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
     LeaseRecord,
@@ -38,6 +39,7 @@ from atoll.ledger.records import (
     RoundState,
     RunRecord,
 )
+from atoll.ledger.sql import SqlLedger
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.protocol.messages import (
     Assignment,
@@ -413,9 +415,31 @@ class HandIsland:
         return self.send(self.frame(delta=delta))
 
 
-def refusal(error: AtollError) -> str:
-    """What a sender can act on."""
-    return error.code
+def tamper(ledger: Ledger, table: str, where: Mapping[str, object], **changes: object) -> None:
+    """Changes rows of a ledger behind its back; exactly those that match `where`."""
+    assert isinstance(ledger, SqlLedger)
+    found = schema.metadata.tables[table]
+    matching = and_(*(found.c[name] == value for name, value in where.items()))
+    with ledger._database.writing() as connection:
+        statement = update(found).where(matching).values(**changes)
+        assert connection.execute(statement).rowcount, (table, where)
+
+
+def remove(ledger: Ledger, table: str, **where: object) -> None:
+    """Deletes rows of a ledger behind its back, whatever refers to them."""
+    assert isinstance(ledger, SqlLedger)
+    found = schema.metadata.tables[table]
+    matching = and_(*(found.c[name] == value for name, value in where.items()))
+    with ledger._database.bare() as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
+        assert connection.execute(delete(found).where(matching)).rowcount, (table, where)
+
+
+def flip_byte(path: Path, place: int) -> None:
+    """Changes one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(bytes(data))
 
 
 class TrackingIsland(HandIsland):

@@ -6,13 +6,12 @@ what a run left behind. Waits only by polling conditions, each with a limit.
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -134,18 +133,25 @@ class Failpoint:
         (self.folder / f"release-{round_number}").touch()
 
 
-@dataclass(frozen=True)
-class Standby:
-    """A coordinator process that has loaded its libraries and waits for its turn to serve."""
+P = TypeVar("P", bound=LocalProcess)
 
-    process: LocalCoordinator
+
+@dataclass(frozen=True)
+class Standby(Generic[P]):
+    """A process that loads its libraries and then waits for its turn to be `atoll`.
+
+    Loading takes most of a short process's time; beside the lives before it, it costs no waiting.
+    """
+
+    process: P
     failpoint: Failpoint
 
-    def go(self, *, port: int) -> None:
-        """Lets it serve; written whole, since the process looks for the file all the time."""
+    def go(self, *options: str) -> P:
+        """Lets it begin, with further options."""
         part = self.failpoint.folder / "part"
-        part.write_text(json.dumps(["--port", str(port)]))
+        part.write_text(json.dumps(options))
         part.rename(self.failpoint.folder / "go.json")
+        return self.process
 
 
 def eventually(what: str, condition: Callable[[], T | bool | None]) -> T:
@@ -194,16 +200,15 @@ class Cluster:
         """Starts a coordinator and waits until it serves; a later one on the first one's port."""
         return self._ready(self._coordinator(ATOLL, "--port", str(self.port)))
 
-    def prepare(self, point: str) -> Standby:
+    def prepare_coordinator(self, point: str) -> Standby[LocalCoordinator]:
         """Starts a coordinator with a failpoint, which loads and then waits for `take_over`."""
-        failpoint = self.failpoint("coordinator", point)
+        failpoint = self._failpoint("coordinator", point)
         return Standby(self._coordinator(failpoint.words()), failpoint)
 
-    def take_over(self, standby: Standby) -> LocalCoordinator:
+    def take_over(self, standby: Standby[LocalCoordinator]) -> LocalCoordinator:
         """Lets a prepared coordinator serve, on the port of the one before it."""
         standby.process.ready_path.unlink(missing_ok=True)
-        standby.go(port=self.port)
-        return self._ready(standby.process)
+        return self._ready(standby.go("--port", str(self.port)))
 
     def _coordinator(self, program: Sequence[str], *options: str) -> LocalCoordinator:
         coordinator = local.start_coordinator(
@@ -217,29 +222,36 @@ class Cluster:
         self.url = coordinator.url
         return coordinator
 
-    def join(self, worker_id: str, failpoint: Failpoint | None = None) -> LocalIsland:
-        """Starts an island; one of the same name continues from the same state directory."""
+    def join(self, worker_id: str) -> LocalIsland:
+        """Starts an island."""
+        self.islands[worker_id] = self._island(worker_id, ATOLL)
+        return self.islands[worker_id]
+
+    def join_all(self) -> None:
+        """Starts both islands."""
+        for worker_id in ISLANDS:
+            self.join(worker_id)
+
+    def prepare_island(self, worker_id: str, *points: str) -> Standby[LocalIsland]:
+        """Starts an island with failpoints, which loads and then waits for `enter`."""
+        failpoint = self._failpoint(f"island-{worker_id}", *points)
+        return Standby(self._island(worker_id, failpoint.words()), failpoint)
+
+    def enter(self, standby: Standby[LocalIsland]) -> LocalIsland:
+        """Lets a prepared island join; one of the same name goes on from the same state."""
+        self.islands[standby.process.name] = standby.go()
+        return standby.process
+
+    def _island(self, worker_id: str, program: Sequence[str]) -> LocalIsland:
         island = local.start_island(
-            self.url,
-            self.home / worker_id,
-            worker_id=worker_id,
-            tokens=TOKENS,
-            program=ATOLL if failpoint is None else failpoint.words(),
+            self.url, self.home / worker_id, worker_id=worker_id, tokens=TOKENS, program=program
         )
         self._started.append(island)
-        self.islands[worker_id] = island
         return island
 
-    def join_all(self, names: Sequence[str] = ISLANDS) -> None:
-        """Starts the islands."""
-        for name in names:
-            self.join(name)
-
-    def failpoint(self, program: str, *points: str) -> Failpoint:
-        """A failpoint with a folder of its own in this cluster's home."""
-        return Failpoint(
-            program, points, self.home / "failpoints" / f"{program}-{'-'.join(points)}"
-        )
+    def _failpoint(self, name: str, *points: str) -> Failpoint:
+        folder = self.home / "failpoints" / f"{name}-{'-'.join(points)}"
+        return Failpoint(name.partition("-")[0], points or ("none@0",), folder)
 
     def status(self) -> Status | None:
         """What the coordinator shows; None while it is away."""
@@ -347,24 +359,8 @@ def audit(directory: Path) -> dict[str, Any]:
     return _command("audit", str(directory), "--replay", "--json")
 
 
-def simulate(run_file: Path) -> "subprocess.Popen[bytes]":
-    """Starts `atoll simulate --json` with two islands in a process of its own."""
-    words = [*ATOLL, "simulate", str(run_file), "--islands", str(len(ISLANDS)), "--json"]
-    return subprocess.Popen(words, stdout=subprocess.PIPE)
-
-
-def simulated(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
-    """What a started simulation came to."""
-    with process:
-        try:
-            output, _ = process.communicate(timeout=LIMIT_SECONDS)
-        finally:
-            process.kill()
-    return {"exit_code": process.returncode, **json.loads(output)}
-
-
-def simulate_here(run_file: Path) -> dict[str, Any]:
-    """The same in this process, which is quicker."""
+def simulate(run_file: Path) -> dict[str, Any]:
+    """What `atoll simulate --json` with two islands comes to."""
     return _command("simulate", str(run_file), "--islands", str(len(ISLANDS)), "--json")
 
 

@@ -80,7 +80,8 @@ class Served:
     @property
     def url(self) -> str:
         scheme = "http" if self.certificate is None else "https"
-        return f"{scheme}://127.0.0.1:{self.address.port}"
+        host = "[::1]" if ":" in self.address.host else "127.0.0.1"
+        return f"{scheme}://{host}:{self.address.port}"
 
     def link(self, role: Role = Role.WORKER, **changes: Any) -> NetworkLink:
         """An island's connections; closed with the server."""

@@ -18,8 +18,7 @@ VARIANTS = pytest.mark.parametrize("settings", [BF16, INT8], ids=["bf16-fp32", "
 @pytest.fixture(scope="module")
 def simulations(tmp_path_factory: pytest.TempPathFactory) -> dict[Settings, dict[str, Any]]:
     home = tmp_path_factory.mktemp("simulate")
-    started = {s: processes.simulate(s.write(home / f"{s.upload}.toml")) for s in (BF16, INT8)}
-    return {settings: processes.simulated(process) for settings, process in started.items()}
+    return {s: processes.simulate(s.write(home / f"{s.upload}.toml")) for s in (BF16, INT8)}
 
 
 @pytest.fixture
@@ -68,18 +67,10 @@ def test_simulation_with_another_seed_ends_in_another_digest(
 ) -> None:
     other = replace(BF16, seed=BF16.seed + 1).write(tmp_path / "run.toml")
 
-    simulated = processes.simulate_here(other)
+    simulated = processes.simulate(other)
 
     assert simulated["exit_code"] == 0
     assert simulated["digest"] != simulations[BF16]["digest"]
-
-
-def test_simulation_inside_another_process_ends_in_the_same_digest(
-    simulations: dict[Settings, dict[str, Any]], tmp_path: Path
-) -> None:
-    simulated = processes.simulate_here(BF16.write(tmp_path / "run.toml"))
-
-    assert simulated["digest"] == simulations[BF16]["digest"]
 
 
 @VARIANTS

@@ -2,11 +2,13 @@
 
     island_with_failpoint.py POINT@ROUND[,POINT@ROUND…] FOLDER join URL …
 
-Wraps the production code from outside; that code knows nothing of it. Points:
+Loads everything an island needs, waits for `FOLDER/go.json` (a list of further options), then
+joins. Wraps the production code from outside; that code knows nothing of it. Points:
 
     receipt   SIGKILL when the receipt has arrived and nothing has been made of it
     steps     SIGKILL between two steps, before the round's contribution exists
     hold      stand still between two steps, heartbeats going on, until FOLDER/release-ROUND exists
+    none      nothing happens
 
 Before a kill, FOLDER gets `marker.json`; while it is held, `held-ROUND`.
 """
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import cli
+from atoll.cli import join as join  # loaded before the wait, not after it
 from atoll.island.network import NetworkLink
 from atoll.island.run import Run
 
@@ -92,6 +95,10 @@ def main() -> None:
     points, folder = sys.argv[1:3]
     sys.argv = ["atoll", *sys.argv[3:]]
     install(Failpoint(set(points.split(",")), Path(folder)))
+    go = Path(folder) / "go.json"
+    while not go.exists():
+        time.sleep(POLL_SECONDS)
+    sys.argv += json.loads(go.read_text())
     cli.main()
 
 

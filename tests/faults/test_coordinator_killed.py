@@ -61,8 +61,11 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Survived:
     home = tmp_path_factory.mktemp("killed")
     killed: dict[str, Killed] = {}
     with Cluster(home, SETTINGS) as cluster:
-        lives = {point: cluster.prepare(f"{point}@{number}") for point, number in KILLS.items()}
-        last = cluster.prepare("none@0")
+        lives = {
+            point: cluster.prepare_coordinator(f"{point}@{number}")
+            for point, number in KILLS.items()
+        }
+        last = cluster.prepare_coordinator("none@0")
         for point, life in lives.items():
             coordinator = cluster.take_over(life)
             if not cluster.islands:

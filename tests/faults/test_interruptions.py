@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from atoll.clock import SystemClock
-from atoll.launch.local import LocalCoordinator
+from atoll.launch.local import LocalCoordinator, LocalIsland
 from tests import processes
-from tests.processes import ATOLL, KILLED, ROUNDS, Cluster, Failpoint, Finished
+from tests.processes import ATOLL, KILLED, ROUNDS, Cluster, Finished, Standby
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -68,23 +68,26 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     with Cluster(tmp_path_factory.mktemp("interrupted"), SETTINGS) as cluster:
         coordinator = cluster.serve()
         cluster.join(STEADY)
-        lost_receipt = _life(cluster, cluster.failpoint("island", f"receipt@{RECEIPT_ROUND}"))
-        cut_steps = _life(cluster, cluster.failpoint("island", f"steps@{STEPS_ROUND}"))
-        held = cluster.failpoint("island", f"hold@{TERM_ROUND}")
-        cluster.join(TROUBLED, held)
-        held.wait_held(TERM_ROUND)
+        lives = [
+            cluster.prepare_island(TROUBLED, f"receipt@{RECEIPT_ROUND}"),
+            cluster.prepare_island(TROUBLED, f"steps@{STEPS_ROUND}"),
+        ]
+        last = cluster.prepare_island(TROUBLED, f"hold@{TERM_ROUND}")
+        restarted = cluster.prepare_coordinator("none@0")
+        lost_receipt, cut_steps = [_death(cluster, life) for life in lives]
+        cluster.enter(last)
+        last.failpoint.wait_held(TERM_ROUND)
         second = _second_coordinator(cluster, coordinator)
         stopped = _stop(cluster, coordinator)
-        coordinator = cluster.serve()
-        held.release(TERM_ROUND)
+        coordinator = cluster.take_over(restarted)
+        last.failpoint.release(TERM_ROUND)
         finished = cluster.finish(coordinator)
         return Interrupted(lost_receipt, cut_steps, second, stopped, finished)
 
 
-def _life(cluster: Cluster, failpoint: Failpoint) -> Died:
-    island = cluster.join(TROUBLED, failpoint)
-    exit_code = island.wait(timeout_seconds=processes.LIMIT_SECONDS)
-    return Died(exit_code, failpoint.marker())
+def _death(cluster: Cluster, life: Standby[LocalIsland]) -> Died:
+    exit_code = cluster.enter(life).wait(timeout_seconds=processes.LIMIT_SECONDS)
+    return Died(exit_code, life.failpoint.marker())
 
 
 def _second_coordinator(cluster: Cluster, first: LocalCoordinator) -> Refused:

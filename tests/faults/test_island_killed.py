@@ -38,21 +38,23 @@ class Returned:
 def returned(tmp_path_factory: pytest.TempPathFactory) -> Returned:
     with Cluster(tmp_path_factory.mktemp("island-killed"), SETTINGS) as cluster:
         coordinator = cluster.serve()
-        held = cluster.failpoint("island", "hold@1", f"hold@{BACK_BY}")
-        killed = cluster.failpoint("island", "hold@1", f"steps@{KILLED_IN}")
-        cluster.join(SURVIVOR, held)
-        victim = cluster.join(VICTIM, killed)
+        survivor = cluster.prepare_island(SURVIVOR, "hold@1", f"hold@{BACK_BY}")
+        victim = cluster.prepare_island(VICTIM, "hold@1", f"steps@{KILLED_IN}")
+        again = cluster.prepare_island(VICTIM)
+        cluster.enter(survivor)
+        cluster.enter(victim)
         # Whoever registers first begins round 1 alone, and stands still there until the other one
         # is here, so that both are planned for round 2.
         cluster.wait_status("both islands", lambda status: _live(status) == {SURVIVOR, VICTIM})
-        held.release(1)
-        killed.release(1)
-        exit_code = victim.wait(timeout_seconds=processes.LIMIT_SECONDS)
-        held.wait_held(BACK_BY)
-        cluster.join(VICTIM)
+        survivor.failpoint.release(1)
+        victim.failpoint.release(1)
+        exit_code = victim.process.wait(timeout_seconds=processes.LIMIT_SECONDS)
+        survivor.failpoint.wait_held(BACK_BY)
+        cluster.enter(again)
         back = cluster.wait_status("the victim's return", lambda status: VICTIM in _live(status))
-        held.release(BACK_BY)
-        return Returned(exit_code, killed.marker(), back, cluster.finish(coordinator))
+        survivor.failpoint.release(BACK_BY)
+        finished = cluster.finish(coordinator)
+        return Returned(exit_code, victim.failpoint.marker(), back, finished)
 
 
 def _live(status: Status) -> set[str]:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from atoll import errors
-from atoll.coordinator import gate, status
+from atoll.coordinator import gate, server, status
 from atoll.coordinator.access import Role
 from atoll.errors import (
     AtollError,
@@ -51,7 +51,9 @@ def alice(coordinator: Served) -> Worker:
 
 @pytest.fixture
 def client(coordinator: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=coordinator.url, headers=AUTHORIZED, trust_env=False) as made:
+    with httpx.Client(
+        base_url=coordinator.url, headers=AUTHORIZED, trust_env=False, verify=False
+    ) as made:
         yield made
 
 
@@ -240,9 +242,10 @@ def test_garbage_and_strangers_write_no_log_lines(
 
     for data in (*GARBAGE.values(), os.urandom(3000) + b"\r\n\r\n"):
         raw(coordinator.address.port, data)
-    for _ in range(20):
-        httpx.get(f"{coordinator.url}/info", trust_env=False)
+    with httpx.Client(base_url=coordinator.url, trust_env=False, verify=False) as stranger:
+        codes = {stranger.get("/info").status_code for _ in range(20)}
 
+    assert codes == {401}
     assert caplog.records == []
     assert capfd.readouterr().err == ""
 
@@ -404,6 +407,16 @@ def test_waiting_worker_hears_of_a_change_that_comes_while_it_is_being_answered(
 
 async def _turn(done: threading.Event) -> None:
     done.set()
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """Without it every answer takes 40 ms longer: its head and its body are two segments."""
+    with (
+        server.bind("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
 # What an island refuses to dial

@@ -208,9 +208,7 @@ def test_rows_of_a_dead_worker_are_planned_again_exactly_once(cluster):
     dies.beat()
     a.contribute()
     b.contribute()
-    cluster.run_clock(seconds=HEARTBEAT_TIMEOUT + 1)
-    a.beat()
-    b.beat()
+    keep_alive(cluster, a, b, seconds=HEARTBEAT_TIMEOUT + 2)
     [lost] = [x for x in cluster.leases() if x.worker_id == "dies"]
 
     cluster.rounds(3, a, b)

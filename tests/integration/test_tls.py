@@ -32,6 +32,7 @@ from atoll.errors import ConfigError, CoordinatorUnreachable, Unauthenticated
 from atoll.island import pinning
 from atoll.island.link import DownloadProgress
 from atoll.island.network import NetworkLink
+from atoll.launch import local
 from atoll.wire.proto import transfer_pb2
 from tests import served
 from tests.served import TOKENS, Served
@@ -339,6 +340,20 @@ def test_given_certificate_of_an_authority_can_be_pinned_on_both_planes(
     assert len(receipt) == 64
 
 
+def test_coordinator_serves_on_an_ipv6_address(tmp_path: Path) -> None:
+    own = certificate.own(tmp_path, host="::1", now=NOW)
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as exc:
+        pytest.skip(f"this machine has no IPv6 loopback: {exc.strerror}")
+
+    with served.serving(tmp_path / "state", host="::1", certificate=own) as running:
+        alice = running.worker("alice")
+        receipt = alice.link.upload(alice.identity(), alice.frame(), before_commit=lambda: None)
+
+    assert len(receipt) == 64
+
+
 def test_wrong_token_is_refused_over_tls(coordinator: Served) -> None:
     with pytest.raises(Unauthenticated):
         coordinator.link(token="wrong-token").info()
@@ -373,10 +388,11 @@ def test_impostor_hears_the_token_of_a_client_that_pins_him(tmp_path: Path) -> N
     with impostor(tmp_path) as stranger:
         pinned = pinning.pin("127.0.0.1", stranger.port, stranger.certificate.fingerprint)
         assert stranger.ended.wait(SOCKET_SECONDS)
+        stranger.ended.clear()
         plain = socket.create_connection(("127.0.0.1", stranger.port), timeout=SOCKET_SECONDS)
         with pinned.context().wrap_socket(plain) as secured:
             secured.sendall(TOKENS[Role.WORKER].encode())
-            secured.unwrap()
+        assert stranger.ended.wait(SOCKET_SECONDS)
 
     assert TOKENS[Role.WORKER].encode() in stranger.told
 
@@ -457,21 +473,23 @@ def test_plain_grpc_to_a_secured_port_gets_nothing(coordinator: Served) -> None:
         )
 
 
-def test_garbage_on_secured_ports_is_quiet_and_the_next_one_is_served(
-    coordinator: Served, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+GARBAGE = (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 300, b"\x16\x03\x01\x00\x05hello" * 9)
+
+
+@pytest.mark.parametrize("data", GARBAGE, ids=["plain HTTP", "zeros", "a torn hello"])
+def test_garbage_on_secured_ports_closes_the_connection_and_the_next_one_is_served(
+    coordinator: Served, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
     caplog.set_level(logging.WARNING)
-    dan = coordinator.worker("dan")
+    dan = coordinator.worker(f"dan-{len(data)}")
 
     for port in (coordinator.address.port, coordinator.address.transfer_port):
-        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 300, b"\x16\x03\x01\x00\x05hello" * 9):
-            _knock(port, data)
+        _knock(port, data)
     dan.link.download(
         dan.identity(), have_digest="", progress=DownloadProgress(), sink=lambda _: None
     )
 
     assert caplog.records == []
-    assert capfd.readouterr().err == ""
 
 
 def _knock(port: int, data: bytes) -> None:
@@ -561,9 +579,9 @@ def test_loopback_asks_for_a_token_too(
         token = re.search(r"--token (\S+)", capsys.readouterr().out)
         assert token is not None
         url = f"http://127.0.0.1:{port_of(options)}/info"
-        without = httpx.get(url, trust_env=False).status_code
+        without = httpx.get(url, trust_env=False, verify=False).status_code
         known = {"authorization": f"Bearer {token[1]}"}
-        with_token = httpx.get(url, headers=known, trust_env=False).status_code
+        with_token = httpx.get(url, headers=known, trust_env=False, verify=False).status_code
 
     assert (without, with_token) == (401, 200)
 
@@ -573,7 +591,9 @@ def test_insecure_serves_plain_text_and_says_what_that_means(
 ) -> None:
     with commanded(with_changes(options, insecure=True)):
         printed = capsys.readouterr().out
-        reply = httpx.get(f"http://127.0.0.1:{port_of(options)}/health", trust_env=False)
+        reply = httpx.get(
+            f"http://127.0.0.1:{port_of(options)}/health", trust_env=False, verify=False
+        )
 
     assert reply.status_code == 200
     assert "anybody on the way can read the token" in printed
@@ -629,3 +649,68 @@ def test_transfer_port_that_is_taken_is_refused_by_its_number(options: ServeOpti
 
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port} for transfers"):
             command.serve(asked, signals=())
+
+
+# A process of its own
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A coordinator process that was scanned, joined and told to stop."""
+
+    exit_code: int
+    name: str
+    log_before: str
+    log_after: str
+    directory: Path
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    directory = tmp_path_factory.mktemp("process")
+    run_file = directory / "run.toml"
+    run_file.write_text(RUN_FILE)
+    tokens = local.Tokens(worker=TOKENS[Role.WORKER], admin=TOKENS[Role.ADMIN])
+    process = local.start_coordinator(
+        run_file, directory / "state", tokens=tokens, options=["--host", "0.0.0.0"]
+    )
+    try:
+        process.wait_ready()
+        ready = json.loads(process.ready_path.read_text())
+        port = int(ready["url"].rpartition(":")[2])
+        before = process.log_tail(1 << 20)
+        for data in GARBAGE * 5:
+            _knock(port, data)
+            _knock(ready["transfer_port"], data)
+        link = NetworkLink(
+            f"https://127.0.0.1:{port}", token=tokens.worker, fingerprint=ready["fingerprint"]
+        )
+        name = link.info().name
+        link.close()
+        after = process.log_tail(1 << 20)
+        process.terminate()
+        exit_code = process.wait(timeout_seconds=10.0)
+    finally:
+        process.kill()
+    return Ended(exit_code, name, before, after, directory / "state")
+
+
+def test_scanned_process_serves_on_and_ends_well(ended: Ended) -> None:
+    assert (ended.name, ended.exit_code) == ("served", 0)
+
+
+def test_scanned_process_writes_no_line_about_it(ended: Ended) -> None:
+    assert ended.log_after == ended.log_before
+
+
+def test_process_with_given_tokens_leaves_them_nowhere_in_its_directory(ended: Ended) -> None:
+    files = [path for path in ended.directory.rglob("*") if path.is_file()]
+
+    found = [
+        path.name
+        for path in files
+        if any(token.encode() in path.read_bytes() for token in TOKENS.values())
+    ]
+
+    assert "coordinator.log" in {path.name for path in files}
+    assert found == []

@@ -313,6 +313,21 @@ def test_upload_is_refused_by_its_code_and_changes_nothing(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "error"), [("no identity", ProtocolError), ("a larger size", FrameTooLarge)]
+)
+def test_refused_upload_is_counted_once(
+    coordinator: Served, alice: Worker, name: str, error: type[AtollError]
+) -> None:
+    messages = REFUSED[name][1](Case(alice))
+    before = coordinator.coordinator.refusals[error.code]
+
+    with pytest.raises(error):
+        upload(alice, *messages)
+
+    assert coordinator.coordinator.refusals[error.code] == before + 1
+
+
 def test_failure_on_the_islands_own_disk_ends_the_upload(alice: Worker) -> None:
     def sync() -> None:
         raise OSError(28, "No space left on device")

@@ -1,10 +1,14 @@
 """The `atoll` command: the only place that prints, reads the environment and picks parts."""
 
+import os
 import sys
 
 
 def main() -> None:
     """Runs the command line; a refused input is one sentence on stderr and exit code 2."""
+    # gRPC reads this when it is first imported; else every failed handshake of a port scan is a
+    # line on stderr.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from atoll.cli.app import app
     from atoll.cli.output import complain
     from atoll.errors import AtollError

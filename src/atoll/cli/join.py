@@ -1,10 +1,12 @@
 """`atoll join`: an island from a URL and a token."""
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import typer
 
 from atoll.cli import output
 from atoll.cli.token import required_token
@@ -12,6 +14,8 @@ from atoll.errors import ConfigError
 from atoll.island import trainer
 from atoll.island.run import Run
 from atoll.launch import joining
+
+STOPPED = 130  # what shells report for a command ended by a signal from the keyboard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +43,18 @@ def join(options: JoinOptions) -> None:
         state=options.state,
         home=Path(state_home) / "atoll" if state_home else joining.DEFAULT_HOME,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         torch.set_num_threads(run.manifest.inner.threads)
         if not options.as_json:
             output.say(f"island {run.worker_id!r} joins run {run.manifest.name!r}")
         trainer.train(run, location=options.data, device=device_of(options.device))
         _tell(run, as_json=options.as_json)
+    except KeyboardInterrupt:
+        # The others need not wait for the heartbeat timeout; the checkpoint stays for a return.
+        run.leave_now()
+        output.say(f"island {run.worker_id!r} left; the same command brings it back")
+        raise typer.Exit(STOPPED) from None
     finally:
         run.release()
 

@@ -13,6 +13,7 @@ def s3_access() -> S3Access | None:
     return S3Access(
         access_key_id=key,
         secret_access_key=secret,
+        session_token=os.environ.get("AWS_SESSION_TOKEN"),
         endpoint=os.environ.get("AWS_ENDPOINT_URL"),
         region=os.environ.get("AWS_REGION", "us-east-1"),
     )

@@ -1,12 +1,20 @@
 """Handing in a round: encode, persist, upload, and what the answer means for the inner state."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
-from atoll.errors import Conflict, LeaseLost, StaleContribution, WrongBase, WrongRound
+from atoll.errors import (
+    Conflict,
+    LeaseLost,
+    ProtocolError,
+    StaleContribution,
+    WrongBase,
+    WrongRound,
+)
 from atoll.island import contribution
 from atoll.island.continuity import Continuity
 from atoll.island.session import Session
@@ -40,7 +48,8 @@ def contribute(
         saving = pool.submit(continuity.save, path, described)
         frame = continuity.frame(header.round, described)
         # The frame travels while it is being synced here; only the commit waits for that.
-        accepted = _send(session, frame, before_commit=saving.result)
+        with _rolled_back_when_refused(continuity):
+            accepted = _send(session, frame, before_commit=saving.result)
         saving.result()
     if accepted:
         continuity.promote(header.round)
@@ -52,10 +61,22 @@ def contribute(
 def resend(session: Session, continuity: Continuity, pending: Saved) -> None:
     """Takes up a frame that an earlier life had persisted and has no receipt for."""
     frame = continuity.frame(pending.round, pending.meta)
-    if _send(session, frame, before_commit=lambda: None):
+    with _rolled_back_when_refused(continuity):
+        accepted = _send(session, frame, before_commit=lambda: None)
+    if accepted:
         continuity.adopt_pending(pending)
     else:
         continuity.roll_back()
+
+
+@contextmanager
+def _rolled_back_when_refused(continuity: Continuity) -> Iterator[None]:
+    """A frame that is refused for what it holds must not be resent by the next life."""
+    try:
+        yield
+    except ProtocolError:
+        continuity.roll_back()
+        raise
 
 
 def _send(session: Session, frame: StoredFrame, *, before_commit: Callable[[], None]) -> bool:

@@ -23,7 +23,7 @@ from atoll.clock import Clock
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
 from atoll.data.plan import Range
-from atoll.errors import ConfigError
+from atoll.errors import AtollError, ConfigError
 from atoll.island import contribute, fetch, inner
 from atoll.island.continuity import Continuity
 from atoll.island.link import Link
@@ -186,6 +186,13 @@ class Run:
         """Leaves the run and lets go of what it holds; harmless when repeated."""
         self._session.leave()
         self.release()
+
+    def leave_now(self) -> None:
+        """Tells the coordinator once that this island goes; says nothing when it is away."""
+        try:
+            self._session.leave_once()
+        except AtollError as error:
+            log.warning("left without a word", extra={"code": error.code, "reason": str(error)})
 
     def release(self) -> None:
         """Lets go without a word to the coordinator, as a crash does; this island may come back."""

@@ -78,6 +78,12 @@ class Session:
                 log.warning("the coordinator does not know this island, registering again")
                 self._register(self._request)
 
+    def leave_once(self) -> None:
+        """Says goodbye with one try."""
+        if self.is_registered:
+            self.link.leave(self.identity())
+            self._incarnation = 0
+
     def leave(self) -> None:
         """Takes part no more; harmless when repeated."""
         if self.is_registered:

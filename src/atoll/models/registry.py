@@ -4,10 +4,12 @@ Owns the names of architectures and of their keys. Weights are set by `init` or 
 has them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from atoll.errors import ConfigError
 from atoll.layout import Layout
@@ -34,8 +36,28 @@ def build(definition: Mapping[str, object]) -> nn.Module:
 def on_meta(definition: Mapping[str, object]) -> nn.Module:
     """The model without storage: enough for its layout, whatever its size."""
     settings = _check(definition)
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInit():
         return GPT(GPTConfig(**settings)).to(torch.float32)
+
+
+class _NoInit(TorchFunctionMode):
+    """Leaves parameters as they are made.
+
+    There is nothing to fill on the meta device, and `normal_` there loads torch's compiler, which
+    was half of the time a coordinator took to start.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
 
 
 def layout_of(model: nn.Module) -> Layout:
