@@ -124,13 +124,12 @@ def run_syncs(codec: str, *, islands: int, rounds: int, model: dict[str, int]) -
         coordinator = local.start_coordinator(run_file, home / "c", tokens=TOKENS)
         coordinator.wait_ready()
         processes = []
+        environment = {**os.environ, "ATOLL_TOKEN": TOKENS.worker}
         for index in range(islands):
             words = [sys.executable, str(Path(__file__).with_name("sync_island.py"))]
             words += [coordinator.url, str(home / f"i{index}"), f"island-{index}"]
             words += [str(home / f"r{index}.json")]
-            processes.append(
-                subprocess.Popen(words, env={**os.environ, "ATOLL_TOKEN": TOKENS.worker})
-            )
+            processes.append(subprocess.Popen(words, env=environment))
         idle = processor_seconds(coordinator.pid)
         peak, used = 0.0, idle
         while any(p.poll() is None for p in processes) and coordinator.is_running():

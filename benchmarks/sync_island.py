@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from atoll.clock import SystemClock
@@ -64,25 +65,21 @@ def main() -> None:
     run.load(model)
     pulse = Pulse(run)
     pulse.start()
-    noise = torch.from_numpy(
-        __import__("numpy").random.default_rng(len(worker_id)).standard_normal(1 << 20)
-    ).float()
+    noise = torch.from_numpy(np.random.default_rng(1).standard_normal(1 << 20)).float()
     syncs: list[float] = []
     processor: list[float] = []
-    ended = None
+    ended: tuple[float, float] | None = None
     for _ in run.batches(dataset):
-        now = time.perf_counter()
         if ended is not None:
-            syncs.append(now - ended)
-            processor.append(time.process_time() - processor_then)
+            syncs.append(time.perf_counter() - ended[0])
+            processor.append(time.process_time() - ended[1])
         with torch.no_grad():
             for parameter in model.parameters():
                 flat = parameter.view(-1)
                 size = min(flat.numel(), noise.numel())
                 flat[:size].add_(noise[:size], alpha=1e-3)
         run.step(loss=1.0)
-        ended = time.perf_counter()
-        processor_then = time.process_time()
+        ended = (time.perf_counter(), time.process_time())
     pulse.stop()
     Path(result).write_text(
         json.dumps(

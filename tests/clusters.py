@@ -5,14 +5,16 @@ here only speaks the protocol: its displacements come from a seeded generator, s
 compute by itself what a round must give.
 """
 
+import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pytest
 import torch
 from sqlalchemy import and_, delete, update
 from torch import Tensor, nn
@@ -77,6 +79,18 @@ DATA_IDENTITY: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from a second thread, and on a busy machine they wait for it.
+
+    For the modules that import it.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def values(layout: Layout, label: str, *, scale: float = 0.01) -> Tensor:
     """A flat fp32 buffer that depends on `label` alone."""
     seed = np.frombuffer(hashlib.sha256(label.encode()).digest()[:8], np.uint64)
@@ -106,7 +120,7 @@ def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:
         place = table
         for section in sections:
             place = place.setdefault(section, {})
-        place[last] = value
+        place[last] = copy.deepcopy(value)
     return config.parse(table)
 
 
@@ -268,9 +282,7 @@ class Cluster:
 
     def digests_by_round(self) -> list[str | None]:
         """The recorded master digest of every published round."""
-        return [
-            r.master_digest for r in self.ledger.rounds() if r.state is RoundState.PUBLISHED
-        ]
+        return [r.master_digest for r in self.ledger.rounds() if r.state is RoundState.PUBLISHED]
 
     def leases(self) -> list[LeaseRecord]:
         """Every lease of every round."""
@@ -420,7 +432,8 @@ def tamper(ledger: Ledger, table: str, where: Mapping[str, object], **changes: o
     assert isinstance(ledger, SqlLedger)
     found = schema.metadata.tables[table]
     matching = and_(*(found.c[name] == value for name, value in where.items()))
-    with ledger._database.writing() as connection:
+    with ledger._database.bare() as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
         statement = update(found).where(matching).values(**changes)
         assert connection.execute(statement).rowcount, (table, where)
 
@@ -454,9 +467,7 @@ class TrackingIsland(HandIsland):
 
     def fetch(self) -> Tensor:
         """Brings its weights to the published version; returns them."""
-        spooled = self.coordinator.download(
-            self.identity, have_digest=self.weights.digest or ""
-        )
+        spooled = self.coordinator.download(self.identity, have_digest=self.weights.digest or "")
         receiver = self.weights.receive()
         for offset in range(0, spooled.nbytes, 100_000):
             receiver.feed(spooled.read(offset, 100_000))

@@ -4,11 +4,13 @@ Owns a tiny run file, a cluster whose processes end with the test that started t
 what a run left behind. Waits only by polling conditions, each with a limit.
 """
 
+import fcntl
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -278,11 +280,7 @@ class Cluster:
             code = process.wait(timeout_seconds=LIMIT_SECONDS)
             if code != 0:
                 raise AtollError(f"{process.name} ended with {code}:\n{process.log_tail()}")
-        return Finished(
-            self.directory,
-            read(self.directory),
-            {name: island.result()["digest"] for name, island in self.islands.items()},
-        )
+        return finished(self.home)
 
 
 @dataclass(frozen=True)
@@ -311,7 +309,7 @@ class Finished:
 
     directory: Path
     records: Records
-    island_digests: dict[str, str] = field(default_factory=dict)
+    island_digests: dict[str, str]
 
     @property
     def digest(self) -> str | None:
@@ -324,22 +322,36 @@ class Finished:
         return [(r.master_digest, r.published_digest) for r in self.records.rounds]
 
 
-def undisturbed(home: Path, settings: Settings) -> Finished:
-    """A coordinator and two islands that nobody disturbs, to the end."""
+def reference(factory: pytest.TempPathFactory, settings: Settings) -> Finished:
+    """A coordinator and two islands that nobody disturbs; run once for all workers of a test run."""
+    home = _shared(factory) / f"undisturbed-{settings.upload}-{settings.download}"
+    with home.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = home / "done"
+        if not done.exists():
+            _undisturbed(home, settings)
+            done.touch()
+        return finished(home)
+
+
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    base = factory.getbasetemp()
+    # A worker of pytest-xdist has a folder of its own in the run's.
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def _undisturbed(home: Path, settings: Settings) -> None:
     with Cluster(home, settings) as cluster:
         coordinator = cluster.serve()
         cluster.join_all()
-        return cluster.finish(coordinator)
+        cluster.finish(coordinator)
 
 
-def reference(factory: pytest.TempPathFactory, settings: Settings) -> Finished:
-    """The undisturbed run of these settings, executed once for all modules that compare with it."""
-    if settings not in _REFERENCES:
-        _REFERENCES[settings] = undisturbed(factory.mktemp("undisturbed"), settings)
-    return _REFERENCES[settings]
-
-
-_REFERENCES: dict[Settings, Finished] = {}
+def finished(home: Path) -> Finished:
+    """What a cluster that has ended left in its home."""
+    results = [json.loads((home / f"{name}.json").read_text()) for name in ISLANDS]
+    directory = home / "coordinator"
+    return Finished(directory, read(directory), {r["worker_id"]: r["digest"] for r in results})
 
 
 def read(directory: Path) -> Records:

@@ -9,7 +9,7 @@ import pytest
 from tests import processes
 from tests.processes import BF16, INT8, ROUNDS, Finished, Settings
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("simulate")
 
 # bf16 with error feedback up and fp32 down; int8 up and a lossy bf16 down.
 VARIANTS = pytest.mark.parametrize("settings", [BF16, INT8], ids=["bf16-fp32", "int8-bf16"])

@@ -17,7 +17,7 @@ from atoll.ledger.records import RoundState
 from tests import processes
 from tests.processes import KILLED, ROUNDS, Cluster, Finished, Records
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("coordinator-killed")
 
 # A lossy download: after a kill the published weights are rebuilt beside the master, and an island
 # that was cut off in an update has to fetch them whole.

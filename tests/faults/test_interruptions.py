@@ -1,9 +1,9 @@
 """One run with three interruptions that must leave no trace in its bits.
 
-Round 2: an island is killed when its receipt has arrived and it has made nothing of it yet.
-Round 3: it is killed in the middle of its steps.
-Round 4: it stands still between two steps; meanwhile a second coordinator is refused, and the first
-one is told to stop (SIGTERM) and started again.
+Round 2: an island is killed in the middle of its steps.
+Round 3: it is killed when its receipt has arrived and it has made nothing of it yet.
+Round 4: it stands still between two steps; meanwhile the coordinator is told to stop (SIGTERM) and
+started again. Before that, a second coordinator had tried to use its directory.
 """
 
 import subprocess
@@ -17,11 +17,11 @@ from atoll.launch.local import LocalCoordinator, LocalIsland
 from tests import processes
 from tests.processes import ATOLL, KILLED, ROUNDS, Cluster, Finished, Standby
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("interruptions")
 
 SETTINGS = processes.BF16
 STEADY, TROUBLED = processes.ISLANDS
-RECEIPT_ROUND, STEPS_ROUND, TERM_ROUND = 2, 3, 4
+STEPS_ROUND, RECEIPT_ROUND, TERM_ROUND = 2, 3, 4
 TERM_SECONDS = 10.0
 
 
@@ -56,9 +56,9 @@ class Refused:
 class Interrupted:
     """The whole run and each interruption."""
 
-    lost_receipt: Died
     cut_steps: Died
-    second: Refused
+    lost_receipt: Died
+    refused: Refused
     stopped: Stopped
     finished: Finished
 
@@ -67,22 +67,23 @@ class Interrupted:
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     with Cluster(tmp_path_factory.mktemp("interrupted"), SETTINGS) as cluster:
         coordinator = cluster.serve()
+        second = _start_second(cluster)
         cluster.join(STEADY)
         lives = [
-            cluster.prepare_island(TROUBLED, f"receipt@{RECEIPT_ROUND}"),
             cluster.prepare_island(TROUBLED, f"steps@{STEPS_ROUND}"),
+            cluster.prepare_island(TROUBLED, f"receipt@{RECEIPT_ROUND}"),
         ]
         last = cluster.prepare_island(TROUBLED, f"hold@{TERM_ROUND}")
         restarted = cluster.prepare_coordinator("none@0")
-        lost_receipt, cut_steps = [_death(cluster, life) for life in lives]
+        cut_steps, lost_receipt = [_death(cluster, life) for life in lives]
         cluster.enter(last)
         last.failpoint.wait_held(TERM_ROUND)
-        second = _second_coordinator(cluster, coordinator)
+        refused = _refused(second, cluster, coordinator.pid)
         stopped = _stop(cluster, coordinator)
         coordinator = cluster.take_over(restarted)
         last.failpoint.release(TERM_ROUND)
         finished = cluster.finish(coordinator)
-        return Interrupted(lost_receipt, cut_steps, second, stopped, finished)
+        return Interrupted(cut_steps, lost_receipt, refused, stopped, finished)
 
 
 def _death(cluster: Cluster, life: Standby[LocalIsland]) -> Died:
@@ -90,17 +91,18 @@ def _death(cluster: Cluster, life: Standby[LocalIsland]) -> Died:
     return Died(exit_code, life.failpoint.marker())
 
 
-def _second_coordinator(cluster: Cluster, first: LocalCoordinator) -> Refused:
+def _start_second(cluster: Cluster) -> "subprocess.Popen[bytes]":
     words = [*ATOLL, "serve", str(cluster.run_file), "--dir", str(cluster.directory), "--port", "0"]
-    done = subprocess.run(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-        timeout=processes.LIMIT_SECONDS,
-    )
-    output = done.stdout.decode()
-    return Refused(first.pid, done.returncode, output, cluster.status() is not None)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def _refused(second: "subprocess.Popen[bytes]", cluster: Cluster, first_pid: int) -> Refused:
+    with second:
+        try:
+            output, _ = second.communicate(timeout=processes.LIMIT_SECONDS)
+        finally:
+            second.kill()
+    return Refused(first_pid, second.returncode, output.decode(), cluster.status() is not None)
 
 
 def _stop(cluster: Cluster, coordinator: LocalCoordinator) -> Stopped:
@@ -119,14 +121,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return processes.reference(tmp_path_factory, SETTINGS)
 
 
-def test_island_dies_between_receipt_and_promotion(interrupted: Interrupted) -> None:
-    assert interrupted.lost_receipt.exit_code == KILLED
-    assert interrupted.lost_receipt.marker["round"] == RECEIPT_ROUND
-
-
 def test_island_dies_in_the_middle_of_its_steps(interrupted: Interrupted) -> None:
     assert interrupted.cut_steps.exit_code == KILLED
     assert interrupted.cut_steps.marker["round"] == STEPS_ROUND
+
+
+def test_island_dies_between_receipt_and_promotion(interrupted: Interrupted) -> None:
+    assert interrupted.lost_receipt.exit_code == KILLED
+    assert interrupted.lost_receipt.marker["round"] == RECEIPT_ROUND
 
 
 def test_contribution_with_a_lost_receipt_counts_once(interrupted: Interrupted) -> None:
@@ -135,8 +137,8 @@ def test_contribution_with_a_lost_receipt_counts_once(interrupted: Interrupted) 
         c for c in records.contributions if (c.round, c.worker_id) == (RECEIPT_ROUND, TROUBLED)
     ]
 
-    # Accepted from the first life; the resent frame of the second got that very receipt.
-    assert counted.incarnation == 1
+    # Accepted from the second life; the frame that the third one resent got that very receipt.
+    assert counted.incarnation == 2
     assert _accepted_receipts(interrupted).count(counted.receipt) == 1
 
 
@@ -171,14 +173,14 @@ def test_coordinator_exits_with_zero_within_ten_seconds_of_sigterm(
 def test_second_coordinator_on_a_held_directory_exits_naming_the_holder(
     interrupted: Interrupted,
 ) -> None:
-    assert interrupted.second.exit_code == 2
-    assert f"process {interrupted.second.holder_pid} " in interrupted.second.output
+    assert interrupted.refused.exit_code == 2
+    assert f"process {interrupted.refused.holder_pid} " in interrupted.refused.output
 
 
 def test_refused_second_coordinator_leaves_the_first_one_serving(
     interrupted: Interrupted,
 ) -> None:
-    assert interrupted.second.first_still_serves
+    assert interrupted.refused.first_still_serves
 
 
 def test_interrupted_run_ends_in_the_digest_of_an_undisturbed_one(

@@ -10,7 +10,7 @@ from atoll.protocol.messages import Status
 from tests import processes
 from tests.processes import KILLED, ROUNDS, Cluster, Finished, Settings
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("island-killed")
 
 SETTINGS = Settings(min_workers=1, heartbeat_interval=0.3, heartbeat_timeout=2.0)
 SURVIVOR, VICTIM = processes.ISLANDS

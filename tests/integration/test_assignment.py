@@ -24,7 +24,7 @@ from atoll.protocol.messages import (
 )
 from atoll.sums import digest as digests
 from tests import clusters
-from tests.clusters import SMALL, Cluster, HandIsland, TrackingIsland
+from tests.clusters import SMALL, Cluster, HandIsland, TrackingIsland, one_thread  # noqa: F401
 
 OTHER = "f" * 64
 
@@ -165,8 +165,10 @@ def test_island_whose_weights_differ_is_named_and_sent_to_fetch(cluster, caplog)
 
     assert found.action == "fetch"
     assert cluster.coordinator.status().resyncs == 1
-    [record] = [r for r in caplog.records if r.message == "worker holds other weights, sent to fetch"]
-    assert (record.worker, record.digest) == ("a", OTHER)  # type: ignore[attr-defined]
+    [record] = [
+        r for r in caplog.records if r.message == "worker holds other weights, sent to fetch"
+    ]
+    assert (record.worker, record.digest) == ("a", OTHER)
 
 
 def test_island_of_an_earlier_version_fetches_without_being_counted(cluster):
@@ -267,7 +269,7 @@ def test_upload_in_progress_is_a_sign_of_life(cluster):
     sent = a.frame()
     upload = cluster.coordinator.begin_upload(a.request(sent))
     cluster.clock.advance(seconds=9)
-    cluster.coordinator.write_upload(upload, 1, sent.data[:100])  # type: ignore[arg-type]
+    cluster.coordinator.write_upload(upload, 1, sent.data[:100])
     cluster.clock.advance(seconds=9)
 
     assert cluster.coordinator.members() == ["a"]

@@ -20,7 +20,7 @@ from atoll.ledger import engines
 from atoll.models import registry as models
 from atoll.sums import digest as digests
 from tests import clusters
-from tests.clusters import SMALL, Cluster
+from tests.clusters import SMALL, Cluster, one_thread  # noqa: F401
 from tests.integration.test_restart import run_file
 
 
@@ -99,7 +99,9 @@ def test_digest_is_in_the_files_metadata(cluster, tmp_path):
 def test_export_keeps_names_and_shapes(cluster, tmp_path):
     exported(cluster, tmp_path / "out.safetensors")
 
-    found = {name: tuple(t.shape) for name, t in load_file(str(tmp_path / "out.safetensors")).items()}
+    found = {
+        name: tuple(t.shape) for name, t in load_file(str(tmp_path / "out.safetensors")).items()
+    }
 
     assert found == {spec.name: spec.shape for spec in SMALL.tensors}
 
@@ -119,7 +121,9 @@ def test_round_that_is_not_there_is_refused_with_those_that_are(cluster, tmp_pat
 
 
 def test_pruned_round_is_refused_with_those_that_are_kept(tmp_path):
-    cluster = Cluster(tmp_path / "run", {"storage.snapshot_every": 2, "storage.retain": "snapshots"})
+    cluster = Cluster(
+        tmp_path / "run", {"storage.snapshot_every": 2, "storage.retain": "snapshots"}
+    )
     cluster.rounds(6, *cluster.pair())
 
     with pytest.raises(ConfigError, match=r"round=3 is not kept; .* rounds 4 to 6"):

@@ -183,13 +183,21 @@ def test_odd_values_of_free_fields_are_refused_in_a_bounded_sentence(
     assert coordinator.coordinator.state_hash() == before
 
 
-def test_unknown_field_is_refused_by_its_name(client: httpx.Client, alice: Worker) -> None:
-    body = {**HeartbeatRequest(identity=alice.identity()).model_dump(), "colour": 1}
+@pytest.mark.parametrize(
+    ("field", "shown"),
+    [("colour", "colour"), ("\ud800", "unicode"), ("n" * 900_000, "n" * 300)],
+    ids=["a word", "half a surrogate pair", "a long one"],
+)
+def test_unknown_field_is_refused_by_its_name_in_a_bounded_sentence(
+    client: httpx.Client, alice: Worker, field: str, shown: str
+) -> None:
+    body = {**HeartbeatRequest(identity=alice.identity()).model_dump(), field: 1}
 
     reply = client.post("/workers/alice/heartbeat", content=json.dumps(body))
 
     assert reply.status_code == 422
-    assert "colour" in reply.json()["message"]
+    assert shown in reply.json()["message"]
+    assert len(reply.content) < 2000
 
 
 def test_refused_bodies_are_counted(coordinator: Served, client: httpx.Client) -> None:
@@ -345,6 +353,10 @@ def test_long_sentence_keeps_its_beginning_and_its_way_out() -> None:
     assert len(text) <= status.MAX_SENTENCE
     assert text.startswith("rows 7, ")
     assert text.endswith("are too many; send fewer")
+
+
+def test_sentence_can_always_be_encoded() -> None:
+    assert status.sentence(ProtocolError("name=\ud800 …")).encode() == b"name=\\ud800 \xe2\x80\xa6"
 
 
 # The ledger's copy

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from atoll.errors import BlobChanged, BlobMissing, ConfigError, StateDamaged, Ve
 from atoll.history import recorded, retention
 from atoll.ledger import engines
 from tests import clusters
-from tests.clusters import Cluster, HandIsland
+from tests.clusters import Cluster, HandIsland, one_thread  # noqa: F401
 
 ROUNDS = 3
 MODEL = {"architecture": "gpt", "vocab": 16, "block": 4, "layers": 1, "heads": 1, "width": 8}
@@ -97,7 +98,7 @@ def without_snapshot_of_the_round(cluster: Cluster, a: HandIsland, b: HandIsland
     """A crash between publish and snapshot."""
     a.contribute()
     b.contribute()
-    cluster.coordinator._snapshot = lambda version: None  # type: ignore[method-assign]
+    setattr(cluster.coordinator, "_snapshot", lambda _: None)  # noqa: B010
     cluster.settle()
     cluster.restart()
 
@@ -114,7 +115,7 @@ STAGES: list[Callable[[Cluster, HandIsland, HandIsland], None]] = [
     without_snapshot_of_the_round,
 ]
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "no snapshot": {"storage.snapshot_every": 100},
     "pruned": {
         "storage.snapshot_every": 1,
@@ -297,7 +298,7 @@ def test_changed_initial_weights_are_refused(tmp_path):
 def test_recorded_digest_that_replay_does_not_give_is_refused(stopped):
     clusters.tamper(stopped.ledger, "rounds", {"round": 5}, master_digest="f" * 64)
 
-    with pytest.raises(StateDamaged, match="replay of round 5 .*the last good round is 4"):
+    with pytest.raises(StateDamaged, match=r"replay of round 5 .*the last good round is 4"):
         stopped.restart()
 
 

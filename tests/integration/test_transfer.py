@@ -264,6 +264,7 @@ class Case:
 
 
 COMMIT = transfer_pb2.UploadPart(commit=True)
+EMPTY = transfer_pb2.UploadPart()
 NO_RUN = "another-run"
 NO_SHA = "0" * 64
 MANY = tuple((2 * row, 2 * row + 1) for row in range(4000))
@@ -272,8 +273,8 @@ REFUSED: dict[str, tuple[type[AtollError], Callable[[Case], Sent]]] = {
     "nothing at all": (FrameError, lambda _: []),
     "data first": (FrameError, lambda c: [c.data]),
     "commit first": (FrameError, lambda _: [COMMIT]),
-    "an empty part": (FrameError, lambda c: [c.opened(), transfer_pb2.UploadPart(), COMMIT]),
-    "a second opening": (FrameError, lambda c: [c.opened(), c.opened(), COMMIT]),
+    "an empty part": (FrameError, lambda c: [c.opened(), EMPTY, c.data, COMMIT]),
+    "a second opening": (FrameError, lambda c: [c.opened(), c.opened(), c.data, COMMIT]),
     "commit without data": (FrameError, lambda c: [c.opened(), COMMIT]),
     "more than announced": (FrameTooLarge, lambda c: [c.opened(), c.data, c.data, COMMIT]),
     "a larger size": (FrameTooLarge, lambda c: [c.opened(nbytes=c.good.nbytes + 1)]),

@@ -62,7 +62,9 @@ def test_help_loads_nothing_heavy():
 
 
 def test_errors_and_clock_need_no_torch():
-    assert loaded_by("import atoll.errors, atoll.ids, atoll.clock, atoll.canonical") & HEAVY == set()
+    assert (
+        loaded_by("import atoll.errors, atoll.ids, atoll.clock, atoll.canonical") & HEAVY == set()
+    )
 
 
 @pytest.mark.parametrize("name", atoll.__all__)

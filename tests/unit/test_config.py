@@ -245,8 +245,6 @@ def test_equal_manifests_have_no_differences():
 
 
 def test_differences_see_a_key_that_one_side_lacks():
-    found = config.differences(
-        manifest(), manifest(model={"architecture": "gpt", "width": 8})
-    )
+    found = config.differences(manifest(), manifest(model={"architecture": "gpt", "width": 8}))
 
     assert found == ["model.definition.width: None -> 8"]

@@ -34,7 +34,11 @@ def test_fibers_that_wake_together_run_in_the_order_they_slept():
     scheduler, seen = Scheduler(), []
 
     def work(name: str):
-        return lambda: (scheduler.sleep(1), seen.append(name))
+        def sleeper() -> None:
+            scheduler.sleep(1)
+            seen.append(name)
+
+        return sleeper
 
     run(scheduler, work("a"), work("b"), work("c"))
 
@@ -127,7 +131,8 @@ def test_simulation_ends_at_its_limit_of_virtual_time():
 
 
 def test_stopped_fiber_unwinds_like_a_killed_process():
-    scheduler, seen = Scheduler(), []
+    scheduler = Scheduler()
+    seen: list[object] = []
 
     def victim() -> None:
         try:

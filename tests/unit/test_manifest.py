@@ -128,7 +128,7 @@ def test_manifest_cannot_be_changed():
     manifest = Manifest.model_validate(BASE)
 
     with pytest.raises(ValidationError, match="frozen"):
-        manifest.seed = 6  # type: ignore[misc] # the claim
+        manifest.seed = 6
 
 
 def test_every_setting_has_a_place_in_the_whole():
@@ -196,9 +196,7 @@ def test_run_without_an_end_is_refused():
 
 def test_stochastic_rounding_belongs_to_bf16():
     with pytest.raises(ValidationError, match="belongs to codec 'bf16', not 'int8'"):
-        Manifest.model_validate(
-            {**BASE, "upload": {"codec": "int8", "rounding": "stochastic"}}
-        )
+        Manifest.model_validate({**BASE, "upload": {"codec": "int8", "rounding": "stochastic"}})
 
 
 def test_rows_per_round_are_steps_times_batch():

@@ -83,7 +83,7 @@ def test_live_worker_is_not_taken_over_by_another_key(bench):
     bench.clock.advance(seconds=TIMEOUT_SECONDS)
     before = bench.ledger.state_hash()
 
-    with pytest.raises(WorkerTaken, match="heard 10.0 s ago under another island key"):
+    with pytest.raises(WorkerTaken, match=r"heard 10\.0 s ago under another island key"):
         bench.register(key=OTHER_KEY)
 
     assert bench.ledger.state_hash() == before

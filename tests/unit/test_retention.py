@@ -113,7 +113,9 @@ def test_snapshots_keeps_what_replay_from_the_oldest_kept_one_needs(bench):
 
 
 def test_snapshots_keeps_so_many_as_it_is_told(bench):
-    retention.prune(bench.ledger, bench.blobs, StorageSettings(retain="snapshots", keep_snapshots=1))
+    retention.prune(
+        bench.ledger, bench.blobs, StorageSettings(retain="snapshots", keep_snapshots=1)
+    )
 
     assert bench.kept() == {"initial", *snapshot(6)}
 
@@ -123,7 +125,9 @@ def test_blob_shared_by_a_dropped_and_a_kept_record_stays(bench):
     shared = SnapshotRecord(7, bench.names["master 2"], bench.names["master 2"], ())
     bench.ledger.add_snapshot(shared)
 
-    retention.prune(bench.ledger, bench.blobs, StorageSettings(retain="snapshots", keep_snapshots=1))
+    retention.prune(
+        bench.ledger, bench.blobs, StorageSettings(retain="snapshots", keep_snapshots=1)
+    )
 
     assert "master 2" in bench.kept()
 

@@ -1,0 +1,442 @@
+"""An island over lost replies, deaths and a coordinator that goes away: as if nothing had happened.
+
+Real islands train a tiny model on a virtual clock; what crosses their link is lost, cut or ended at
+chosen calls.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.blobs.directory import DirectoryBlobs
+from atoll.coordinator import boot
+from atoll.coordinator.boot import Stores
+from atoll.coordinator.service import Coordinator
+from atoll.coordinator.spool import Spool
+from atoll.errors import CoordinatorUnreachable, Fenced, FrameError
+from atoll.history import audit, recorded
+from atoll.island import trainer
+from atoll.island.link import DownloadProgress
+from atoll.island.run import Run
+from atoll.island.store import IslandIdentity, IslandStore
+from atoll.ledger import engines
+from atoll.simulate.fibers import Scheduler
+from atoll.simulate.link import MemoryLink
+from tests import clusters
+from tests.clusters import one_thread  # noqa: F401
+from tests.integration.test_simulate import TABLE
+
+ROUNDS = 2  # the second one shows what the first left in the inner state
+STEPS = 2
+NAMES = ("a", "b")
+
+Call = Callable[[], Any]
+Fault = Callable[["Sea", Call], Any]
+
+
+class Killed(BaseException):
+    """Ends one life of an island; like SIGKILL, nothing handles it."""
+
+
+class FaultyLink:
+    """The in-memory link to whichever coordinator is there, with faults at chosen calls."""
+
+    def __init__(self, sea: "Sea", name: str) -> None:
+        self._sea = sea
+        self._name = name
+        self.bytes_sent = self.bytes_received = 0
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            link = MemoryLink(self._sea.coordinator, self._sea.scheduler)
+            return self._sea.through(
+                self._name, method, lambda: getattr(link, method)(*args, **kwargs), kwargs
+            )
+
+        return call
+
+
+class Sea:
+    """A coordinator and islands that live several lives."""
+
+    def __init__(self, home: Path, **changes: Any) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.home = home
+        self.scheduler = Scheduler()
+        self.file = clusters.run_file(
+            {
+                **TABLE,
+                "evaluate.every": 2,
+                "stop.rounds": ROUNDS,
+                "heartbeat_timeout": 3.0,
+                **changes,
+            }
+        )
+        self.faults: dict[tuple[str, str, int], Fault] = {}
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.steps: Counter[str] = Counter()
+        self.lives: Counter[str] = Counter()
+        self.stale: Counter[str] = Counter()
+        self.kwargs: dict[str, Any] = {}
+        self.open()
+
+    def open(self) -> None:
+        """A life of the coordinator."""
+        self.stores = Stores(
+            engines.open_ledger(self.home / "ledger.sqlite"),
+            DirectoryBlobs(self.home / "blobs"),
+            Spool(self.home / "spool"),
+        )
+        self.manifest = boot.create_or_check(
+            self.stores, self.file, self.scheduler, new_run_id="sea"
+        )
+        self.coordinator: Coordinator = boot.open_coordinator(
+            self.stores, self.scheduler, self.manifest
+        )
+
+    def restart(self) -> None:
+        self.stores.ledger.close()
+        self.open()
+
+    def through(self, name: str, method: str, call: Call, kwargs: dict[str, Any]) -> Any:
+        self.calls[name, method] += 1
+        fault = self.faults.get((name, method, self.calls[name, method]))
+        if fault is None:
+            return call()
+        self.kwargs = kwargs
+        return fault(self, call)
+
+    def run(self) -> str:
+        """Runs to the end; the final digest, of a run that passes its audit."""
+        self.scheduler.spawn("coordinator", self._close_rounds)
+        fibers = [self.scheduler.spawn(name, self._lives(name)) for name in NAMES]
+        self.scheduler.run_until(lambda: all(f.done for f in fibers), limit_seconds=600)
+        report = audit.audit(
+            self.stores.ledger,
+            self.stores.blobs,
+            manifest=self.manifest,
+            layout=recorded.layout_of(self.manifest),
+            with_replay=True,
+        )
+        assert report.problems == []
+        assert report.digest is not None
+        self.status = self.coordinator.status()
+        self.stores.ledger.close()
+        return report.digest
+
+    def _close_rounds(self) -> None:
+        while True:
+            self.coordinator.advance()
+            self.scheduler.sleep(0.05)
+
+    def _lives(self, name: str) -> Callable[[], None]:
+        def work() -> None:
+            while True:
+                self.lives[name] += 1
+                try:
+                    return self._live(name)
+                except Killed:
+                    continue
+
+        return work
+
+    def _live(self, name: str) -> None:
+        store = IslandStore(self.home / name)
+        identity = IslandIdentity(name, random.Random(name).randbytes(32).hex())
+        run = Run(
+            FaultyLink(self, name),
+            store,
+            self.scheduler,
+            identity=identity,
+            jitter=random.Random(name),
+        )
+
+        def beat() -> None:
+            while True:
+                self.scheduler.sleep(run.manifest.heartbeat_interval)
+                run.beat()
+
+        def after_step() -> None:
+            self.steps[name] += 1
+            self.through(name, "step", lambda: self.scheduler.sleep(0.1), {})
+
+        pulse = self.scheduler.spawn(f"{name} pulse", beat)
+        try:
+            trainer.train(run, after_step=after_step)
+        finally:
+            self.stale[name] += run.stale_rounds
+            self.scheduler.stop(pulse)
+            store.close()
+
+
+# Faults
+
+
+def lost_request(_: Sea, __: Call) -> Any:
+    raise CoordinatorUnreachable
+
+
+def lost_reply(_: Sea, call: Call) -> Any:
+    call()
+    raise CoordinatorUnreachable
+
+
+def killed_before(_: Sea, __: Call) -> Any:
+    raise Killed
+
+
+def killed_after(_: Sea, call: Call) -> Any:
+    call()
+    raise Killed
+
+
+def coordinator_restarts_before(sea: Sea, _: Call) -> Any:
+    sea.restart()
+    raise CoordinatorUnreachable
+
+
+def coordinator_restarts_after(sea: Sea, call: Call) -> Any:
+    call()
+    sea.restart()
+    raise CoordinatorUnreachable
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of a run in which nothing goes wrong."""
+    return Sea(tmp_path_factory.mktemp("calm")).run()
+
+
+@pytest.fixture
+def sea(tmp_path: Path) -> Sea:
+    return Sea(tmp_path)
+
+
+FAULTS: dict[str, dict[tuple[str, str, int], Fault]] = {
+    "info is lost": {("a", "info", 1): lost_reply},
+    "register's reply is lost": {("a", "register", 1): lost_reply},
+    "assignment's reply is lost": {("a", "assignment", 2): lost_reply},
+    "upload is lost": {("a", "upload", 1): lost_request},
+    "receipt is lost": {("a", "upload", 2): lost_reply},
+    "receipt is lost three times": {("a", "upload", n): lost_reply for n in (2, 3, 4)},
+    "every receipt is lost": {("a", "upload", n): lost_reply for n in (1, 3)},
+    "evaluation's reply is lost": {("a", "evaluation", 1): lost_reply},
+    "download is lost": {("b", "download", 2): lost_request},
+    "killed in training": {("a", "step", 3): killed_before},
+    "killed after its last step": {("a", "step", STEPS * 2): killed_before},
+    "killed twice in one round": {
+        ("a", "step", 3): killed_before,
+        ("a", "step", 4): killed_before,
+    },
+    "killed before an upload": {("a", "upload", 2): killed_before},
+    "killed before the receipt": {("a", "upload", 2): killed_after},
+    "killed before its first receipt": {("a", "upload", 1): killed_after},
+    "killed in a download": {("a", "download", 2): killed_before},
+    "killed while waiting": {("a", "assignment", 5): killed_before},
+    "both killed": {("a", "upload", 2): killed_after, ("b", "step", 3): killed_before},
+    "coordinator restarts before an upload": {("a", "upload", 2): coordinator_restarts_before},
+    "coordinator restarts before a receipt": {("a", "upload", 2): coordinator_restarts_after},
+    "coordinator restarts before a download": {("a", "download", 2): coordinator_restarts_before},
+}
+
+
+@pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS.keys())
+def test_island_ends_in_the_bits_of_a_calm_run(sea, calm, faults):
+    """C1, C2, C11: nothing is lost, nothing counts twice, inner state and residual continue."""
+    sea.faults = faults
+
+    digest = sea.run()
+
+    assert digest == calm
+    assert all(sea.calls[name, method] >= n for name, method, n in faults)
+
+
+def test_fault_leaves_one_contribution_of_each_island_in_each_round(sea):
+    """C1, C2: no second vote, no vote of zeros."""
+    sea.faults = FAULTS["every receipt is lost"]
+    counts = []
+    publish = sea.stores.ledger.publish
+
+    def counting(number: int, published: Any) -> None:
+        counts.append([c.norm > 0 for c in sea.stores.ledger.contributions(number)])
+        publish(number, published)
+
+    sea.stores.ledger.publish = counting
+
+    sea.run()
+
+    assert counts == [[True, True]] * ROUNDS
+
+
+def test_island_that_lost_its_directory_starts_from_the_runs_weights(sea, calm):
+    """The ledger is the truth: the run completes, with another inner state and so other bits."""
+
+    def killed_and_erased(sea: Sea, _: Call) -> Any:
+        for path in (sea.home / "a").glob("*-*"):
+            for file in path.iterdir():
+                file.unlink()
+            path.rmdir()
+        raise Killed
+
+    sea.faults = {("a", "step", 3): killed_and_erased}
+
+    assert sea.run() != calm
+
+
+def test_residual_of_error_feedback_is_part_of_what_continues(tmp_path):
+    """The control: bits of a bf16 upload depend on what rounding lost before."""
+    with_feedback = Sea(tmp_path / "with").run()
+    without = Sea(tmp_path / "without", **{"upload.error_feedback": False}).run()
+
+    assert with_feedback != without
+
+
+def test_download_that_breaks_off_resumes_where_it_stood(sea, calm):
+    taken: list[int] = []
+
+    def broken(sea: Sea, call: Call) -> Any:
+        progress: DownloadProgress = sea.kwargs["progress"]
+        sink = sea.kwargs["sink"]
+        spooled = sea.coordinator.versions.frame_for(have_digest=sea.kwargs["have_digest"])
+        progress.opened(spooled.tag, 0)
+        sink(spooled.read(0, 1000))
+        progress.offset = 1000
+        taken.append(1000)
+        raise CoordinatorUnreachable
+
+    sea.faults = {("a", "download", 2): broken}
+
+    assert sea.run() == calm
+    assert taken == [1000]
+
+
+def test_download_overtaken_by_a_newer_version_is_fetched_whole(sea, calm):
+    """C9, C14: a frame begun is never continued with another one's bytes."""
+
+    def overtaken(sea: Sea, _: Call) -> Any:
+        progress: DownloadProgress = sea.kwargs["progress"]
+        spooled = sea.coordinator.versions.frame_for(have_digest=sea.kwargs["have_digest"])
+        progress.opened(spooled.tag, 0)
+        sea.kwargs["sink"](spooled.read(0, 1000))
+        progress.offset, progress.tag = 1000, "weights-0-gone"
+        raise CoordinatorUnreachable
+
+    sea.faults = {("a", "download", 2): overtaken}
+
+    assert sea.run() == calm
+
+
+def test_damaged_download_is_fetched_whole(sea, calm):
+    def damaged(sea: Sea, _: Call) -> Any:
+        spooled = sea.coordinator.versions.frame_for(have_digest=sea.kwargs["have_digest"])
+        data = bytearray(spooled.read(0, spooled.nbytes))
+        data[3000] ^= 1
+        sea.kwargs["sink"](bytes(data))
+
+    sea.faults = {("a", "download", 2): damaged}
+
+    assert sea.run() == calm
+
+
+def test_progress_refuses_another_frame_than_the_one_begun():
+    progress = DownloadProgress(tag="weights-1-aa", offset=10)
+
+    with pytest.raises(FrameError, match="fetched whole"):
+        progress.opened("weights-2-bb", 10)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Sea:
+    """A run that does not wait for the slow: one contribution is a quorum."""
+    return Sea(
+        tmp_path,
+        **{
+            "stop.rounds": 4,
+            "membership.min_workers": 1,
+            "membership.quorum": 1,
+            "membership.grace_seconds": 1.0,
+        },
+    )
+
+
+def late(sea: Sea, call: Call) -> Any:
+    sea.scheduler.sleep(2.0)
+    return call()
+
+
+def test_island_whose_round_closed_without_it_goes_on(slow):
+    """C4: STALE rolls back, its rows go to a later round, and it contributes again."""
+    slow.faults = {("b", "upload", 2): late}
+
+    slow.run()
+
+    assert slow.stale["b"] == 1
+    assert slow.status.stale_contributions == 1
+
+
+def test_stale_island_contributes_to_a_later_round(slow):
+    slow.faults = {("b", "upload", 1): late}
+    by: list[set[str]] = []
+    publish = slow.stores.ledger.publish
+
+    def watching(number: int, published: Any) -> None:
+        by.append({c.worker_id for c in slow.stores.ledger.contributions(number)})
+        publish(number, published)
+
+    slow.stores.ledger.publish = watching
+
+    slow.run()
+
+    assert "b" in set.union(*by)
+    assert any("b" not in workers for workers in by)
+
+
+def test_island_that_was_deregistered_registers_again(sea, calm):
+    """C16: a ghost does not train on for nothing."""
+
+    def forgotten(sea: Sea, call: Call) -> Any:
+        [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
+        sea.stores.ledger.deregister("a", worker.incarnation)
+        sea.coordinator._registry._workers = {w.worker_id: w for w in sea.stores.ledger.workers()}
+        return call()
+
+    sea.faults = {("a", "upload", 2): forgotten}
+
+    assert sea.run() == calm
+    assert sea.calls["a", "register"] == 2
+
+
+def test_earlier_life_of_an_island_stops_when_a_later_one_took_over(sea):
+    def taken_over(sea: Sea, call: Call) -> Any:
+        [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
+        sea.stores.ledger.register("a", worker.key_sha256, wall=0.0)
+        sea.coordinator._registry._workers = {w.worker_id: w for w in sea.stores.ledger.workers()}
+        return call()
+
+    sea.faults = {("a", "upload", 2): taken_over}
+
+    with pytest.raises(Fenced, match="this process must stop"):
+        sea.run()
+
+
+def test_state_of_another_run_is_dropped(tmp_path, calm):
+    other = Sea(tmp_path / "other", seed=99)
+    other.run()
+    mine = Sea(tmp_path / "mine")
+    (tmp_path / "other" / "a").rename(tmp_path / "mine" / "a")
+    for path in (tmp_path / "mine" / "a").glob("*/complete.json"):
+        path.write_text(path.read_text().replace('"sea"', '"another"'))
+
+    assert mine.run() == calm
+
+
+def test_island_keeps_one_checkpoint_and_nothing_pending_at_the_end(sea):
+    sea.run()
+
+    for name in NAMES:
+        kept = sorted(p.name for p in (sea.home / name).iterdir() if p.is_dir())
+        assert kept == [f"checkpoint-{ROUNDS}"]

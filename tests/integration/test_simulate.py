@@ -1,0 +1,215 @@
+"""A whole run in one process on a virtual clock: exact, isolated, and it says when it is stuck."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atoll.blobs.directory import DirectoryBlobs
+from atoll.coordinator import quorum
+from atoll.data import registry as datasets
+from atoll.errors import AtollError, ConfigError, NotFinite
+from atoll.history import audit, recorded
+from atoll.island import inner, trainer
+from atoll.ledger import engines
+from atoll.models import gpt
+from atoll.models import registry as models
+from atoll.simulate import cluster as simulation
+from atoll.simulate.cluster import Simulated
+from tests import clusters
+from tests.clusters import one_thread  # noqa: F401
+
+ROUNDS = 3
+TABLE: dict[str, Any] = {
+    "seed": 3,
+    "model": {
+        "architecture": "gpt",
+        "vocab": 16,
+        "block": 8,
+        "layers": 1,
+        "heads": 2,
+        "width": 8,
+    },
+    "data": {
+        "kind": "synthetic",
+        "seed": 1,
+        "rows": 500,
+        "held_out_rows": 4,
+        "block": 8,
+        "vocab": 16,
+    },
+    "inner.batch": 2,
+    "inner.lr": 0.01,
+    "upload.codec": "bf16",
+    "evaluate.every": 1,
+    "stop.rounds": ROUNDS,
+}
+
+
+DIVERGING: dict[str, Any] = {"inner.lr": 1e30, "inner.optimizer": "sgd", "inner.clip": 0.0}
+STUCK: dict[str, Any] = {"heartbeat_timeout": 3.0, "evaluate.every": 0}
+FEW: dict[str, Any] = {"stop.rounds": 1, "sync_every": 4, "evaluate.every": 0}
+
+
+def simulate(islands: int = 2, *, directory: Path | None = None, **changes: Any) -> Simulated:
+    file = clusters.run_file({**TABLE, **changes})
+    return simulation.simulate(file, islands=islands, directory=directory)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("simulated")
+
+
+@pytest.fixture(scope="module")
+def once(home: Path) -> Simulated:
+    return simulate(directory=home)
+
+
+def test_two_simulations_end_in_the_same_bits(once):
+    again = simulate()
+
+    assert (again.digest, again.published_digest) == (once.digest, once.published_digest)
+    assert again.virtual_seconds == once.virtual_seconds
+
+
+@pytest.mark.parametrize("changes", [{"seed": 4}, {"upload.codec": "fp32"}])
+def test_another_setting_ends_in_other_bits(once, changes):
+    """The control: the digest is not a constant."""
+    assert simulate(**changes).digest != once.digest
+
+
+def test_simulation_trains(once):
+    losses = [r.evaluation_loss for r in once.status.history]
+
+    assert len(losses) == ROUNDS + 1
+    assert all(loss is not None for loss in losses)
+    assert losses[-1] < losses[0]
+
+
+def test_simulation_counts_its_rounds_and_tokens(once):
+    assert once.status.state == "finished"
+    assert once.status.version == ROUNDS
+    assert once.status.tokens == ROUNDS * 2 * 2 * 2 * 8
+    assert once.status.refusals == {}
+
+
+def test_simulated_run_passes_its_audit(once, home):
+    ledger = engines.open_ledger(home / "ledger.sqlite")
+    manifest = recorded.manifest_of(ledger)
+    assert manifest is not None
+
+    report = audit.audit(
+        ledger,
+        DirectoryBlobs(home / "blobs"),
+        manifest=manifest,
+        layout=recorded.layout_of(manifest),
+        with_replay=True,
+    )
+    ledger.close()
+
+    assert report.clean
+    assert report.digest == once.digest
+
+
+def test_simulation_opened_again_after_its_end_is_still_there(once, home):
+    assert simulate(directory=home).digest == once.digest
+
+
+def test_rounds_of_the_command_line_end_the_run():
+    file = clusters.run_file(TABLE)
+
+    result = simulation.simulate(file, islands=2, rounds=1)
+
+    assert result.status.version == 1
+
+
+def test_progress_is_told_after_every_round():
+    seen = []
+
+    simulation.simulate(
+        clusters.run_file(TABLE), islands=2, progress=lambda status: seen.append(status.version)
+    )
+
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("islands", [1, 3])
+def test_any_number_of_islands_is_simulated(islands):
+    changes: dict[str, Any] = {"membership.min_workers": islands, "stop.rounds": 1}
+
+    result = simulate(islands, **changes)
+
+    assert result.status.tokens == islands * 32
+
+
+def _drawing_trainer(run, *, after_step, **_) -> None:
+    """The built-in loop, but with a seeded noise in each step, as dropout has it."""
+    model = models.build(run.manifest.model.definition)
+    optimizer = inner.build_optimizer(model, run.manifest.inner)
+    run.load(model, optimizer)
+    for rows in run.batches(datasets.open_dataset(run.manifest.data.definition)):
+        optimizer.zero_grad()
+        loss = gpt.loss(model, rows) * (1 + torch.rand(()))
+        loss.backward()
+        optimizer.step()
+        run.step(loss=loss)
+        after_step()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.7])
+def test_random_numbers_of_an_island_do_not_depend_on_the_others_turns(monkeypatch, seconds):
+    """However the steps of the islands interleave, each draws what it would draw alone."""
+    monkeypatch.setattr(trainer, "train", _drawing_trainer)
+    expected = simulate(**FEW).digest
+    steps = iter([seconds, 0.1] * 1000)
+    monkeypatch.setattr(
+        simulation._Cluster, "_after_step", lambda self: self._scheduler.sleep(next(steps))
+    )
+
+    assert simulate(**FEW).digest == expected
+
+
+def test_random_numbers_of_islands_matter(monkeypatch, once):
+    """The control of the claim above."""
+    monkeypatch.setattr(trainer, "train", _drawing_trainer)
+
+    assert simulate().digest != once.digest
+
+
+def test_error_in_an_island_ends_the_simulation():
+    """C15: an island that diverges is refused, and the run says why."""
+    with pytest.raises(NotFinite):
+        simulate(**DIVERGING)
+
+
+def test_stuck_simulation_is_found(monkeypatch):
+    monkeypatch.setattr(quorum, "is_due", lambda *_, **__: False)
+
+    with pytest.raises(AtollError, match="stuck: no step and no closed round") as stuck:
+        simulate(**STUCK)
+
+    assert "live islands ['island-0', 'island-1']" in str(stuck.value)
+
+
+def test_simulation_with_fewer_islands_than_a_round_needs_is_refused():
+    """C3: it would wait for ever."""
+    with pytest.raises(ConfigError, match=r"islands=1 is below membership\.min_workers=2"):
+        simulate(1)
+
+
+def test_simulation_gives_the_threads_back():
+    torch.set_num_threads(2)
+
+    simulate(**FEW)
+
+    assert torch.get_num_threads() == 2
+
+
+def test_simulation_without_a_directory_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    simulate(**FEW)
+
+    assert list(tmp_path.iterdir()) == []
