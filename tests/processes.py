@@ -7,6 +7,7 @@ what a run left behind. Waits only by polling conditions, each with a limit.
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -323,12 +324,15 @@ class Finished:
 
 
 def reference(factory: pytest.TempPathFactory, settings: Settings) -> Finished:
-    """A coordinator and two islands that nobody disturbs; run once for all workers of a test run."""
+    """A coordinator and two islands that nobody disturbs; once for all workers of a test run."""
     home = _shared(factory) / f"undisturbed-{settings.upload}-{settings.download}"
     with home.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = home / "done"
         if not done.exists():
+            shutil.rmtree(
+                home, ignore_errors=True
+            )  # a worker before this one may have come to grief
             _undisturbed(home, settings)
             done.touch()
         return finished(home)

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from atoll.coordinator import status
 from atoll.coordinator.access import Access, Role
 from atoll.errors import AtollError, ProtocolError
+from atoll.wire import chunks
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +117,14 @@ def handlers(described: ServiceDescriptor, service: object) -> grpc.GenericRpcHa
     )
 
 
-def _reader(described: Descriptor) -> Callable[[bytes], Message | None]:
+def _reader(described: Descriptor) -> Callable[[bytes], Message | memoryview | None]:
+    """Reads a message; a part that carries only data comes as a view of what was received."""
     message_type = message_factory.GetMessageClass(described)
+    carries_data = "data" in described.fields_by_name
 
-    def read(data: bytes) -> Message | None:
+    def read(data: bytes) -> Message | memoryview | None:
+        if carries_data and (view := chunks.data_of(data)) is not None:
+            return view
         try:
             return message_type.FromString(data)
         except DecodeError:
@@ -128,8 +133,8 @@ def _reader(described: Descriptor) -> Callable[[bytes], Message | None]:
     return read
 
 
-def _written(message: Message) -> bytes:
-    return message.SerializeToString()
+def _written(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def readable(message: M | None) -> M:

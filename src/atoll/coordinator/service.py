@@ -344,7 +344,7 @@ class Coordinator:
             self._heartbeats.hear(request.identity.worker_id)
             return found
 
-    def write_upload(self, upload: Upload, stream: int, chunk: bytes) -> None:
+    def write_upload(self, upload: Upload, stream: int, chunk: bytes | memoryview) -> None:
         """Takes the next bytes of a frame; progress counts as a sign of life."""
         with self._refusals():
             self._uploads.write(upload, stream, chunk)

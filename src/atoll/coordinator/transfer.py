@@ -5,7 +5,7 @@ Hashing, decoding and disk run in worker threads, so the event loop keeps answer
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,7 @@ from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, FrameError, ProtocolError, StoreError
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
-from atoll.wire import frame
+from atoll.wire import chunks, frame
 from atoll.wire.proto import transfer_pb2
 
 T = TypeVar("T")
@@ -28,9 +28,12 @@ M = TypeVar("M", bound=Message)
 CHUNK_BYTES = 1 << 20  # measured: 1 MiB is the fastest chunk of a Python gRPC stream on loopback
 MAX_MESSAGE_BYTES = 2 << 20  # one chunk and room; a stranger makes the server hold no more
 _SERVICE = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"]
+NO_PART = transfer_pb2.UploadPart()
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 if TYPE_CHECKING:
     from atoll.coordinator.calls import Context
+
+    Part = transfer_pb2.UploadPart | memoryview | None  # a view: data alone; None: no message
 
 
 def options() -> list[tuple[str, int]]:
@@ -62,36 +65,40 @@ class TransferService:
         return transfer_pb2.UploadOffset(offset=offset)
 
     async def Upload(
-        self, parts: AsyncIterator[transfer_pb2.UploadPart | None], context: "Context"
+        self, parts: AsyncIterator["Part"], context: "Context"
     ) -> transfer_pb2.Receipt:
         async with calls.answering(context):
             record = await self._receive(parts)
         return _receipt(record)
 
-    async def _receive(
-        self, parts: AsyncIterator[transfer_pb2.UploadPart | None]
-    ) -> ContributionRecord:
-        first = await anext(parts, transfer_pb2.UploadPart())
-        opened = self._checked(_opening, first)
+    async def _receive(self, parts: AsyncIterator["Part"]) -> ContributionRecord:
+        first = await anext(parts, NO_PART)
+        opened = self._checked(_opening, NO_PART if isinstance(first, memoryview) else first)
         upload = await self._run(self._coordinator.begin_upload, opened)
         if isinstance(upload, ContributionRecord):
             return upload
         stream = upload.stream
+        writing: Awaitable[None] | None = None
         async for part in parts:
+            # One chunk is hashed and written while the next one comes in.
+            if writing is not None:
+                await writing
+            if isinstance(part, memoryview):
+                writing = self._run(self._coordinator.write_upload, upload, stream, part)
+                continue
             kind = calls.readable(part).WhichOneof("part")
-            if kind == "commit":
-                return await self._run(self._coordinator.commit_upload, upload, stream)
-            if kind != "data":
+            if kind != "commit":
                 raise FrameError(f"an upload goes on with `data` or `commit`, not {kind!r}")
-            data = calls.readable(part).data
-            await self._run(self._coordinator.write_upload, upload, stream, data)
+            return await self._run(self._coordinator.commit_upload, upload, stream)
+        if writing is not None:
+            await writing
         raise FrameError(
             f"the upload ended without `commit` after {upload.offset} bytes; resume there"
         )
 
     async def Download(
         self, asked: transfer_pb2.DownloadRequest | None, context: "Context"
-    ) -> AsyncIterator[transfer_pb2.DownloadPart]:
+    ) -> AsyncIterator[transfer_pb2.DownloadPart | bytes]:
         async with calls.answering(context):
             request = self._checked(lambda message: message, asked)
             identity = self._checked(_identity, request.identity)
@@ -115,7 +122,7 @@ class TransferService:
                         f"{str(spooled.path)!r} ends at byte {offset} of {spooled.nbytes}; "
                         f"restart the coordinator, which computes it again"
                     )
-                yield transfer_pb2.DownloadPart(data=data)
+                yield chunks.data_part(data)
                 offset += len(data)
                 self._coordinator.sent(identity, len(data))
 
@@ -127,8 +134,9 @@ class TransferService:
             self._coordinator.refused(error)
             raise
 
-    async def _run(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+    def _run(self, work: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """Starts `work` in a thread at once."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
 
 def _opening(part: transfer_pb2.UploadPart) -> UploadRequest:

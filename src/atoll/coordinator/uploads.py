@@ -93,11 +93,11 @@ class Upload:
     def offset(self) -> int:
         return self._reader.nbytes
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         """Hashes, stores and checks the next bytes."""
         start = self.offset
         announced = self.request.preamble[start:]
-        if announced and not announced.startswith(chunk[: len(announced)]):
+        if announced and not announced.startswith(bytes(chunk[: len(announced)])):
             raise FrameError("the frame's header differs from the announced one; send it again")
         self._reader.feed(chunk)
 
@@ -181,7 +181,7 @@ class Uploads:
         self._replace(request.identity.worker_id, upload)
         return upload
 
-    def write(self, upload: Upload, stream: int, chunk: bytes) -> None:
+    def write(self, upload: Upload, stream: int, chunk: bytes | memoryview) -> None:
         """Adds a chunk; a frame that turns out bad is dropped whole."""
         with upload.lock:
             self._check_stream(upload, stream)

@@ -86,7 +86,7 @@ class Link(Protocol):
         *,
         have_digest: str,
         progress: DownloadProgress,
-        sink: Callable[[bytes], None],
+        sink: Callable[[bytes | memoryview], None],
     ) -> None:
         """Streams the frame that leads from `have_digest` to the current version into `sink`.
 

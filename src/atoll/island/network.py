@@ -22,6 +22,7 @@ from atoll.errors import (
     StoreError,
 )
 from atoll.island import pinning
+from atoll.island.calls import TransferCalls
 from atoll.island.link import DownloadProgress, FrameSource
 from atoll.island.pinning import Trust
 from atoll.protocol.messages import (
@@ -39,7 +40,8 @@ from atoll.protocol.messages import (
     RegisterRequest,
     Status,
 )
-from atoll.wire.proto import transfer_pb2, transfer_pb2_grpc
+from atoll.wire import chunks
+from atoll.wire.proto import transfer_pb2
 
 CHUNK_BYTES = 1 << 20  # measured: the fastest chunk of a Python gRPC stream on loopback
 MAX_REPLY_BYTES = 16 << 20
@@ -217,12 +219,12 @@ class NetworkLink:
             options.append(("grpc.ssl_target_name_override", trust.name))
         return grpc.secure_channel(where, grpc.ssl_channel_credentials(trust.pem), options=options)
 
-    def _stub(self) -> transfer_pb2_grpc.TransferStub:
+    def _calls(self) -> TransferCalls:
         if not self._channel_port:
             # Also after a broken transfer: the coordinator may have come back on another port.
             self.info()
         assert self._channel is not None
-        return transfer_pb2_grpc.TransferStub(self._channel)  # type: ignore[no-untyped-call] # generated
+        return TransferCalls(self._channel)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self._token}"),)
@@ -237,7 +239,7 @@ class NetworkLink:
             nbytes=frame.nbytes,
         )
         with self._transfer_errors():
-            known = self._stub().Offset(opened, metadata=self._metadata(), timeout=CONTROL_SECONDS)
+            known = self._calls().offset(opened, metadata=self._metadata(), timeout=CONTROL_SECONDS)
         opened.offset = known.offset
         try:
             return self._send(opened, frame, before_commit)
@@ -257,7 +259,7 @@ class NetworkLink:
         broken: list[Exception] = []
         try:
             with self._transfer_errors():
-                receipt = self._stub().Upload(
+                receipt = self._calls().upload(
                     self._parts(opened, frame, before_commit, broken),
                     metadata=self._metadata(),
                     timeout=TRANSFER_SECONDS,
@@ -274,7 +276,7 @@ class NetworkLink:
         frame: FrameSource,
         before_commit: Callable[[], None],
         broken: list[Exception],
-    ) -> Iterator[transfer_pb2.UploadPart]:
+    ) -> Iterator[transfer_pb2.UploadPart | bytes]:
         """What is sent; gRPC swallows an exception of this iterator, so it is left in `broken`."""
         yield transfer_pb2.UploadPart(open=opened)
         offset = opened.offset
@@ -285,7 +287,7 @@ class NetworkLink:
                     raise StoreError(
                         f"the frame ends at byte {offset} of {frame.nbytes}; it was cut on disk"
                     )
-                yield transfer_pb2.UploadPart(data=data)
+                yield chunks.data_part(data)
                 offset += len(data)
                 self._sent += len(data)
             before_commit()
@@ -300,10 +302,10 @@ class NetworkLink:
         *,
         have_digest: str,
         progress: DownloadProgress,
-        sink: Callable[[bytes], None],
+        sink: Callable[[bytes | memoryview], None],
     ) -> None:
         with self._transfer_errors():
-            parts = self._stub().Download(
+            parts = self._calls().download(
                 transfer_pb2.DownloadRequest(
                     identity=_identity(identity),
                     have_digest=have_digest,
@@ -315,13 +317,13 @@ class NetworkLink:
             )
             nbytes = -1
             for part in parts:
-                if part.WhichOneof("part") == "open":
+                if not isinstance(part, memoryview):
                     progress.opened(part.open.tag, part.open.offset)
                     nbytes = part.open.nbytes
                     continue
-                sink(part.data)
-                progress.offset += len(part.data)
-                self._received += len(part.data)
+                sink(part)
+                progress.offset += len(part)
+                self._received += len(part)
             if progress.offset != nbytes:
                 raise CoordinatorUnreachable(
                     f"the download ended at byte {progress.offset} of {nbytes}"

@@ -98,7 +98,7 @@ class Receiver:
         self._filled = 0
         self._span: Span | None = None
 
-    def feed(self, chunk: bytes) -> None:
+    def feed(self, chunk: bytes | memoryview) -> None:
         """The next bytes of the frame."""
         self._reader.feed(chunk)
 

@@ -87,7 +87,7 @@ class MemoryLink:
         *,
         have_digest: str,
         progress: DownloadProgress,
-        sink: Callable[[bytes], None],
+        sink: Callable[[bytes | memoryview], None],
     ) -> None:
         spooled = self._coordinator.download(identity, have_digest=have_digest)
         progress.opened(spooled.tag, progress.offset if spooled.tag == progress.tag else 0)
