@@ -12,10 +12,10 @@ demo: $(STAMP)
 	$(BIN)/atoll demo examples/quickstart.toml
 
 test: $(STAMP) lint
-	$(PYTEST) -n 2 --dist loadgroup tests
+	$(PYTEST) -n 2 --dist loadfile tests
 
 check: $(STAMP) lint
-	$(PYTEST) -q -n 2 --dist loadgroup $(QUICK) -m "not s3 and not postgres"
+	$(PYTEST) -q -n 2 --dist loadfile $(QUICK) -m "not s3 and not postgres"
 
 .PHONY: lint
 lint: $(STAMP)

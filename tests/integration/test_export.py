@@ -81,6 +81,7 @@ def test_export_of_the_published_weights_says_so(cluster, tmp_path):
     metadata = exported(cluster, tmp_path / "out.safetensors", published=True)
 
     assert metadata["atoll.weights"] == "published"
+    assert metadata["atoll.digest"] == cluster.published_digest
     assert digest_of(tmp_path / "out.safetensors") == cluster.published_digest != cluster.digest
 
 

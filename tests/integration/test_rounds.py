@@ -13,7 +13,7 @@ import torch
 from atoll.errors import AtollError
 from atoll.history import replay, sources
 from atoll.layout import GROUP_ELEMENTS
-from atoll.ledger.records import LeaseState, RoundState
+from atoll.ledger.records import LeaseRecord, LeaseState, RoundState
 from atoll.strategies import build
 from atoll.sums import digest as digests
 from tests import clusters
@@ -220,6 +220,19 @@ def test_rows_of_a_dead_worker_are_planned_again_exactly_once(cluster):
     ]
     assert sum(x.stop - x.start for x in again) == lost.stop - lost.start
     assert cluster.audit().problems == []
+
+
+def test_rest_of_a_reopened_range_stays_reopened(cluster, monkeypatch):
+    """C12: a newcomer needs six rows and is offered four and six."""
+    lost = [LeaseRecord(1, "c", 0, 4, LeaseState.REOPENED)]
+    lost.append(LeaseRecord(2, "c", 10, 16, LeaseState.REOPENED))
+    monkeypatch.setattr(cluster.ledger, "reopened", lambda: lost)
+
+    plan = cluster.coordinator._rounds._plan(3, ["z"], cursor=100)
+
+    assert [(x.start, x.stop) for x in plan.leases] == [(0, 4), (10, 12)]
+    assert plan.left == (LeaseRecord(2, "c", 12, 16, LeaseState.REOPENED),)
+    assert plan.taken == tuple(lost)
 
 
 def test_rows_do_not_depend_on_the_order_of_registration(tmp_path):

@@ -119,6 +119,12 @@ def test_state_without_its_last_file_does_not_count(store):
     assert names(again) == ["checkpoint-4"]
 
 
+def test_round_being_saved_is_not_pending_yet(store):
+    (store.begin(5) / "frame").write_bytes(b"frame")
+
+    assert store.pending() is None
+
+
 def test_crash_between_two_checkpoints_leaves_the_newer(store):
     save(store, 4)
     store.promote(4)
