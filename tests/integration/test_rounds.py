@@ -157,6 +157,25 @@ def test_quorum_closes_without_a_slow_island_after_the_grace_period(tmp_path):
     assert [x.worker_id for x in cluster.ledger.contributions(2)] == ["a", "b"]
 
 
+def test_grace_period_starts_anew_with_every_round(tmp_path):
+    """Also when the next quorum is in before the next tick."""
+    cluster = Cluster(tmp_path, {"membership.quorum": 2, "membership.grace_seconds": 5.0})
+    a, b = cluster.pair()
+    cluster.island("slow")
+    cluster.rounds(1, a, b)
+    for island in (a, b):
+        island.contribute()
+    cluster.coordinator.advance()
+    cluster.clock.advance(seconds=5.0)
+
+    closed = [cluster.coordinator.advance()]
+    for island in (a, b):
+        island.contribute()
+    closed.append(cluster.coordinator.advance())
+
+    assert closed == [True, False]
+
+
 def test_slow_island_that_makes_it_in_time_counts(tmp_path):
     cluster = Cluster(tmp_path, {"membership.quorum": 2, "membership.grace_seconds": 5.0})
     a, b = cluster.pair()
