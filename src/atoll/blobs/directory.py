@@ -17,7 +17,7 @@ from atoll.blobs import files as filesystem
 from atoll.blobs import names, spool
 from atoll.blobs.base import BlobRef
 from atoll.blobs.files import Files, Identity, SystemFiles
-from atoll.blobs.spool import Draft, FileReader
+from atoll.blobs.spool import Draft, DraftWriter, FileReader
 from atoll.errors import StoreError
 
 _DRAFTS = "tmp"
@@ -39,11 +39,11 @@ class DirectoryBlobs:
             self._files.sync_directory(self._root.parent)
         self._make(self._root / _DRAFTS)
 
-    def writer(self, *, expect_bytes: int | None = None) -> "DirectoryWriter":
+    def writer(self, *, expect_bytes: int | None = None) -> DraftWriter:
         draft = Draft(self._files, self._root / _DRAFTS, expect_bytes=expect_bytes, will_sync=True)
         with self._lock:
             self._drafts.add(draft)
-        return DirectoryWriter(self, draft)
+        return DraftWriter(draft, self._commit)
 
     def open(self, sha256: str) -> FileReader:
         path = self._path(sha256)
@@ -168,31 +168,3 @@ class DirectoryBlobs:
             self._files.make_directory(path)
         with filesystem.syncing(path.parent):
             self._files.sync_directory(path.parent)
-
-
-class DirectoryWriter:
-    """One blob in the making, in a draft of a directory store."""
-
-    def __init__(self, blobs: DirectoryBlobs, draft: Draft) -> None:
-        self._blobs = blobs
-        self._draft = draft
-        self._ref: BlobRef | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self._draft.nbytes
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._draft.write(data)
-
-    def digest(self) -> str:
-        return self._draft.digest()
-
-    def commit(self) -> BlobRef:
-        if self._ref is None:
-            self._draft.check_open()
-            self._ref = self._blobs._commit(self._draft)
-        return self._ref
-
-    def abort(self) -> None:
-        self._draft.drop()

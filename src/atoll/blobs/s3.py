@@ -20,7 +20,7 @@ from atoll.blobs.base import BlobRef
 from atoll.blobs.cache import CachedFiles
 from atoll.blobs.files import SystemFiles
 from atoll.blobs.objects import Bucket, ObjectTag
-from atoll.blobs.spool import Draft, FileReader
+from atoll.blobs.spool import Draft, DraftWriter, FileReader
 from atoll.errors import StoreError
 
 CACHE_BYTES = 8 << 30
@@ -53,8 +53,8 @@ class S3Blobs:
         # Objects that this process wrote or has hashed, as they were then.
         self._verified: dict[str, ObjectTag] = {}
 
-    def writer(self, *, expect_bytes: int | None = None) -> "S3Writer":
-        return S3Writer(self, self._draft(expect_bytes))
+    def writer(self, *, expect_bytes: int | None = None) -> DraftWriter:
+        return DraftWriter(self._draft(expect_bytes), self._commit)
 
     def open(self, sha256: str) -> FileReader:
         key = self._key(sha256)
@@ -145,34 +145,3 @@ class S3Blobs:
             self._verified[ref.sha256] = tag
         self._cache.adopt(ref.sha256, draft).close()
         return ref
-
-
-class S3Writer:
-    """One blob in the making, in a local draft.
-
-    When `commit` raises, the draft stays: call it again, or `abort`.
-    """
-
-    def __init__(self, blobs: S3Blobs, draft: Draft) -> None:
-        self._blobs = blobs
-        self._draft = draft
-        self._ref: BlobRef | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self._draft.nbytes
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._draft.write(data)
-
-    def digest(self) -> str:
-        return self._draft.digest()
-
-    def commit(self) -> BlobRef:
-        if self._ref is None:
-            self._draft.check_open()
-            self._ref = self._blobs._commit(self._draft)
-        return self._ref
-
-    def abort(self) -> None:
-        self._draft.drop()

@@ -7,11 +7,13 @@ import contextlib
 import hashlib
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from atoll.blobs import files as filesystem
+from atoll.blobs.base import BlobRef
 from atoll.blobs.files import Files, Identity
 from atoll.errors import StoreError
 
@@ -204,3 +206,34 @@ def _create(files: Files, directory: Path) -> tuple[Path, int]:
         except StoreError as exc:
             if not isinstance(exc.__cause__, FileExistsError):
                 raise
+
+
+class DraftWriter:
+    """One blob in the making: a draft, and what its store does to commit one.
+
+    A store whose commit may be tried again leaves the draft in place when it raises.
+    """
+
+    def __init__(self, draft: Draft, commit: Callable[[Draft], BlobRef]) -> None:
+        self._draft = draft
+        self._commit = commit
+        self._ref: BlobRef | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._draft.nbytes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._draft.write(data)
+
+    def digest(self) -> str:
+        return self._draft.digest()
+
+    def commit(self) -> BlobRef:
+        if self._ref is None:
+            self._draft.check_open()
+            self._ref = self._commit(self._draft)
+        return self._ref
+
+    def abort(self) -> None:
+        self._draft.drop()

@@ -5,8 +5,8 @@ is `shuffle`) and no path: an identity names content, never a place.
 """
 
 import hashlib
-import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll import canonical
 from atoll.errors import ConfigError
 
 Row = NDArray[np.int64]
@@ -132,10 +133,52 @@ def hash_files(paths: Iterable[Path]) -> tuple[str, list[int]]:
     return digest.hexdigest(), sizes
 
 
+class WindowedRows(ABC):
+    """What datasets that are cut from one sequence of tokens share."""
+
+    def __init__(self, windows: Windows, identity: Identity) -> None:
+        self._windows = windows
+        self._identity = identity
+
+    @property
+    def rows(self) -> int:
+        return self._windows.rows
+
+    @property
+    def held_out_rows(self) -> int:
+        return self._windows.held_out_rows
+
+    @property
+    def block(self) -> int:
+        return self._windows.block
+
+    @property
+    @abstractmethod
+    def vocab(self) -> int: ...
+
+    def identity(self) -> Identity:
+        return {
+            **self._identity,
+            "rows": self.rows,
+            "held_out_rows": self.held_out_rows,
+            "block": self.block,
+            "vocab": self.vocab,
+        }
+
+    def row(self, index: int) -> Row:
+        return self._read(self._windows.start(index))
+
+    def held_out(self, index: int) -> Row:
+        return self._read(self._windows.held_out_start(index))
+
+    @abstractmethod
+    def _read(self, start: int) -> Row:
+        """The `block + 1` tokens from position `start`."""
+
+
 def dataset_id(identity: Mapping[str, object]) -> str:
     """The short name of an identity: 16 hex digits of the sha256 of its canonical JSON."""
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return canonical.sha256(dict(identity))[:16]
 
 
 def first_difference(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.data import base
-from atoll.data.base import Identity, Row, Windows
+from atoll.data.base import Row, WindowedRows, Windows
 from atoll.errors import ConfigError, StoreError
 
 BYTE_VALUES = 256
@@ -32,7 +32,7 @@ def find_files(location: str) -> list[Path]:
     return files
 
 
-class TextFiles:
+class TextFiles(WindowedRows):
     """The bytes of files, in the given order, as one sequence of tokens.
 
     Plain reads, no memory map: a file that shrinks during the run is a StoreError, not a SIGBUS,
@@ -40,47 +40,20 @@ class TextFiles:
     """
 
     def __init__(self, paths: Sequence[Path], *, block: int, held_out_rows: int) -> None:
-        self._sha256, sizes = base.hash_files(paths)
+        sha256, sizes = base.hash_files(paths)
         self._paths = tuple(paths)
         self._ends = list(accumulate(sizes))
-        self._windows = Windows(
+        windows = Windows(
             tokens=sum(sizes),
             block=block,
             held_out_rows=held_out_rows,
             subject=f"text of {len(paths)} file(s) from {str(paths[0]) if paths else None!r}",
         )
-
-    @property
-    def rows(self) -> int:
-        return self._windows.rows
-
-    @property
-    def held_out_rows(self) -> int:
-        return self._windows.held_out_rows
-
-    @property
-    def block(self) -> int:
-        return self._windows.block
+        super().__init__(windows, {"kind": "text", "sha256": sha256})
 
     @property
     def vocab(self) -> int:
         return BYTE_VALUES
-
-    def identity(self) -> Identity:
-        return {
-            "kind": "text",
-            "sha256": self._sha256,
-            "rows": self.rows,
-            "held_out_rows": self.held_out_rows,
-            "block": self.block,
-            "vocab": self.vocab,
-        }
-
-    def row(self, index: int) -> Row:
-        return self._read(self._windows.start(index))
-
-    def held_out(self, index: int) -> Row:
-        return self._read(self._windows.held_out_start(index))
 
     def _read(self, start: int) -> Row:
         data = bytearray()

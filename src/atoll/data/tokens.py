@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.data import base
-from atoll.data.base import Identity, Row, Windows
+from atoll.data.base import Row, WindowedRows, Windows
 from atoll.errors import ConfigError
 
 DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
@@ -17,7 +17,7 @@ DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
 }
 
 
-class TokenFile:
+class TokenFile(WindowedRows):
     """Tokens of one file, read through a memory map.
 
     Values are checked against `vocab` row by row as they are read: a whole pass at start would
@@ -31,7 +31,7 @@ class TokenFile:
             raise ConfigError(f"data.dtype={dtype!r} is not known; use one of {sorted(DTYPES)}")
         if vocab < 1:
             raise ConfigError(f"data.vocab={vocab!r} must be at least 1")
-        self._sha256, [nbytes] = base.hash_files([path])
+        sha256, [nbytes] = base.hash_files([path])
         itemsize = DTYPES[dtype].itemsize
         if nbytes % itemsize:
             raise ConfigError(
@@ -39,48 +39,19 @@ class TokenFile:
                 f"dtype={dtype!r} needs; check the dtype or write the file again"
             )
         self._path = path
-        self._dtype = dtype
         self._vocab = vocab
-        self._windows = Windows(
+        windows = Windows(
             tokens=nbytes // itemsize,
             block=block,
             held_out_rows=held_out_rows,
             subject=f"token file {str(path)!r}",
         )
+        super().__init__(windows, {"kind": "tokens", "sha256": sha256, "dtype": dtype})
         self._tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r")  # [tokens]
-
-    @property
-    def rows(self) -> int:
-        return self._windows.rows
-
-    @property
-    def held_out_rows(self) -> int:
-        return self._windows.held_out_rows
-
-    @property
-    def block(self) -> int:
-        return self._windows.block
 
     @property
     def vocab(self) -> int:
         return self._vocab
-
-    def identity(self) -> Identity:
-        return {
-            "kind": "tokens",
-            "sha256": self._sha256,
-            "dtype": self._dtype,
-            "rows": self.rows,
-            "held_out_rows": self.held_out_rows,
-            "block": self.block,
-            "vocab": self.vocab,
-        }
-
-    def row(self, index: int) -> Row:
-        return self._read(self._windows.start(index))
-
-    def held_out(self, index: int) -> Row:
-        return self._read(self._windows.held_out_start(index))
 
     def _read(self, start: int) -> Row:
         row: Row = self._tokens[start : start + self.block + 1].astype(np.int64)

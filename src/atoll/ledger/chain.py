@@ -7,10 +7,10 @@ Wall times and norms are left out, so that a simulated and a real run of the sam
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from atoll import canonical
 from atoll.ledger.records import (
     ContributionRecord,
     ManifestRecord,
@@ -27,14 +27,6 @@ class Break:
     round: int  # 0: before the first round
     field: str
     reason: str
-
-
-def canonical(value: Sequence[object] | Mapping[str, object]) -> bytes:
-    """`value` as JSON in the one form that is hashed: sorted keys, no spaces, ASCII."""
-    text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
-    return text.encode("ascii")
 
 
 def genesis_hash(run_id: str, manifest_sha256: str, initial_sha256: str) -> str:
@@ -79,7 +71,7 @@ def _hashed(contributions: Sequence[ContributionRecord]) -> list[list[object]]:
 
 
 def _sha256(value: Mapping[str, object]) -> str:
-    return hashlib.sha256(canonical(value)).hexdigest()
+    return canonical.sha256(value)
 
 
 def check_chain(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Table, insert, select
 
+from atoll import canonical
 from atoll.errors import StoreError
-from atoll.ledger import chain, connect, migrations, schema
+from atoll.ledger import connect, migrations, schema
 from atoll.ledger.database import Database
 
 # Rows held in memory at a time.
@@ -21,7 +22,7 @@ def state_hash(connection: Connection) -> str:
         table = schema.metadata.tables[name]
         statement = select(table).order_by(*table.primary_key.columns)
         for row in connection.execute(statement.execution_options(yield_per=_BATCH)):
-            digest.update(chain.canonical([name, *(_exact(value) for value in row)]))
+            digest.update(canonical.dumps([name, *(_exact(value) for value in row)]).encode())
             digest.update(b"\n")
     return digest.hexdigest()
 
