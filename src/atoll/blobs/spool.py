@@ -143,6 +143,11 @@ class FileReader:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            # Blobs are read once and kept for long: their pages serve the next upload better. On a
+            # virtual machine a fresh page costs far more than a freed one (measured: a write of
+            # 100 MB takes 100 to 200 ms into fresh pages, 24 ms into freed ones).
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             self._files.close(fd)
 
     def __enter__(self) -> Self:
