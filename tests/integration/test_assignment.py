@@ -514,3 +514,31 @@ def test_listeners_hear_of_every_change_that_may_concern_a_waiting_island(cluste
 
     assert counts == sorted(set(counts))
     assert counts[0] >= 2
+
+
+def test_shares_of_a_version_stay_when_its_round_is_filled_up(tmp_path):
+    """A worker that joins a short round must not cut rows anew that others have evaluated."""
+    cluster = evaluated(tmp_path, **{"membership.min_workers": 2})
+    a, b = cluster.island("a"), cluster.island("b")
+    before = a.assignment().evaluation
+    b.leave()
+    c = cluster.island("c")
+
+    shares = [island.assignment().evaluation for island in (a, c)]
+
+    assert shares == [before, None]
+
+
+def test_answer_of_another_version_is_not_given_when_a_round_closes_meanwhile(cluster, monkeypatch):
+    a, b = cluster.pair()
+    a.send(a.frame())
+    b.send(b.frame())
+    planned = cluster.coordinator._next
+
+    def close_first(*args):
+        cluster.coordinator.advance()
+        return planned(*args)
+
+    monkeypatch.setattr(cluster.coordinator, "_next", close_first)
+
+    assert a.assignment().action == "fetch"

@@ -1,5 +1,7 @@
 """Weights in and out of a run as safetensors files."""
 
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.spool import Spool
-from atoll.errors import ConfigError, LayoutMismatch, StateDamaged
+from atoll.errors import ConfigError, LayoutMismatch, StateDamaged, StoreError
 from atoll.history import export as exporting
 from atoll.history import recorded, weights_file
 from atoll.ledger import engines
@@ -111,6 +113,40 @@ def test_export_leaves_no_part_behind(cluster, tmp_path):
     exported(cluster, tmp_path / "out.safetensors")
 
     assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
+
+
+def test_export_into_a_missing_directory_is_refused_by_its_name(cluster, tmp_path):
+    with pytest.raises(ConfigError, match="'.*absent', which is not a directory"):
+        exported(cluster, tmp_path / "absent" / "out.safetensors")
+
+
+def test_export_without_room_is_refused_and_leaves_no_part_behind(cluster, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+
+    try:
+        with pytest.raises(StoreError, match="cannot write weights to"):
+            exported(cluster, tmp_path / "out.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_is_on_the_disk_before_it_has_its_name(cluster, tmp_path, monkeypatch):
+    """Only the order of the calls can be seen without cutting the power."""
+    target, named = tmp_path / "out.safetensors", []
+    fsync = os.fsync
+
+    def recorded_fsync(fd: int) -> None:
+        named.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, target.exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+
+    exported(cluster, target)
+
+    assert ("out.safetensors.part", False) in named
 
 
 @pytest.mark.parametrize("version", [-1, 6])

@@ -24,6 +24,7 @@ from atoll.errors import (
     ProtocolError,
     StoreError,
 )
+from atoll.island import network
 from atoll.island.network import NetworkLink
 from atoll.protocol.messages import AssignmentRequest, ErrorReply, HeartbeatRequest
 from tests import served
@@ -468,3 +469,34 @@ def test_coordinator_that_is_not_there_is_unreachable() -> None:
             link.info()
     finally:
         link.close()
+
+
+@pytest.mark.parametrize("status_line", ["200 OK", "409 Conflict", "500 Error"])
+@pytest.mark.parametrize("call", ["info", "ledger"])
+def test_reply_without_an_end_is_refused_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch, status_line: str, call: str
+) -> None:
+    if (call, status_line) == ("ledger", "200 OK"):
+        pytest.skip("a ledger's size has no limit of its own")
+    monkeypatch.setattr(network, "MAX_REPLY_BYTES", 10_000)
+    # Whoever waits for the rest is told that nobody answers.
+    monkeypatch.setattr(network, "CONTROL_SECONDS", 1.0)
+
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as accepted:
+            accepted.recv(65536)
+            head = f"HTTP/1.1 {status_line}\r\ncontent-length: {1 << 40}\r\n\r\n"
+            accepted.sendall(head.encode() + b" " * 10_001)
+            accepted.recv(1)  # until the other side hangs up
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, args=(listener,))
+        answering.start()
+        link = NetworkLink(f"http://127.0.0.1:{listener.getsockname()[1]}", token="t")
+
+        try:
+            with pytest.raises(ProtocolError, match="with more than 10000 bytes"):
+                link.info() if call == "info" else link.ledger(lambda _: None)
+        finally:
+            link.close()
+            answering.join(SOCKET_SECONDS)

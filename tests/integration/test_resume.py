@@ -440,3 +440,13 @@ def test_island_keeps_one_checkpoint_and_nothing_pending_at_the_end(sea):
     for name in NAMES:
         kept = sorted(p.name for p in (sea.home / name).iterdir() if p.is_dir())
         assert kept == [f"checkpoint-{ROUNDS}"]
+
+
+def test_state_of_rounds_the_coordinator_has_not_come_to_is_dropped(tmp_path, calm):
+    """A coordinator restored from an older copy: the island's later rounds never happened."""
+    ahead = Sea(tmp_path / "ahead")
+    ahead.run()
+    mine = Sea(tmp_path / "mine")
+    (tmp_path / "ahead" / "a").rename(tmp_path / "mine" / "a")
+
+    assert mine.run() == calm

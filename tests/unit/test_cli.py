@@ -93,3 +93,34 @@ def test_complaint_names_the_reason(capsys):
     output.complain(ConfigError("sync_every=0 must be positive"))
 
     assert "sync_every=0 must be positive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["absent/ready.json", "."])
+def test_ready_file_that_cannot_be_made_is_refused_before_anything_is_opened(
+    monkeypatch, capsys, tmp_path, target
+):
+    code = run(
+        monkeypatch,
+        *("serve", "examples/quickstart.toml", "--dir", tmp_path / "state"),
+        *("--ready-file", tmp_path / target),
+    )
+
+    shown = " ".join(capsys.readouterr().err.split())
+    assert code == 2
+    assert "--ready-file" in shown
+    assert "Traceback" not in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "rule"), [("absent/m.safetensors", "make it first"), (".", "is a directory")]
+)
+def test_export_to_where_no_file_can_be_is_refused_before_the_run_is_read(
+    monkeypatch, capsys, tmp_path, target, rule
+):
+    code = run(monkeypatch, "export", tmp_path / "no-run", "-o", tmp_path / target)
+
+    shown = " ".join(capsys.readouterr().err.split())
+    assert code == 2
+    assert rule in shown
+    assert list(tmp_path.iterdir()) == []

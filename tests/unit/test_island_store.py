@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atoll.errors import StateHeld, StoreError
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.store import IslandIdentity, IslandStore, Saved
 
 META = {"preamble": "00ff", "sha256": "a" * 64, "numbers": {"optimizer/0/step": 3}}
 
@@ -180,3 +180,59 @@ def test_damaged_description_is_named(store, text):
 
     with pytest.raises(StoreError, match=r"complete\.json"):
         store.pending()
+
+
+def test_kill_between_rename_and_unlink_leaves_a_checkpoint(store, monkeypatch):
+    save(store, 4)
+    monkeypatch.setattr(Path, "unlink", _killed)
+
+    with pytest.raises(KeyboardInterrupt):
+        store.promote(4)
+
+    monkeypatch.undo()
+    back = reopened(store)
+    assert (back.pending(), _round(back.checkpoint())) == (None, 4)
+
+
+def test_pending_round_without_its_frame_is_no_pending_round(store):
+    save(store, 4)
+    (store.directory / "pending-4" / "frame").unlink()
+
+    assert reopened(store).pending() is None
+
+
+def test_promotion_replaces_a_checkpoint_of_the_same_round(store):
+    save(store, 4)
+    store.promote(4)
+    save(store, 4)
+
+    store.promote(4)
+
+    assert names(store) == ["checkpoint-4"]
+
+
+def test_kill_while_removing_leaves_no_half_directory(store, monkeypatch):
+    save(store, 4)
+    monkeypatch.setattr("shutil.rmtree", lambda path, **_: _killed() if path.exists() else None)
+
+    with pytest.raises(KeyboardInterrupt):
+        store.discard_pending()
+
+    monkeypatch.undo()
+    assert reopened(store).pending() is None
+
+
+def test_identity_is_readable_by_its_owner_only(store):
+    store.set_identity(IslandIdentity("a", "b" * 64))
+
+    mode = (store.directory / "identity.json").stat().st_mode & 0o777
+
+    assert mode == 0o600
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _round(saved: Saved | None) -> int | None:
+    return None if saved is None else saved.round

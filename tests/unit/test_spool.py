@@ -4,10 +4,12 @@ import gc
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
 from atoll.codecs.fp32 import Fp32
 from atoll.coordinator.spool import Spool, SpooledFrame
+from atoll.errors import StorageFull, StoreError
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -17,9 +19,8 @@ WEIGHTS = torch.arange(LAYOUT.size, dtype=torch.float32)
 STAND_IN, RESULT = "0" * 64, "a" * 64
 
 
-def spooled(spool: Spool, *, version: int = 1, kind: str = "weights") -> SpooledFrame:
-    """A frame filled with its tiles in reverse, as threads may do it."""
-    header = FrameHeader.of(
+def header(*, version: int = 1, kind: str = "weights") -> FrameHeader:
+    return FrameHeader.of(
         LAYOUT,
         Fp32(),
         kind=kind,
@@ -29,7 +30,11 @@ def spooled(spool: Spool, *, version: int = 1, kind: str = "weights") -> Spooled
         base_digest="c" * 64 if kind == "update" else None,
         result_digest=STAND_IN,
     )
-    spooler = spool.spooler(LAYOUT, Fp32(), header)
+
+
+def spooled(spool: Spool, *, version: int = 1, kind: str = "weights") -> SpooledFrame:
+    """A frame filled with its tiles in reverse, as threads may do it."""
+    spooler = spool.spooler(LAYOUT, Fp32(), header(version=version, kind=kind))
     for span in reversed(list(LAYOUT.tiles(GROUP_ELEMENTS * 4))):
         tile = WEIGHTS[span.start : span.stop]
         spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
@@ -119,5 +124,62 @@ def test_leftovers_of_an_earlier_life_are_removed(tmp_path: Path):
     (tmp_path / "weights-9-1.frame").write_bytes(b"half a frame")
 
     Spool(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+# A disk that takes no more
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Spool:
+    """A spool whose first file is on a device without room."""
+    spool = Spool(tmp_path)
+    (tmp_path / "weights-1-1.frame").symlink_to("/dev/full")
+    return spool
+
+
+def test_frame_without_room_is_refused_as_storage_full(full):
+    with pytest.raises(StorageFull, match="weights-1-1"):
+        spooled(full)
+
+
+def test_frame_without_room_leaves_neither_file_nor_descriptor(full, tmp_path):
+    opened = set(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(StorageFull) as refused:  # `refused` keeps the spooler alive by its frames
+        spooled(full)
+
+    assert refused.tb is not None
+    assert list(tmp_path.iterdir()) == []
+    assert set(os.listdir("/proc/self/fd")) == opened
+
+
+def test_spooler_that_met_a_full_disk_takes_no_more_tiles(full):
+    """Its descriptor may be somebody else's by then."""
+    spooler = full.spooler(LAYOUT, Fp32(), header())
+    span = next(iter(LAYOUT.tiles(GROUP_ELEMENTS * 4)))
+    payload = Fp32().encode(WEIGHTS[span.start : span.stop], noise=None, first_group=0)
+    with pytest.raises(StorageFull):
+        spooler(span, payload)
+
+    with pytest.raises(StorageFull):
+        spooler(span, payload)
+
+
+def test_frame_that_cannot_be_opened_is_a_store_error(tmp_path):
+    spool = Spool(tmp_path)
+    (tmp_path / "weights-1-1.frame").mkdir()
+
+    with pytest.raises(StoreError, match="cannot open"):
+        spooled(spool)
+
+
+def test_frame_that_is_never_finished_is_removed(tmp_path):
+    spooler = Spool(tmp_path).spooler(LAYOUT, Fp32(), header())
+    assert len(list(tmp_path.iterdir())) == 1
+
+    del spooler
+    gc.collect()
 
     assert list(tmp_path.iterdir()) == []

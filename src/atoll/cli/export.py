@@ -5,6 +5,7 @@ from pathlib import Path
 from atoll.cli import output
 from atoll.cli.audit import Live, opened
 from atoll.history import export as exporting
+from atoll.history import weights_file
 
 
 def export(
@@ -17,6 +18,7 @@ def export(
     as_json: bool,
 ) -> None:
     """Writes the file and says what is in it."""
+    weights_file.check_target(path)  # before a replay that may take long
     with opened(directory, live) as run:
         metadata = exporting.export(
             run.ledger,

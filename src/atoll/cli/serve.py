@@ -55,6 +55,7 @@ def serve(
     started: Callable[[Server], None] = lambda _: None,
 ) -> None:
     """Serves until the run is over or a signal comes; `started` gets the server once it answers."""
+    _check_ready_file(options.ready_file)
     clock = SystemClock()
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
@@ -99,6 +100,18 @@ def serve(
             f"coordinator stopped at version {current.version}, "
             f"params digest {current.digests.master.root}"
         )
+
+
+def _check_ready_file(path: Path | None) -> None:
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"--ready-file {str(path)!r} lies in {str(path.parent)!r}, which is not a directory; "
+            f"make it first"
+        )
+    if path.is_dir():
+        raise ConfigError(f"--ready-file {str(path)!r} is a directory; name a file in it")
 
 
 def _tokens(ledger: Ledger, *, renew: bool) -> dict[Role, str]:

@@ -2,6 +2,7 @@
 
 from atoll.errors import ContributionError, WrongRound
 from atoll.ledger.base import Ledger
+from atoll.ledger.records import EvaluationRecord
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import EvaluationReport, EvaluationTask
 
@@ -14,6 +15,10 @@ class Evaluation:
         self._every = manifest.evaluate.every
         self._rows = held_out_rows
         self._block = int(manifest.data.identity["block"])
+        self._reported = {(e.version, e.worker_id) for e in ledger.evaluations()}
+        # Who shares a version's rows is fixed when it is first asked: a round that is filled up
+        # later must not cut the rows anew.
+        self._sharing: tuple[int, list[str]] = (-1, [])
 
     def check(self, report: EvaluationReport, *, current_version: int) -> None:
         """Refuses a report of weights that nobody has yet, or over more tokens than there are."""
@@ -33,17 +38,24 @@ class Evaluation:
     ) -> EvaluationTask | None:
         """The rows `worker_id` evaluates at `version`; None when there is nothing to do.
 
-        `members` in worker_id order; each row of the held-out set falls to exactly one of them.
+        `members` in worker_id order; each row of the held-out set falls to exactly one of those
+        that are members when a version's first task is given.
         """
-        wanted = self._every > 0 and (final or version % self._every == 0)
-        if not wanted or worker_id not in members or self.is_reported(version, worker_id):
+        if not (self._every > 0 and (final or version % self._every == 0)):
             return None
-        index, count = members.index(worker_id), len(members)
+        if self._sharing[0] != version:
+            self._sharing = (version, members)
+        sharing = self._sharing[1]
+        if worker_id not in sharing or (version, worker_id) in self._reported:
+            return None
+        index, count = sharing.index(worker_id), len(sharing)
         start, stop = index * self._rows // count, (index + 1) * self._rows // count
         return EvaluationTask(version=version, start=start, stop=stop) if start < stop else None
 
-    def is_reported(self, version: int, worker_id: str) -> bool:
-        """Whether this worker's share of `version` is in."""
-        return any(
-            e.version == version and e.worker_id == worker_id for e in self._ledger.evaluations()
+    def add(self, report: EvaluationReport) -> None:
+        """Records a share; the first report of it stands."""
+        worker_id = report.identity.worker_id
+        self._ledger.add_evaluation(
+            EvaluationRecord(report.version, worker_id, report.loss_sum, report.tokens)
         )
+        self._reported.add((report.version, worker_id))

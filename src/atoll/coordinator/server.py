@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 TRANSFER_THREADS = 8
 STOP_SECONDS = 8.0  # SIGTERM must be over within 10 s
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LINGER_SECONDS = 30.0  # how long a finished run waits for islands to fetch the last version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +175,8 @@ class Server:
         """Returns when a finished run has been fetched by everybody who is still there."""
         while self._listen.stay or not self._coordinator.is_finished():
             await asyncio.sleep(0.1)
-        deadline = self._clock.now() + LINGER_SECONDS
-        while self._coordinator.members() and self._clock.now() < deadline:
+        # A silent island is not waited for: it is no member once the heartbeat timeout is over.
+        while self._coordinator.members():
             await asyncio.sleep(0.1)
 
 

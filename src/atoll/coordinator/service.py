@@ -29,7 +29,6 @@ from atoll.ledger import chain
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
-    EvaluationRecord,
     Published,
     RoundState,
 )
@@ -194,7 +193,11 @@ class Coordinator:
                     extra={"worker": request.identity.worker_id, "digest": request.digest},
                 )
             return Assignment(action="fetch", version=current.version, digest=digest)
-        return self._next(request.identity.worker_id, current.version, digest)
+        reply = self._next(request.identity.worker_id, current.version, digest)
+        if self.versions.current is not current:
+            # A round was published meanwhile: the answer may belong to the version after it.
+            return Assignment(action="fetch", version=current.version, digest=digest)
+        return reply
 
     def _next(self, worker_id: str, version: int, digest: str) -> Assignment:
         latest = self._rounds.latest
@@ -238,11 +241,7 @@ class Coordinator:
         with self._refusals():
             self._registry.check(report.identity)
             self._evaluation.check(report, current_version=self.versions.current.version)
-            self._ledger.add_evaluation(
-                EvaluationRecord(
-                    report.version, report.identity.worker_id, report.loss_sum, report.tokens
-                )
-            )
+            self._evaluation.add(report)
 
     def _accepted(self, worker_id: str) -> ContributionRecord | None:
         latest = self._rounds.latest
@@ -325,10 +324,7 @@ class Coordinator:
         storage = self.manifest.storage
         if version % storage.snapshot_every == 0 or self._rounds.is_finished():
             self._ledger.add_snapshot(self.versions.snapshot())
-            if storage.retain == "snapshots":
-                retention.prune(
-                    self._ledger, self._blobs, storage, in_flight=self._uploads.in_flight
-                )
+            retention.prune(self._ledger, self._blobs, storage, in_flight=self._uploads.in_flight)
 
     # Transfers
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from atoll.blobs import files as filesystem
 from atoll.codecs.base import Codec
 from atoll.errors import StoreError
 from atoll.layout import Layout, Span, byte_view
@@ -43,7 +44,10 @@ class SpooledFrame:
 
 @dataclass
 class FrameSpooler:
-    """Fills one spool file tile by tile, in any order, from any thread."""
+    """Fills one spool file tile by tile, in any order, from any thread.
+
+    A file that could not be written, or was never finished, is taken away again.
+    """
 
     path: Path
     layout: Layout
@@ -51,13 +55,18 @@ class FrameSpooler:
     header: FrameHeader  # result_digest is a stand-in of the right length until `finish`
 
     def __post_init__(self) -> None:
+        self._fd = -1
         self._payload_offset = len(frame.preamble(self.header, digest_checked=True))
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._lock = threading.Lock()
+        self._writers = 0
+        self._broken: StoreError | None = None
+        with filesystem.naming("open", self.path):
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def __call__(self, span: Span, payload: Tensor) -> None:
         offset, nbytes = frame.locate(self._payload_offset, self.codec, span)
         assert payload.numel() == nbytes, (payload.numel(), nbytes)
-        _pwrite_all(self._fd, byte_view(payload), offset)
+        self._write(byte_view(payload), offset)
 
     def finish(self, *, result_digest: str) -> SpooledFrame:
         """Writes the preamble and the trailer; the frame is complete."""
@@ -65,10 +74,39 @@ class FrameSpooler:
         preamble = frame.preamble(header, digest_checked=True)
         assert len(preamble) == self._payload_offset, (len(preamble), self._payload_offset)
         nbytes = frame.frame_bytes(header)
-        _pwrite_all(self._fd, memoryview(preamble), 0)
+        self._write(memoryview(preamble), 0)
         trailer = hashlib.sha256(preamble).digest()
-        _pwrite_all(self._fd, memoryview(trailer), nbytes - len(trailer))
-        return SpooledFrame(self.path, self._fd, header, nbytes)
+        self._write(memoryview(trailer), nbytes - len(trailer))
+        fd, self._fd = self._fd, -1
+        return SpooledFrame(self.path, fd, header, nbytes)
+
+    def _write(self, data: memoryview, offset: int) -> None:
+        with self._lock:
+            if self._broken is not None:
+                raise type(self._broken)(str(self._broken))
+            self._writers += 1
+        try:
+            with filesystem.naming("write", self.path):
+                _pwrite_all(self._fd, data, offset)
+        except StoreError as exc:
+            with self._lock:
+                self._broken = type(exc)(str(exc))
+            raise
+        finally:
+            with self._lock:
+                self._writers -= 1
+                # Not under another thread's write, which would go to whoever gets the fd next.
+                if self._broken is not None and not self._writers:
+                    self._discard()
+
+    def _discard(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            self.path.unlink(missing_ok=True)
+
+    def __del__(self) -> None:
+        self._discard()
 
 
 class Spool:
@@ -88,10 +126,7 @@ class Spool:
         with self._lock:
             self._serial += 1
             path = self._directory / f"{header.kind}-{header.round}-{self._serial}.frame"
-        try:
-            return FrameSpooler(path, layout, codec, header)
-        except OSError as exc:
-            raise StoreError(f"cannot write {str(path)!r}: {exc.strerror}") from exc
+        return FrameSpooler(path, layout, codec, header)
 
     def put(self, spooled: SpooledFrame) -> None:
         """Offers `spooled` in place of the earlier frame of its kind."""

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from atoll.errors import ConfigError, LayoutMismatch
+from atoll.errors import ConfigError, LayoutMismatch, StoreError
 from atoll.layout import Layout
 
 
@@ -44,6 +44,31 @@ def read(path: Path, layout: Layout) -> Tensor:
 
 def write(path: Path, flat: Tensor, layout: Layout, *, metadata: dict[str, str]) -> None:
     """Writes `flat` as a safetensors file, whole or not at all."""
+    check_target(path)
     part = path.with_name(path.name + ".part")
-    save_file(layout.views(flat), str(part), metadata=metadata)
-    os.replace(part, path)
+    try:
+        save_file(layout.views(flat), str(part), metadata=metadata)
+        _sync(part)
+        os.replace(part, path)
+    except (OSError, SafetensorError) as exc:
+        raise StoreError(f"cannot write weights to {str(path)!r}: {exc}") from exc
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_target(path: Path) -> None:
+    """ConfigError unless a file can be made at `path`, as far as can be known before."""
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"{str(path)!r} lies in {str(path.parent)!r}, which is not a directory; make it first"
+        )
+    if path.is_dir():
+        raise ConfigError(f"{str(path)!r} is a directory; name a file in it")
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ from atoll.protocol.messages import Info
 log = logging.getLogger(__name__)
 
 RESIDUAL_FILE = "residual"
+
+
+@dataclass(frozen=True)
+class InnerState:
+    """What is saved of the optimizer and the random state."""
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any]
 
 
 class Continuity:
@@ -55,11 +64,16 @@ class Continuity:
         seed = random.Random(f"{self._info.seed}/{self._worker_id}").getrandbits(63)
         torch.manual_seed(seed)
 
-    def resume(self) -> Saved | None:
-        """Adopts an earlier life's checkpoint; returns a round that still waits for its receipt."""
+    def resume(self, *, version: int) -> Saved | None:
+        """Adopts an earlier life's checkpoint; returns a round that still waits for its receipt.
+
+        `version` is the coordinator's. State of another run, or of rounds that a coordinator
+        restored from an older copy has not come to, is of another history and is dropped.
+        """
         saved, pending = self._store.checkpoint(), self._store.pending()
-        if any(s is not None and s.meta["run_id"] != self._info.run_id for s in (saved, pending)):
-            log.warning("the island's state belongs to another run and is dropped")
+        found = [s for s in (saved, pending) if s is not None]
+        if any(s.meta["run_id"] != self._info.run_id or s.round > version + 1 for s in found):
+            log.warning("the island's state belongs to another history and is dropped")
             self._store.forget()
             return None
         if saved is not None:
@@ -83,14 +97,18 @@ class Continuity:
         with (path / RESIDUAL_FILE).open("wb") as file:
             yield Feedback(self._residual, self._next_residual, file.write)
 
-    def save(self, path: Path, frame: dict[str, Any]) -> None:
-        """Makes frame, residual and inner state durable, still pending."""
+    def capture(self) -> InnerState:
+        """The inner state now, by reference: it must be saved before the next step."""
         tensors = inner_state.random_state()
         numbers: dict[str, Any] = {}
         if self._optimizer is not None:
             state, numbers = inner_state.flatten(self._optimizer)
             tensors |= state
-        self._store.complete(path, {**frame, "numbers": numbers}, tensors)
+        return InnerState(tensors, numbers)
+
+    def save(self, path: Path, frame: dict[str, Any], captured: InnerState) -> None:
+        """Makes frame, residual and inner state durable, still pending; from any thread."""
+        self._store.complete(path, {**frame, "numbers": captured.numbers}, captured.tensors)
 
     def frame(self, round_number: int, described: dict[str, Any]) -> StoredFrame:
         """The frame of a pending round."""

@@ -44,12 +44,12 @@ def contribute(
             weights, header, file.write, codec=codec, feed=feed, noise=noise
         )
     described = continuity.describe(encoded.preamble, encoded.sha256)
-    with ThreadPoolExecutor(1) as pool:
-        saving = pool.submit(continuity.save, path, described)
+    # Left in this order: nothing is rolled back while the other thread still saves.
+    with _rolled_back_when_refused(continuity), ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(continuity.save, path, described, continuity.capture())
         frame = continuity.frame(header.round, described)
         # The frame travels while it is being synced here; only the commit waits for that.
-        with _rolled_back_when_refused(continuity):
-            accepted = _send(session, frame, before_commit=saving.result)
+        accepted = _send(session, frame, before_commit=saving.result)
         saving.result()
     if accepted:
         continuity.promote(header.round)

@@ -9,15 +9,30 @@ from atoll.island.weights import IslandWeights
 
 log = logging.getLogger(__name__)
 
+MAX_TRIES = 3  # of one frame; each costs a whole download
+
 
 def fetch(session: Session, weights: IslandWeights) -> None:
-    """Downloads, applies and verifies; a frame that does not fit is followed by a whole one."""
-    while not _try(session, weights):
-        weights.forget()
+    """Downloads, applies and verifies; a frame that does not fit is followed by a whole one.
+
+    The FrameError of a frame that did not fit in MAX_TRIES tries in a row passes through.
+    """
+    tag, tries = "", 0
+    while True:
+        progress = DownloadProgress()
+        try:
+            return _receive(session, weights, progress)
+        except FrameError as error:
+            # A coordinator that goes on to another frame is no reason to give up.
+            tag, tries = progress.tag, tries + 1 if progress.tag == tag else 1
+            weights.forget()
+            if tries == MAX_TRIES:
+                raise
+            log.warning("download refused, fetching whole", extra={"reason": str(error)})
 
 
-def _try(session: Session, weights: IslandWeights) -> bool:
-    receiver, progress = weights.receive(), DownloadProgress()
+def _receive(session: Session, weights: IslandWeights, progress: DownloadProgress) -> None:
+    receiver = weights.receive(run_id=session.info.run_id)
     have_digest = weights.digest or ""
 
     def download() -> None:
@@ -25,10 +40,5 @@ def _try(session: Session, weights: IslandWeights) -> bool:
             session.identity(), have_digest=have_digest, progress=progress, sink=receiver.feed
         )
 
-    try:
-        session.call(download)
-        receiver.finish()
-    except FrameError as error:
-        log.warning("download refused, fetching whole", extra={"reason": str(error)})
-        return False
-    return True
+    session.call(download)
+    receiver.finish()

@@ -136,8 +136,7 @@ class NetworkLink:
         try:
             with client.stream("GET", "/ledger") as reply:
                 if reply.status_code != 200:
-                    reply.read()
-                    raise _refusal(reply)
+                    raise _refusal(reply, _bounded(reply))
                 for piece in reply.iter_bytes():
                     write(piece)
         except httpx.HTTPError as exc:
@@ -146,13 +145,14 @@ class NetworkLink:
     def _ask(self, method: str, path: str, body: BaseModel | None, reply: type[R]) -> R:
         content = None if body is None else body.model_dump_json().encode()
         try:
-            response = self._client().request(method, path, content=content)
+            with self._client().stream(method, path, content=content) as response:
+                answer = _bounded(response)
         except httpx.HTTPError as exc:
             raise self._no_answer(path, exc) from exc
         if response.status_code != 200:
-            raise _refusal(response)
+            raise _refusal(response, answer)
         try:
-            return reply.model_validate_json(response.content)
+            return reply.model_validate_json(answer)
         except ValidationError as exc:
             first = exc.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
@@ -183,6 +183,8 @@ class NetworkLink:
                     headers={
                         "authorization": f"Bearer {self._token}",
                         "content-type": "application/json",
+                        # What is small on the way and large here would pass a bound on the way.
+                        "accept-encoding": "identity",
                     },
                     timeout=CONTROL_SECONDS,
                     verify=self._trusted().context() if self._secure else False,
@@ -340,9 +342,22 @@ class NetworkLink:
             raise error from exc
 
 
-def _refusal(response: httpx.Response) -> AtollError:
+def _bounded(response: httpx.Response) -> bytes:
+    """The body as it was sent; ProtocolError as soon as it is longer than any reply."""
+    body = bytearray()
+    for piece in response.iter_raw():
+        body += piece
+        if len(body) > MAX_REPLY_BYTES:
+            raise ProtocolError(
+                f"{response.url} answers {response.status_code} with more than "
+                f"{MAX_REPLY_BYTES} bytes; is it a coordinator?"
+            )
+    return bytes(body)
+
+
+def _refusal(response: httpx.Response, body: bytes) -> AtollError:
     try:
-        reply = ErrorReply.model_validate_json(response.content[:MAX_REPLY_BYTES])
+        reply = ErrorReply.model_validate_json(body)
     except ValidationError:
         if response.status_code >= 500:
             return CoordinatorUnreachable(f"{response.url} answers {response.status_code}")

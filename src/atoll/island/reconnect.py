@@ -22,7 +22,6 @@ class Reconnect:
     def __init__(self, clock: Clock, jitter: random.Random) -> None:
         self._clock = clock
         self._jitter = jitter
-        self.retries = 0
 
     def call(self, work: Callable[[], T]) -> T:
         """The result of `work`; errors that are final pass through."""
@@ -33,7 +32,6 @@ class Reconnect:
             except AtollError as error:
                 if not error.retry:
                     raise
-                self.retries += 1
                 log.warning(
                     "coordinator away, trying again",
                     extra={"reason": str(error), "wait_seconds": round(wait_seconds, 2)},

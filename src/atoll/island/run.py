@@ -158,7 +158,7 @@ class Run:
         self._session.register(
             layout_digest=loaded.weights.layout.digest, data_identity=dict(dataset.identity())
         )
-        pending = loaded.continuity.resume()
+        pending = loaded.continuity.resume(version=self._session.version)
         if pending is not None:
             contribute.resend(self._session, loaded.continuity, pending)
         while (assignment := self._next_assignment(loaded, dataset)) is not None:

@@ -1,5 +1,6 @@
 """Who this island is to its coordinator: registration, identity, calls that outlive absences."""
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -24,6 +25,7 @@ class Session:
         self.island = island
         self.info: Info = reconnect.call(link.info)
         self._reconnect = reconnect
+        self.version = self.info.version  # the coordinator's, when it last registered us
         self._incarnation = 0
         self._request: RegisterRequest | None = None
 
@@ -62,6 +64,7 @@ class Session:
     def _register(self, request: RegisterRequest) -> None:
         reply = self._reconnect.call(lambda: self.link.register(request))
         self._incarnation = reply.incarnation
+        self.version = reply.version
         log.info(
             "registered",
             extra={"worker": self.island.worker_id, "incarnation": reply.incarnation},
@@ -87,5 +90,7 @@ class Session:
     def leave(self) -> None:
         """Takes part no more; harmless when repeated."""
         if self.is_registered:
-            self.call(lambda: self.link.leave(self.identity()))
+            # Unknown: an earlier try got through and its answer was lost.
+            with contextlib.suppress(UnknownWorker):
+                self._reconnect.call(lambda: self.link.leave(self.identity()))
             self._incarnation = 0

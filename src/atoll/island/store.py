@@ -69,7 +69,7 @@ class IslandStore:
     """One island's directory, held by one process."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory = directory
         self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -136,25 +136,33 @@ class IslandStore:
 
     def promote(self, round_number: int) -> None:
         """The receipt is here: the pending state becomes the checkpoint."""
-        pending = self.directory / f"pending-{round_number}"
+        promoted = self.directory / f"checkpoint-{round_number}"
+        if promoted.exists():
+            self._remove(promoted)  # of a history that the coordinator has lost
         older = list(self.directory.glob("checkpoint-*"))
-        (pending / "frame").unlink(missing_ok=True)
-        os.replace(pending, self.directory / f"checkpoint-{round_number}")
+        os.replace(self.directory / f"pending-{round_number}", promoted)
         _sync(self.directory)
+        (promoted / "frame").unlink(missing_ok=True)
         for path in older:
-            if path.name != f"checkpoint-{round_number}":
-                shutil.rmtree(path, ignore_errors=True)
+            self._remove(path)
 
     def discard_pending(self) -> None:
         """A refusal, or a round that is over: the pending state is void."""
         for path in self.directory.glob("pending-*"):
-            shutil.rmtree(path, ignore_errors=True)
+            self._remove(path)
 
     def forget(self) -> None:
-        """Drops all training state, not the identity: it belongs to another run."""
+        """Drops all training state, not the identity: it belongs to another history."""
         for kind in ("pending", "checkpoint"):
             for path in self.directory.glob(f"{kind}-*"):
-                shutil.rmtree(path, ignore_errors=True)
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Takes the name away first: a kill in the middle leaves no half directory under it."""
+        trash = self.directory / f"trash-{path.name}"
+        shutil.rmtree(trash, ignore_errors=True)
+        os.replace(path, trash)
+        shutil.rmtree(trash, ignore_errors=True)
 
     def _newest(self, kind: str) -> Saved | None:
         rounds = sorted(
@@ -191,10 +199,12 @@ class IslandStore:
             )
 
     def _remove_unfinished(self) -> None:
-        for kind in ("pending", "checkpoint"):
+        for path in self.directory.glob("trash-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        for kind, needed in (("pending", "frame"), ("checkpoint", "state.safetensors")):
             for path in self.directory.glob(f"{kind}-*"):
-                if not (path / "complete.json").exists():
-                    shutil.rmtree(path, ignore_errors=True)
+                if not (path / "complete.json").exists() or not (path / needed).exists():
+                    self._remove(path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -213,7 +223,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_durable(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
-    with part.open("w") as file:
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it may hold the island key
+    with os.fdopen(fd, "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

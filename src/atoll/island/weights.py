@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
-from atoll.errors import FrameError
+from atoll.errors import FrameError, ManifestMismatch
 from atoll.layout import ELEMENT_BYTES, Span
 from atoll.models import registry as models
 from atoll.strategies import diloco
 from atoll.sums import digest as digests
+from atoll.wire import frame
 from atoll.wire.frame import FrameReader
 from atoll.wire.header import FrameHeader
 
@@ -46,9 +47,9 @@ class IslandWeights:
         base = self._published[span.start : span.stop]
         return diloco.displacement(base, local.to("cpu"))
 
-    def receive(self) -> "Receiver":
-        """A sink for the frame that leads to the next version."""
-        return Receiver(self, self._download)
+    def receive(self, *, run_id: str | None = None) -> "Receiver":
+        """A sink for the frame that leads to the next version; of `run_id` only, when given."""
+        return Receiver(self, self._download, run_id=run_id)
 
     def reset(self) -> None:
         """Local weights are the published ones, also after a round that did not count."""
@@ -88,8 +89,9 @@ class IslandWeights:
 class Receiver:
     """Takes a frame in chunks cut anywhere and applies it tile by tile; holds one tile."""
 
-    def __init__(self, weights: IslandWeights, download: Codec) -> None:
+    def __init__(self, weights: IslandWeights, download: Codec, *, run_id: str | None) -> None:
         self._weights = weights
+        self._run_id = run_id
         self._download = download
         self._reader = FrameReader(self._take)
         self._header: FrameHeader | None = None
@@ -125,7 +127,16 @@ class Receiver:
         header = self._reader.header
         assert header is not None
         weights = self._weights
-        codec: Codec = Fp32() if header.kind == "weights" else self._download
+        if self._run_id not in (None, header.run_id):
+            raise ManifestMismatch(
+                f"the download is of run {header.run_id!r}, this island takes part in "
+                f"{self._run_id!r}; join the coordinator of that run"
+            )
+        whole = header.kind == "weights"
+        codec: Codec = Fp32() if whole else self._download
+        frame.expect(
+            header, layout=weights.layout, codec=codec, kind="weights" if whole else "update"
+        )
         if header.kind == "update" and header.base_digest != weights.digest:
             raise FrameError(
                 f"the update applies to weights {header.base_digest}, the island holds "

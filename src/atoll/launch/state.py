@@ -6,6 +6,7 @@ stores.json        ledger and blobs, where they are elsewhere
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,14 +35,13 @@ def held(
     directory: Path, addresses: Addresses, *, pid: int, wall: float, s3: S3Access | None = None
 ) -> Iterator[Stores]:
     """Opens a state directory for a coordinator; StateHeld names a process that has it."""
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with lock.hold(directory, pid=pid, wall=wall):
-        (directory / "stores.json").write_text(
-            json.dumps({"ledger": addresses.ledger, "blobs": addresses.blobs})
-        )
+        _keep_addresses(directory, addresses)
         ledger = engines.open_ledger(addresses.ledger or directory / "ledger.sqlite")
         try:
             blobs = open_blobs(directory, addresses, s3=s3)
+            _check_owner(ledger, blobs, addresses)
             yield Stores(ledger, blobs, Spool(directory / "spool"))
             blobs.close()
         finally:
@@ -62,6 +62,38 @@ def at_rest(
             blobs.close()
         finally:
             ledger.close()
+
+
+def _keep_addresses(directory: Path, addresses: Addresses) -> None:
+    """Remembers where the stores are; a run whose stores move is refused by the setting's name."""
+    path = directory / "stores.json"
+    if path.exists():
+        known = addresses_of(directory)
+        for name in ("ledger", "blobs"):
+            kept, found = getattr(known, name), getattr(addresses, name)
+            if kept != found:
+                raise ConfigError(
+                    f"storage.{name} differs from where this run was created (it was "
+                    f"{'inside the state directory' if kept is None else 'given'}); restore the "
+                    f"setting, or start a new run in another directory"
+                )
+        return
+    part = directory / "stores.json.part"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # may hold a password
+    with os.fdopen(fd, "w") as file:
+        json.dump({"ledger": addresses.ledger, "blobs": addresses.blobs}, file)
+    os.replace(part, path)
+
+
+def _check_owner(ledger: Ledger, blobs: Blobs, addresses: Addresses) -> None:
+    """Refuses a new run where another keeps its blobs: each removes what it does not know."""
+    if addresses.blobs is None or ledger.run() is not None:
+        return
+    if next(iter(blobs.stored()), None) is not None:
+        raise ConfigError(
+            f"storage.blobs={addresses.blobs!r} already holds blobs; every run needs a place of "
+            f"its own, so add a prefix"
+        )
 
 
 def addresses_of(directory: Path) -> Addresses:

@@ -164,7 +164,7 @@ class Manifest(Settings):
 
     settings_authority: Literal["server"] = "server"
     protocol_version: int = PROTOCOL_VERSION
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     strategy: Literal["diloco"] = "diloco"
     mode: Literal["sync"] = "sync"

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from atoll.protocol.manifest import Manifest, Sha256
 
 Whole = Annotated[int, Field(ge=0, le=2**53)]
-WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
+# An island names a directory after it, so it holds nothing that a path gives a meaning to.
+RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -23,7 +25,7 @@ class Message(BaseModel):
 class Identity(Message):
     """Who speaks, in which life, under which manifest; on every mutating message."""
 
-    run_id: Annotated[str, Field(max_length=64)]
+    run_id: RunName
     manifest_sha256: Sha256
     worker_id: WorkerName
     incarnation: Whole
@@ -33,7 +35,7 @@ class Identity(Message):
 class RegisterRequest(Message):
     """A worker asks to take part; the island key proves a restarted one."""
 
-    run_id: Annotated[str, Field(max_length=64)]
+    run_id: RunName
     manifest_sha256: Sha256
     worker_id: WorkerName
     island_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -107,7 +109,6 @@ class Assignment(Message):
     ranges: tuple[RowRange, ...] = ()
     global_tokens: Whole = 0  # accepted in the run before this round
     num_planned: Whole = 0  # islands that train this round
-    accepted_sha256: Sha256 | None = None  # this worker's contribution to `round`, if it is in
     evaluation: EvaluationTask | None = None
     reason: str = ""
 
@@ -132,7 +133,7 @@ class Done(Message):
 class Info(Manifest):
     """The whole manifest, its hash, and where the data plane is."""
 
-    run_id: str
+    run_id: RunName
     manifest_sha256: Sha256
     model_hash: Sha256  # layout digest: names, shapes, dtypes
     version: Whole

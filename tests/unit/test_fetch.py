@@ -1,0 +1,151 @@
+"""An island's downloads: what it checks before it applies anything, and when it gives up."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.clock import ManualClock
+from atoll.codecs.bf16 import Bf16
+from atoll.codecs.fp32 import Fp32
+from atoll.errors import AtollError, FrameError, LayoutMismatch, ManifestMismatch
+from atoll.ids import WorkerId
+from atoll.island import fetch
+from atoll.island.link import DownloadProgress
+from atoll.island.reconnect import Reconnect
+from atoll.island.session import Session
+from atoll.island.store import IslandIdentity
+from atoll.island.weights import IslandWeights
+from atoll.layout import Layout
+from atoll.protocol.messages import Identity, Info
+from atoll.sums import digest as digests
+from atoll.wire.frame import FrameWriter
+from atoll.wire.header import FrameHeader
+
+LAYOUT = Layout.of([("weight", (3, 5), "float32"), ("bias", (3,), "float32")])
+VALUES = torch.arange(LAYOUT.size, dtype=torch.float32) + 1
+DIGEST = digests.digest(LAYOUT, VALUES).root
+WRONG = "f" * 64
+
+
+def island() -> IslandWeights:
+    """An island whose published copy is all zeros, without a version."""
+    return IslandWeights(nn.Linear(5, 3), download=Bf16())
+
+
+def whole(*, layout: Layout = LAYOUT, result_digest: str = DIGEST, **changes) -> bytes:
+    """A frame of VALUES; `changes` go to its header."""
+    codec = changes.pop("codec", Fp32())
+    fields = {"kind": "weights", "run_id": "run", "manifest_sha256": "a" * 64, "round": 1}
+    head = FrameHeader.of(layout, codec, **{**fields, "result_digest": result_digest, **changes})
+    made = bytearray()
+    writer = FrameWriter(head, made.extend)
+    writer.payload(bytes(codec.encode(VALUES, noise=None, first_group=0).numpy()))
+    writer.finish()
+    return bytes(made)
+
+
+class Offers:
+    """A link whose downloads are given frames, each under its tag; the last one forever."""
+
+    bytes_sent = bytes_received = 0
+
+    def __init__(self, *frames: tuple[str, bytes]) -> None:
+        self._frames = frames
+        self.downloads = 0
+
+    def info(self) -> Info:
+        return Info.model_construct(run_id="run", manifest_sha256="a" * 64)
+
+    def download(
+        self,
+        identity: Identity,
+        *,
+        have_digest: str,
+        progress: DownloadProgress,
+        sink: Callable[[bytes], None],
+    ) -> None:
+        tag, data = self._frames[min(self.downloads, len(self._frames) - 1)]
+        self.downloads += 1
+        assert self.downloads < 100, "the island never gives up"
+        progress.opened(tag, 0)
+        sink(data)
+        progress.offset += len(data)
+
+
+def session(link: Offers) -> Session:
+    name = IslandIdentity(WorkerId("a"), "1" * 64)
+    return Session(link, name, Reconnect(ManualClock(), random.Random(1)))
+
+
+def test_whole_frame_becomes_the_published_weights():
+    weights = island()
+
+    fetch.fetch(session(Offers(("one", whole()))), weights)
+
+    assert (weights.version, weights.digest) == (1, DIGEST)
+    assert torch.equal(weights._published, VALUES)
+
+
+def test_bad_frame_is_followed_by_another_try():
+    weights, link = island(), Offers(("one", whole(result_digest=WRONG)), ("one", whole()))
+
+    fetch.fetch(session(link), weights)
+
+    assert (link.downloads, weights.digest) == (2, DIGEST)
+
+
+def test_frame_that_stays_bad_is_given_up():
+    weights, link = island(), Offers(("one", whole(result_digest=WRONG)))
+
+    with pytest.raises(FrameError, match=f"published is {WRONG}"):
+        fetch.fetch(session(link), weights)
+
+    assert link.downloads == fetch.MAX_TRIES
+    assert weights.digest is None
+
+
+def test_coordinator_that_goes_on_to_other_frames_is_not_given_up():
+    bad = [(f"version {n}", whole(result_digest=WRONG)) for n in range(10)]
+    weights, link = island(), Offers(*bad, ("good", whole()))
+
+    fetch.fetch(session(link), weights)
+
+    assert (link.downloads, weights.digest) == (11, DIGEST)
+
+
+OTHER_LAYOUT = Layout.of([("weight", (5, 3), "float32"), ("bias", (3,), "float32")])
+UNFIT: dict[str, tuple[bytes, type[AtollError]]] = {
+    "run": (whole(run_id="another"), ManifestMismatch),
+    "layout": (whole(layout=OTHER_LAYOUT), LayoutMismatch),
+    "codec": (whole(codec=Bf16()), FrameError),
+    "kind": (
+        whole(
+            kind="contribution",
+            result_digest=None,
+            base_digest=DIGEST,
+            worker_id="a",
+            incarnation=1,
+            ranges=((0, 1),),
+            codec=Bf16(),
+        ),
+        FrameError,
+    ),
+    "base": (whole(kind="update", base_digest=WRONG, codec=Bf16()), FrameError),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_frame_of_another_kind_run_or_layout_is_refused_before_anything_is_applied(what):
+    weights = island()
+    fetch.fetch(session(Offers(("one", whole()))), weights)
+    data, error = UNFIT[what]
+    receiver = weights.receive(run_id="run")
+
+    with pytest.raises(error, match=what):
+        receiver.feed(data)
+
+    assert weights.digest == DIGEST
+    assert torch.equal(weights._published, VALUES)
