@@ -116,7 +116,7 @@ def test_export_leaves_no_part_behind(cluster, tmp_path):
 
 
 def test_export_into_a_missing_directory_is_refused_by_its_name(cluster, tmp_path):
-    with pytest.raises(ConfigError, match="'.*absent', which is not a directory"):
+    with pytest.raises(ConfigError, match=r"'.*absent', which is not a directory"):
         exported(cluster, tmp_path / "absent" / "out.safetensors")
 
 

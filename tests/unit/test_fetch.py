@@ -57,7 +57,7 @@ class Offers:
         self.downloads = 0
 
     def info(self) -> Info:
-        return Info.model_construct(run_id="run", manifest_sha256="a" * 64)
+        return Info.model_construct(run_id="run", manifest_sha256="a" * 64, version=1)
 
     def download(
         self,
@@ -133,7 +133,7 @@ UNFIT: dict[str, tuple[bytes, type[AtollError]]] = {
         ),
         FrameError,
     ),
-    "base": (whole(kind="update", base_digest=WRONG, codec=Bf16()), FrameError),
+    "update applies to": (whole(kind="update", base_digest=WRONG, codec=Bf16()), FrameError),
 }
 
 
