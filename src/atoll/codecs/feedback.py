@@ -17,6 +17,8 @@ from atoll.codecs.noise import Noise
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
 
+RUN_GROUPS = 4  # groups handled by one call of torch; more leave the cache
+
 
 def new_residual(codec: Codec, elements: int) -> Tensor | None:
     """A residual of zeros (bf16, [elements]), or None for a codec that drops nothing."""
@@ -51,12 +53,14 @@ def encode_with_feedback(
     assert residual.dtype == torch.bfloat16, residual.dtype
     assert residual.shape == values.shape, (residual.shape, values.shape)
     payload = buffers.new_or(out, size=codec.encoded_bytes(elements), dtype=torch.uint8)
-    wanted = torch.empty(min(elements, GROUP_ELEMENTS))
+    run = RUN_GROUPS * GROUP_ELEMENTS
+    wanted = torch.empty(min(elements, run))
     decoded = torch.empty_like(wanted)
-    for index, span in buffers.groups(elements):
-        place = payload[codec.encoded_bytes(span.start) : codec.encoded_bytes(span.stop)]
-        part = residual[span.start : span.stop]
-        v = wanted[: len(span)].copy_(part).add_(values[span.start : span.stop])
-        codec.encode(v, noise=noise, first_group=first_group + index, out=place)
-        part.copy_(v.sub_(codec.decode(place, len(span), out=decoded[: len(span)])))
+    for start in range(0, elements, run):
+        stop = min(start + run, elements)
+        place = payload[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
+        part = residual[start:stop]
+        v = wanted[: stop - start].copy_(part).add_(values[start:stop])
+        codec.encode(v, noise=noise, first_group=first_group + start // GROUP_ELEMENTS, out=place)
+        part.copy_(v.sub_(codec.decode(place, stop - start, out=decoded[: stop - start])))
     return payload

@@ -15,6 +15,7 @@ from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
 
 SCALE_BYTES = 4
+RUN_GROUPS = 4  # groups handled by one call of torch: 1 MiB of fp32
 MIN_BLOCK = 16  # below it the scales take a fifth of the payload and more
 LEVELS = 127.0  # symmetric: -128 is never written
 # The largest fp32 whose product with 127 is finite; the scale of an absmax near the fp32 maximum
@@ -59,18 +60,36 @@ class Int8:
         buffers.check_values(values)
         elements = values.numel()
         payload = buffers.new_or(out, size=self.encoded_bytes(elements), dtype=torch.uint8)
-        scratch = torch.empty(self._padded(min(elements, GROUP_ELEMENTS)))
-        for index, span in buffers.groups(elements):
-            offset = index * self.encoded_bytes(GROUP_ELEMENTS)
-            place = payload[offset : offset + self.encoded_bytes(len(span))]
-            self._encode_group(values[span.start : span.stop], scratch, place)
+        scratch = torch.empty(self._padded(min(elements, RUN_GROUPS * GROUP_ELEMENTS)))
+        whole = elements // GROUP_ELEMENTS * GROUP_ELEMENTS
+        for start in range(0, whole, RUN_GROUPS * GROUP_ELEMENTS):
+            stop = min(start + RUN_GROUPS * GROUP_ELEMENTS, whole)
+            place = payload[self.encoded_bytes(start) : self.encoded_bytes(stop)]
+            self._encode_groups(values[start:stop], scratch, place)
+        if whole < elements:
+            self._encode_tail(values[whole:], scratch, payload[self.encoded_bytes(whole) :])
         return payload
 
-    def _encode_group(self, values: Tensor, scratch: Tensor, place: Tensor) -> None:
+    def _encode_groups(self, values: Tensor, scratch: Tensor, place: Tensor) -> None:
+        """Whole groups at once: a call of torch costs as much as a block's arithmetic."""
+        work, scales = self._quantize(values, scratch)
+        groups = values.numel() // GROUP_ELEMENTS
+        rows = place.view(groups, -1)  # [groups, scales and values]
+        cut = rows.shape[1] - GROUP_ELEMENTS
+        rows[:, :cut].copy_(scales.view(torch.uint8).view(groups, cut))
+        rows[:, cut:].view(torch.int8).copy_(work.view(groups, GROUP_ELEMENTS))
+
+    def _encode_tail(self, values: Tensor, scratch: Tensor, place: Tensor) -> None:
         size = values.numel()
-        if size % self.block:
-            # The tail's last block is filled up with zeros, which change no absmax.
-            values = torch.nn.functional.pad(values, (0, self._padded(size) - size))
+        # The last block is filled up with zeros, which change no absmax.
+        padded = torch.nn.functional.pad(values, (0, self._padded(size) - size))
+        work, scales = self._quantize(padded, scratch)
+        cut = scales.numel() * SCALE_BYTES
+        place[:cut].copy_(scales.view(torch.uint8))
+        place[cut:].view(torch.int8).copy_(work.view(-1)[:size])
+
+    def _quantize(self, values: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+        """Quotients [blocks, block], in `scratch`, and the scales [blocks]."""
         blocks = values.view(-1, self.block)  # [blocks, block]
         work = scratch[: values.numel()].view(-1, self.block)
         absmax = torch.abs(blocks, out=work).amax(dim=1)  # [blocks]
@@ -80,9 +99,7 @@ class Int8:
             torch.div(blocks, scales.unsqueeze(1), out=work).round_()
         else:
             scales = _quantize_with_care(blocks, absmax, work)
-        cut = scales.numel() * SCALE_BYTES
-        place[:cut].copy_(scales.view(torch.uint8))
-        place[cut:].view(torch.int8).copy_(work.view(-1)[:size])
+        return work, scales
 
     def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
         expected_bytes = self.encoded_bytes(elements)
@@ -90,18 +107,29 @@ class Int8:
             payload, codec=self.name, elements=elements, expected_bytes=expected_bytes
         )
         values = buffers.new_or(out, size=elements, dtype=torch.float32)
-        scales = torch.empty(-(-min(elements, GROUP_ELEMENTS) // self.block))
-        for index, span in buffers.groups(elements):
-            offset = index * self.encoded_bytes(GROUP_ELEMENTS)
-            place = payload[offset : offset + self.encoded_bytes(len(span))]
-            self._decode_group(place, scales, values[span.start : span.stop])
+        whole = elements // GROUP_ELEMENTS * GROUP_ELEMENTS
+        for start in range(0, whole, RUN_GROUPS * GROUP_ELEMENTS):
+            stop = min(start + RUN_GROUPS * GROUP_ELEMENTS, whole)
+            place = payload[self.encoded_bytes(start) : self.encoded_bytes(stop)]
+            self._decode_groups(place, values[start:stop])
+        if whole < elements:
+            self._decode_tail(payload[self.encoded_bytes(whole) :], values[whole:])
         return values
 
-    def _decode_group(self, place: Tensor, scratch: Tensor, values: Tensor) -> None:
+    def _decode_groups(self, place: Tensor, values: Tensor) -> None:
+        groups = values.numel() // GROUP_ELEMENTS
+        rows = place.view(groups, -1)  # [groups, scales and values]
+        cut = rows.shape[1] - GROUP_ELEMENTS
+        # Copied, for the payload may start at any byte.
+        scales = rows[:, :cut].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        values.view(groups, GROUP_ELEMENTS).copy_(rows[:, cut:].view(torch.int8))
+        values.view(-1, self.block).mul_(scales.view(-1, 1))
+
+    def _decode_tail(self, place: Tensor, values: Tensor) -> None:
         size = values.numel()
         num_blocks = -(-size // self.block)
         cut = num_blocks * SCALE_BYTES
-        scales = scratch[:num_blocks]  # copied, for the payload may start at any byte
+        scales = torch.empty(num_blocks)
         scales.view(torch.uint8).copy_(place[:cut])
         values.copy_(place[cut:].view(torch.int8))
         whole = size // self.block
