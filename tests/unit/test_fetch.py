@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from atoll.codecs.fp32 import Fp32
 from atoll.errors import AtollError, FrameError, LayoutMismatch, ManifestMismatch
 from atoll.ids import WorkerId
 from atoll.island import fetch
-from atoll.island.link import DownloadProgress
+from atoll.island.link import DownloadProgress, Link
 from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
 from atoll.island.store import IslandIdentity
@@ -35,7 +36,7 @@ def island() -> IslandWeights:
     return IslandWeights(nn.Linear(5, 3), download=Bf16())
 
 
-def whole(*, layout: Layout = LAYOUT, result_digest: str = DIGEST, **changes) -> bytes:
+def whole(*, layout: Layout = LAYOUT, result_digest: str | None = DIGEST, **changes) -> bytes:
     """A frame of VALUES; `changes` go to its header."""
     codec = changes.pop("codec", Fp32())
     fields = {"kind": "weights", "run_id": "run", "manifest_sha256": "a" * 64, "round": 1}
@@ -77,7 +78,7 @@ class Offers:
 
 def session(link: Offers) -> Session:
     name = IslandIdentity(WorkerId("a"), "1" * 64)
-    return Session(link, name, Reconnect(ManualClock(), random.Random(1)))
+    return Session(cast(Link, link), name, Reconnect(ManualClock(), random.Random(1)))
 
 
 def test_whole_frame_becomes_the_published_weights():
