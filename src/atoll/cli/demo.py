@@ -121,7 +121,8 @@ def _display(first: Status) -> Iterator[Callable[[Status], None]]:
 
         def lines(status: Status) -> None:
             for entry in status.history:
-                if entry.round not in shown and entry.evaluation_loss is not None:
+                is_whole = entry.round < status.version or status.state == "finished"
+                if is_whole and entry.round not in shown and entry.evaluation_loss is not None:
                     shown.add(entry.round)
                     output.stderr.print(
                         f"round {entry.round:3d}: train loss {output.number(entry.train_loss)}, "

@@ -23,7 +23,7 @@ from atoll.coordinator.access import Access, Role
 from atoll.coordinator.certificate import Certificate
 from atoll.coordinator.server import STOP_SIGNALS, Address, Listen, Server
 from atoll.errors import ConfigError
-from atoll.launch import state
+from atoll.launch import memory, state
 from atoll.ledger.base import Ledger
 
 MIN_TOKEN_CHARACTERS = 16
@@ -60,6 +60,7 @@ def serve(
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
     addresses = state.Addresses(run_file.ledger, run_file.blobs)
+    memory.bound_arenas()
     torch.set_num_threads(1)  # the outer step spreads tiles over threads of its own
     with state.held(
         directory, addresses, pid=os.getpid(), wall=clock.wall(), s3=s3_access()

@@ -23,7 +23,7 @@ from atoll.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-TRANSFER_THREADS = 8
+TRANSFER_THREADS = 4
 STOP_SECONDS = 8.0  # SIGTERM must be over within 10 s
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

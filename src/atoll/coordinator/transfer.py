@@ -42,6 +42,9 @@ def options() -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", 256),
+        # Windows stay small: what many islands send at once waits with them, not in this process.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 256 << 10),
         ("grpc.max_metadata_size", 16 << 10),
         ("grpc.so_reuseport", 0),  # a second coordinator on the port must be told, not shared with
         ("grpc.keepalive_permit_without_calls", 1),

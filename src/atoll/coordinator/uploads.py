@@ -28,7 +28,7 @@ from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
 
-CHECK_GROUPS = 8  # groups decoded at a time while validating: 2 MiB of fp32
+CHECK_GROUPS = 4  # groups decoded at a time while validating: 1 MiB of fp32
 
 
 class PayloadCheck:
@@ -39,6 +39,7 @@ class PayloadCheck:
         self._left = layout.size
         self._square_sum = 0.0
         self._buffer = np.empty(codec.encoded_bytes(GROUP_ELEMENTS * CHECK_GROUPS), np.uint8)
+        self._values = torch.empty(GROUP_ELEMENTS * CHECK_GROUPS)
         self._filled = 0
         self._expect()
 
@@ -58,7 +59,11 @@ class PayloadCheck:
                 self._check_tile()
 
     def _check_tile(self) -> None:
-        values = self._codec.decode(torch.from_numpy(self._buffer[: self._wanted]), self._elements)
+        values = self._codec.decode(
+            torch.from_numpy(self._buffer[: self._wanted]),
+            self._elements,
+            out=self._values[: self._elements],
+        )
         self._square_sum += finite.square_sum(values)
         self._left -= self._elements
         self._filled = 0
