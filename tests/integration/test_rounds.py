@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -474,14 +474,22 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.close()
 
 
+@pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("groups", [1, 64])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_bits_do_not_depend_on_tiles_or_threads(wide, groups, threads):
+def test_bits_do_not_depend_on_tiles_or_threads(wide, groups, threads, torch_threads):
+    torch_threads(threads)
     state = replay.initial_state(wide.ledger, wide.blobs, wide.manifest, WIDE)
 
     for number in (1, 2, 3):
         step = replace(
-            build.outer_step(wide.manifest, number, threads=threads),
+            build.outer_step(wide.manifest, number),
             tile_bytes=groups * GROUP_ELEMENTS * 4,
         )
         codec = build.codec(wide.manifest.upload)

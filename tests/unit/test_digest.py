@@ -1,14 +1,15 @@
-import hashlib
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import ConfigError, LayoutMismatch
 from atoll.layout import LEAF_ELEMENTS, Layout
-from atoll.sums.digest import digest, first_difference
+from atoll.sums.digest import RunningDigest, digest, first_difference
 
 # No deadline and no health check of speed: a busy machine must not fail a claim about values.
 quick = settings(
@@ -23,8 +24,8 @@ def three() -> Layout:
     return Layout.of([("a", (3, 2), "float32"), ("b", (), "float32"), ("c", (5,), "float32")])
 
 
-def sha(values: list[float]) -> bytes:
-    return hashlib.sha256(struct.pack(f"<{len(values)}f", *values)).digest()
+def hash_of(values: list[float]) -> bytes:
+    return blake3(struct.pack(f"<{len(values)}f", *values)).digest()
 
 
 def test_leaves_are_the_hashes_of_each_tensors_little_endian_bytes():
@@ -33,20 +34,20 @@ def test_leaves_are_the_hashes_of_each_tensors_little_endian_bytes():
 
     leaves = digest(three(), flat).leaves
 
-    assert leaves == sha(values[:6]) + sha(values[6:7]) + sha(values[7:])
+    assert leaves == hash_of(values[:6]) + hash_of(values[6:7]) + hash_of(values[7:])
 
 
 def test_root_is_the_hash_of_the_leaves():
     params = digest(three(), torch.arange(12, dtype=torch.float32))
 
-    assert params.root == hashlib.sha256(params.leaves).hexdigest()
+    assert params.root == blake3(params.leaves).hexdigest()
 
 
 def test_digest_is_a_known_value():
-    # Leaves of 6, 1 and 5 zeros: computed once with hashlib alone.
+    # Leaves of 6, 1 and 5 zeros: computed once with blake3 alone.
     params = digest(three(), three().zeros())
 
-    assert params.root == "b01c10c4abca0776f2e346b0bbe0e94089f39b6964338a3031877a6f8b63c501"
+    assert params.root == "40aa97273f5226b52b19e52ae4c6e93f9eae7dd3b1163ee868dca1e1e1959677"
 
 
 @pytest.mark.parametrize("threads", [2, 3, 16])
@@ -64,7 +65,7 @@ def test_digest_cuts_a_large_tensor_into_leaves():
 
     leaves = digest(model, flat, threads=2).leaves
 
-    assert leaves == hashlib.sha256(bytes(4 * LEAF_ELEMENTS)).digest() + sha([2.5])
+    assert leaves == blake3(bytes(4 * LEAF_ELEMENTS)).digest() + hash_of([2.5])
 
 
 def test_digest_tells_the_zeros_apart():
@@ -134,3 +135,28 @@ def test_digest_refuses_a_buffer_that_is_not_the_layouts(flat):
 def test_digest_refuses_less_than_one_thread(threads):
     with pytest.raises(ConfigError, match=f"threads={threads} must be at least 1"):
         digest(three(), three().zeros(), threads=threads)
+
+
+def test_running_digest_hashes_a_leaf_once_it_is_final_and_not_before():
+    model = Layout.of([("a", (LEAF_ELEMENTS + 7,), "float32"), ("b", (5,), "float32")])
+    flat = torch.zeros(model.size)
+    running = RunningDigest(model, flat)
+
+    flat[:LEAF_ELEMENTS] = 1.0
+    running.reached(LEAF_ELEMENTS)
+    flat[LEAF_ELEMENTS:] = 2.0
+    running.reached(LEAF_ELEMENTS + 3)  # inside the second leaf
+    flat[LEAF_ELEMENTS + 3 :] = 3.0
+
+    assert running.finish() == digest(model, flat)
+
+
+def test_running_digest_in_a_pool_is_the_same():
+    model = Layout.of([("a", (3 * LEAF_ELEMENTS + 7,), "float32")])
+    flat = torch.arange(model.size, dtype=torch.float32)
+    with ThreadPoolExecutor(2) as pool:
+        running = RunningDigest(model, flat, pool=pool)
+        for stop in range(0, model.size, 100_000):
+            running.reached(stop)
+
+        assert running.finish() == digest(model, flat)

@@ -182,9 +182,9 @@ def test_damaged_description_is_named(store, text):
         store.pending()
 
 
-def test_kill_between_rename_and_unlink_leaves_a_checkpoint(store, monkeypatch):
+def test_kill_right_after_the_promoting_rename_leaves_a_checkpoint(store, monkeypatch):
     save(store, 4)
-    monkeypatch.setattr(Path, "unlink", _killed)
+    monkeypatch.setattr(IslandStore, "_spare", _killed)
 
     with pytest.raises(KeyboardInterrupt):
         store.promote(4)
@@ -192,6 +192,41 @@ def test_kill_between_rename_and_unlink_leaves_a_checkpoint(store, monkeypatch):
     monkeypatch.undo()
     back = reopened(store)
     assert (back.pending(), _round(back.checkpoint())) == (None, 4)
+
+
+def test_frame_written_over_a_longer_one_ends_where_it_ends(store):
+    for round_number, data in ((4, b"0123456789" * 1000), (5, b"short")):
+        path = store.begin(round_number)
+        with store.writing(path / "frame") as file:
+            file.write(data)
+        store.complete(path, META, {})
+        written = (path / "frame").stat()
+        assert (path / "frame").read_bytes() == data
+        store.promote(round_number)
+    first = store.begin(6) / "frame"
+
+    assert first.stat().st_ino == written.st_ino, "the spare file is used again"
+    assert store.checkpoint() is not None
+
+
+def test_kill_while_a_spare_file_is_written_over_keeps_the_checkpoint(store):
+    for round_number in (4, 5):
+        path = store.begin(round_number)
+        for name in ("frame", "residual"):
+            with store.writing(path / name) as file:
+                file.write(f"{name} {round_number}".encode())
+        store.complete(path, META, {})
+        store.promote(round_number)
+    with store.writing(store.begin(6) / "residual") as file:
+        file.write(b"torn")
+
+    back = reopened(store)
+
+    saved = back.checkpoint()
+    assert saved is not None and saved.round == 5 and back.pending() is None
+    found = bytearray(10)
+    back.read_raw(saved, "residual", memoryview(found))
+    assert found == b"residual 5"
 
 
 def test_pending_round_without_its_frame_is_no_pending_round(store):

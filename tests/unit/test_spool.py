@@ -2,6 +2,7 @@
 
 import gc
 import os
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,11 @@ def header(*, version: int = 1, kind: str = "weights") -> FrameHeader:
     )
 
 
-def spooled(spool: Spool, *, version: int = 1, kind: str = "weights") -> SpooledFrame:
-    """A frame filled with its tiles in reverse, as threads may do it."""
-    spooler = spool.spooler(LAYOUT, Fp32(), header(version=version, kind=kind))
+def spooled(
+    spool: Spool, *, version: int = 1, kind: str = "weights", pool: Executor | None = None
+) -> SpooledFrame:
+    """A frame filled with its tiles in reverse."""
+    spooler = spool.spooler(LAYOUT, Fp32(), header(version=version, kind=kind), pool=pool)
     for span in reversed(list(LAYOUT.tiles(GROUP_ELEMENTS * 4))):
         tile = WEIGHTS[span.start : span.stop]
         spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
@@ -181,5 +184,20 @@ def test_frame_that_is_never_finished_is_removed(tmp_path):
 
     del spooler
     gc.collect()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frame_written_behind_is_the_same(tmp_path):
+    direct = whole(spooled(Spool(tmp_path / "a")))
+    with ThreadPoolExecutor(1) as pool:
+        found = spooled(Spool(tmp_path / "b"), pool=pool)
+
+    assert whole(found) == direct
+
+
+def test_full_disk_met_behind_is_told_at_the_next_call_and_leaves_nothing(full, tmp_path):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(StorageFull, match="weights-1-1"):
+        spooled(full, pool=pool)
 
     assert list(tmp_path.iterdir()) == []

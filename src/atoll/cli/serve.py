@@ -61,6 +61,7 @@ def serve(
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
     addresses = state.Addresses(run_file.ledger, run_file.blobs)
     memory.bound_arenas()
+    memory.keep_freed_tiles()
     torch.set_num_threads(1)  # the outer step spreads tiles over threads of its own
     with state.held(
         directory, addresses, pid=os.getpid(), wall=clock.wall(), s3=s3_access()

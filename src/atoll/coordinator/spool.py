@@ -7,6 +7,7 @@ restart. A file that is being read outlives its removal until the last reader cl
 import hashlib
 import os
 import threading
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from atoll.blobs import files as filesystem
 from atoll.codecs.base import Codec
-from atoll.errors import StoreError
+from atoll.errors import StorageFull, StoreError
 from atoll.layout import Layout, Span, byte_view
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -44,22 +45,22 @@ class SpooledFrame:
 
 @dataclass
 class FrameSpooler:
-    """Fills one spool file tile by tile, in any order, from any thread.
+    """Fills one spool file tile by tile, in any order; used by one thread.
 
-    A file that could not be written, or was never finished, is taken away again.
+    With `pool` a tile is written in a thread of it while the next one is made: an error then shows
+    at the call after. A file that could not be written, or was never finished, is taken away again.
     """
 
     path: Path
     layout: Layout
     codec: Codec
     header: FrameHeader  # result_digest is a stand-in of the right length until `finish`
+    pool: Executor | None = None
 
     def __post_init__(self) -> None:
         self._fd = -1
         self._payload_offset = len(frame.preamble(self.header, digest_checked=True))
-        self._lock = threading.Lock()
-        self._writers = 0
-        self._broken: StoreError | None = None
+        self._behind: Future[None] | None = None
         with filesystem.naming("open", self.path):
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
@@ -77,27 +78,38 @@ class FrameSpooler:
         self._write(memoryview(preamble), 0)
         trailer = hashlib.sha256(preamble).digest()
         self._write(memoryview(trailer), nbytes - len(trailer))
+        self._settle()
         fd, self._fd = self._fd, -1
         return SpooledFrame(self.path, fd, header, nbytes)
 
     def _write(self, data: memoryview, offset: int) -> None:
-        with self._lock:
-            if self._broken is not None:
-                raise type(self._broken)(str(self._broken))
-            self._writers += 1
+        self._settle()
+        if self.pool is not None:
+            self._behind = self.pool.submit(self._write_now, data, offset)
+            return
         try:
-            with filesystem.naming("write", self.path):
-                _pwrite_all(self._fd, data, offset)
-        except StoreError as exc:
-            with self._lock:
-                self._broken = type(exc)(str(exc))
+            self._write_now(data, offset)
+        except StoreError:
+            self._discard()
+            raise
+
+    def _settle(self) -> None:
+        """Waits for the tile that is being written; raises what became of it."""
+        if self._fd < 0:
+            raise StorageFull(f"{str(self.path)!r} could not be written before; make room")
+        if self._behind is None:
+            return
+        try:
+            self._behind.result()
+        except StoreError:
+            self._discard()
             raise
         finally:
-            with self._lock:
-                self._writers -= 1
-                # Not under another thread's write, which would go to whoever gets the fd next.
-                if self._broken is not None and not self._writers:
-                    self._discard()
+            self._behind = None
+
+    def _write_now(self, data: memoryview, offset: int) -> None:
+        with filesystem.naming("write", self.path):
+            _pwrite_all(self._fd, data, offset)
 
     def _discard(self) -> None:
         if self._fd >= 0:
@@ -106,6 +118,8 @@ class FrameSpooler:
             self.path.unlink(missing_ok=True)
 
     def __del__(self) -> None:
+        if self._behind is not None:
+            wait([self._behind])  # not under a write, which would go to whoever gets the fd next
         self._discard()
 
 
@@ -121,12 +135,14 @@ class Spool:
         self._frames: dict[str, SpooledFrame] = {}
         self._serial = 0
 
-    def spooler(self, layout: Layout, codec: Codec, header: FrameHeader) -> FrameSpooler:
+    def spooler(
+        self, layout: Layout, codec: Codec, header: FrameHeader, *, pool: Executor | None = None
+    ) -> FrameSpooler:
         """A new file to fill."""
         with self._lock:
             self._serial += 1
             path = self._directory / f"{header.kind}-{header.round}-{self._serial}.frame"
-        return FrameSpooler(path, layout, codec, header)
+        return FrameSpooler(path, layout, codec, header, pool)
 
     def put(self, spooled: SpooledFrame) -> None:
         """Offers `spooled` in place of the earlier frame of its kind."""

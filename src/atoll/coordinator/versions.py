@@ -97,17 +97,14 @@ class Versions:
     @property
     def nbytes(self) -> int:
         """Bytes of all fp32 buffers held."""
-        buffers = [self._state.master, *self._state.slots.values()]
-        if self._state.published is not self._state.master:
-            buffers.append(self._state.published)
+        buffers = [*self._state.buffers, *self._state.slots.values()]
         return sum(buffer.numel() * 4 for buffer in buffers)
 
     def compute(self, round_number: int, contributions: list[ContributionRecord]) -> Digests:
         """Applies a frozen round to the weights and spools its frame; `publish` offers it."""
-        spooler = self._spool.spooler(
-            self._layout, self._download, self._header_of_round(round_number)
-        )
-        with self._lock:
+        header = self._header_of_round(round_number)
+        with self._lock, replay.hashing(self._threads) as pool:
+            spooler = self._spool.spooler(self._layout, self._download, header, pool=pool)
             self._settled = False
             digests = replay.apply_round(
                 self._state,
@@ -116,7 +113,7 @@ class Versions:
                 round_number=round_number,
                 contributions=contributions,
                 sink=spooler,
-                threads=self._threads,
+                pool=pool,
             )
             self._pending = spooler.finish(result_digest=digests.published.root)
             return digests

@@ -4,7 +4,6 @@ Reads a ledger and blobs; changes neither. Finds problems instead of raising the
 first round and tensor that differ.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -16,6 +15,7 @@ from atoll.ledger import chain
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ContributionRecord, LeaseState, RoundRecord, RoundState
 from atoll.protocol.manifest import Manifest
+from atoll.sums import digest as digests
 from atoll.wire import frame
 
 Progress = Callable[[str, int, int], None]
@@ -98,7 +98,7 @@ def _check_leaves(report: AuditReport, record: RoundRecord) -> None:
         ("leaves", record.master_digest, record.leaves),
         ("published_leaves", record.published_digest, record.published_leaves or record.leaves),
     ):
-        found = hashlib.sha256(leaves or b"").hexdigest()
+        found = digests.root_of(leaves or b"")
         if found != root:
             report.problems.append(
                 Problem(record.round, name, f"they hash to {found}, the round's digest is {root}")

@@ -4,6 +4,7 @@ The coordinator starts with this and audit proves with it. Reads ledger and blob
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from atoll.protocol.manifest import Manifest
 from atoll.strategies import build
 from atoll.strategies.diloco import OuterState, PayloadSink, fresh_state
 from atoll.sums import digest as digests
-from atoll.sums.digest import ParamsDigest
+from atoll.sums.digest import ParamsDigest, RunningDigest
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,8 @@ class Replayed:
 
 def measure(state: OuterState, *, threads: int = 1) -> Digests:
     """The digests of `state`; an aliased published buffer is hashed once."""
-    master = digests.digest(state.layout, state.master, threads=threads)
-    if state.published is state.master:
-        return Digests(master, master)
-    return Digests(master, digests.digest(state.layout, state.published, threads=threads))
+    found = [digests.digest(state.layout, b, threads=threads) for b in state.buffers]
+    return Digests(found[0], found[-1])
 
 
 def initial_state(ledger: Ledger, blobs: Blobs, manifest: Manifest, layout: Layout) -> OuterState:
@@ -142,13 +141,23 @@ def apply_round(
     round_number: int,
     contributions: list[ContributionRecord],
     sink: PayloadSink | None = None,
-    threads: int = 1,
+    pool: Executor | None = None,
 ) -> Digests:
-    """Computes `round_number` on `state` in place from its frozen, ordered contributions."""
-    step = build.outer_step(manifest, round_number, threads=threads)
+    """Computes `round_number` on `state` in place from its frozen, ordered contributions.
+
+    A `pool` hashes what is done while the outer step goes on.
+    """
+    step = build.outer_step(manifest, round_number)
+    running = [RunningDigest(state.layout, buffer, pool=pool) for buffer in state.buffers]
+
+    def reached(stop: int) -> None:
+        for digest in running:
+            digest.reached(stop)
+
     with sources.opened(blobs, contributions, build.codec(manifest.upload)) as opened:
-        step.apply(state, opened, sink)
-    return measure(state, threads=threads)
+        step.apply(state, opened, sink, reached=reached)
+    found = [digest.finish() for digest in running]
+    return Digests(found[0], found[-1])
 
 
 def replay(
@@ -161,20 +170,31 @@ def replay(
     threads: int = 1,
 ) -> Iterator[Replayed]:
     """Computes every published round after `after_version` on `state` in place, one by one."""
-    for record in ledger.rounds(first=after_version + 1):
-        if record.state is not RoundState.PUBLISHED:
-            return
-        contributions = ledger.contributions(record.round)
-        with _naming(f"a contribution of round {record.round}"):
-            found = apply_round(
-                state,
-                blobs,
-                manifest=manifest,
-                round_number=record.round,
-                contributions=contributions,
-                threads=threads,
-            )
-        yield Replayed(record, contributions, found)
+    with hashing(threads) as pool:
+        for record in ledger.rounds(first=after_version + 1):
+            if record.state is not RoundState.PUBLISHED:
+                return
+            contributions = ledger.contributions(record.round)
+            with _naming(f"a contribution of round {record.round}"):
+                found = apply_round(
+                    state,
+                    blobs,
+                    manifest=manifest,
+                    round_number=record.round,
+                    contributions=contributions,
+                    pool=pool,
+                )
+            yield Replayed(record, contributions, found)
+
+
+@contextmanager
+def hashing(threads: int) -> Iterator[Executor | None]:
+    """One thread beside the outer step's where `threads` allows it: more only wait for it."""
+    if threads == 1:
+        yield None
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="hashing") as pool:
+        yield pool
 
 
 def difference(layout: Layout, replayed: Replayed) -> str | None:

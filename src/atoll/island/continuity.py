@@ -7,10 +7,10 @@ until its receipt, then the checkpoint. A refusal goes back to the last checkpoi
 import logging
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -20,13 +20,11 @@ from atoll.codecs import feedback
 from atoll.codecs.base import Codec
 from atoll.island import inner_state
 from atoll.island.contribution import Feedback
-from atoll.island.store import IslandStore, Saved, StoredFrame
+from atoll.island.store import FRAME_FILE, RESIDUAL_FILE, IslandStore, Saved, StoredFrame
 from atoll.layout import byte_view
 from atoll.protocol.messages import Info
 
 log = logging.getLogger(__name__)
-
-RESIDUAL_FILE = "residual"
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,10 @@ class Continuity:
         """Where the frame of a round and the state that goes with it are to be written."""
         return self._store.begin(round_number)
 
+    def writing(self, path: Path) -> AbstractContextManager[BinaryIO]:
+        """The file that the frame goes to."""
+        return self._store.writing(path / FRAME_FILE)
+
     def describe(self, preamble: bytes, sha256: str) -> dict[str, Any]:
         """What is written beside a frame, so that another life can resend it."""
         return {"preamble": preamble.hex(), "sha256": sha256, "run_id": self._info.run_id}
@@ -94,7 +96,7 @@ class Continuity:
         if self._residual is None or self._next_residual is None:
             yield None
             return
-        with (path / RESIDUAL_FILE).open("wb") as file:
+        with self._store.writing(path / RESIDUAL_FILE) as file:
             yield Feedback(self._residual, self._next_residual, file.write)
 
     def capture(self) -> InnerState:

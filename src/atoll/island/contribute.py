@@ -39,7 +39,7 @@ def contribute(
 ) -> bool:
     """Whether the contribution is in; if not, the inner state is the last accepted round's."""
     path = continuity.begin(header.round)
-    with (path / "frame").open("wb") as file, continuity.feedback(path) as feed:
+    with continuity.writing(path) as file, continuity.feedback(path) as feed:
         encoded = contribution.encode(
             weights, header, file.write, codec=codec, feed=feed, noise=noise
         )

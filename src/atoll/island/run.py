@@ -90,10 +90,8 @@ class Run:
         *,
         identity: IslandIdentity,
         jitter: random.Random,
-        hash_threads: int = 1,
     ) -> None:
         self._store = store
-        self._hash_threads = hash_threads
         self._session = Session(link, identity, Reconnect(clock, jitter))
         self.manifest: Manifest = self._session.info.manifest()
         self.stale_rounds = 0
@@ -136,9 +134,7 @@ class Run:
         definition = self.manifest.model.definition
         layout = models.layout_of(models.on_meta(definition))
         layout.check(dict(model.named_parameters()))
-        weights = IslandWeights(
-            model, download=build.codec(self.manifest.download), hash_threads=self._hash_threads
-        )
+        weights = IslandWeights(model, download=build.codec(self.manifest.download))
         continuity = Continuity(
             self._store,
             self._session.info,

@@ -3,6 +3,7 @@
     identity.json            worker_id and island key
     checkpoint-N/            inner state after accepted round N (at most one, the newest)
     pending-N/               the same for a round whose receipt is not here yet, with its frame
+    spare-*                  large files that are done with, to be written over by the next round
 
 A directory counts once `complete.json` is in it, which is written last. A receipt promotes the
 pending directory to the checkpoint by one rename; a refusal removes it. The coordinator's ledger
@@ -13,10 +14,11 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -25,6 +27,8 @@ from torch import Tensor
 from atoll.errors import StateHeld, StoreError
 
 MAX_JSON_BYTES = 8 << 20
+SPARE = "spare-"
+FRAME_FILE, RESIDUAL_FILE = "frame", "residual"
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,19 @@ class IslandStore:
         self.discard_pending()
         path = self.directory / f"pending-{round_number}"
         path.mkdir()
+        for spare in self.directory.glob(f"{SPARE}*"):
+            os.replace(spare, path / spare.name.removeprefix(SPARE))
         return path
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[BinaryIO]:
+        """A file of a pending directory, to be written from its start to its new end.
+
+        A spare one is written over: its pages and blocks are there already, which costs half.
+        """
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
+            yield file
+            file.truncate()
 
     def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes the inner state and makes the whole directory durable."""
@@ -129,7 +145,7 @@ class IslandStore:
     def frame(self, saved: Saved) -> StoredFrame:
         """The frame of a pending round."""
         return StoredFrame(
-            self.directory / f"pending-{saved.round}" / "frame",
+            self.directory / f"pending-{saved.round}" / FRAME_FILE,
             preamble=bytes.fromhex(saved.meta["preamble"]),
             sha256=saved.meta["sha256"],
         )
@@ -142,9 +158,15 @@ class IslandStore:
         older = list(self.directory.glob("checkpoint-*"))
         os.replace(self.directory / f"pending-{round_number}", promoted)
         _sync(self.directory)
-        (promoted / "frame").unlink(missing_ok=True)
+        self._spare(promoted / FRAME_FILE)
         for path in older:
+            for name in (FRAME_FILE, RESIDUAL_FILE):
+                self._spare(path / name)
             self._remove(path)
+
+    def _spare(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            os.replace(path, self.directory / f"{SPARE}{path.name}")
 
     def discard_pending(self) -> None:
         """A refusal, or a round that is over: the pending state is void."""
@@ -201,7 +223,7 @@ class IslandStore:
     def _remove_unfinished(self) -> None:
         for path in self.directory.glob("trash-*"):
             shutil.rmtree(path, ignore_errors=True)
-        for kind, needed in (("pending", "frame"), ("checkpoint", "state.safetensors")):
+        for kind, needed in (("pending", FRAME_FILE), ("checkpoint", "state.safetensors")):
             for path in self.directory.glob(f"{kind}-*"):
                 if not (path / "complete.json").exists() or not (path / needed).exists():
                     self._remove(path)

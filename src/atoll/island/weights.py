@@ -14,7 +14,7 @@ from atoll.errors import FrameError, ManifestMismatch
 from atoll.layout import ELEMENT_BYTES, Span
 from atoll.models import registry as models
 from atoll.strategies import diloco
-from atoll.sums import digest as digests
+from atoll.sums.digest import RunningDigest
 from atoll.wire import frame
 from atoll.wire.frame import FrameReader
 from atoll.wire.header import FrameHeader
@@ -25,12 +25,11 @@ TILE_BYTES = 1 << 20  # stays in cache; larger tiles cost page faults
 class IslandWeights:
     """θ̂ as published, and the local weights of `model`, which start from it."""
 
-    def __init__(self, model: nn.Module, *, download: Codec, hash_threads: int = 1) -> None:
+    def __init__(self, model: nn.Module, *, download: Codec) -> None:
         self.layout = models.layout_of(model)
         self.version: int | None = None
         self.digest: str | None = None
         self._download = download
-        self._hash_threads = hash_threads
         self._trained = True
         self._published = self.layout.zeros()
         self._device = next(model.parameters()).device
@@ -75,8 +74,7 @@ class IslandWeights:
         with torch.no_grad():
             self._local[span.start : span.stop].copy_(published)
 
-    def _finish(self, header: FrameHeader) -> None:
-        found = digests.digest(self.layout, self._published, threads=self._hash_threads).root
+    def _finish(self, header: FrameHeader, found: str) -> None:
         if found != header.result_digest:
             raise FrameError(
                 f"version {header.round} arrived with digest {found}, published is "
@@ -99,6 +97,8 @@ class Receiver:
         self._buffer = np.empty(TILE_BYTES, np.uint8)
         self._filled = 0
         self._span: Span | None = None
+        # Hashed as it comes in, so that the network's time is used.
+        self._digest = RunningDigest(weights.layout, weights._published)
 
     def feed(self, chunk: bytes | memoryview) -> None:
         """The next bytes of the frame."""
@@ -108,7 +108,7 @@ class Receiver:
         """Checks the whole: the local and published weights are the version's now."""
         self._reader.finish()
         assert self._header is not None
-        self._weights._finish(self._header)
+        self._weights._finish(self._header, self._digest.finish().root)
 
     def _take(self, piece: memoryview) -> None:
         if self._header is None:
@@ -156,6 +156,7 @@ class Receiver:
         assert self._span is not None and self._header is not None
         payload = torch.from_numpy(self._buffer[:nbytes])
         self._weights._store(self._span, payload, self._header)
+        self._digest.reached(self._span.stop)
         self._span = next(self._spans, None)
         self._filled = 0
 

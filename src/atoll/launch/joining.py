@@ -13,6 +13,7 @@ from atoll.island.pulse import Pulse
 from atoll.island.reconnect import Reconnect
 from atoll.island.run import Run
 from atoll.island.store import IslandIdentity, IslandStore
+from atoll.launch import memory
 
 MAX_SLOTS = 256
 DEFAULT_HOME = Path("~/.local/state/atoll")
@@ -32,6 +33,7 @@ def join(
     `state` is where this island keeps its checkpoint; without it a directory below `home` is
     chosen, the same one again after a restart. `run.close()`, or the end of `run.batches`, leaves.
     """
+    memory.keep_freed_tiles()
     clock = SystemClock()
     jitter = random.Random(secrets.randbits(64))
     link = NetworkLink(url, token=token, fingerprint=fingerprint)

@@ -87,7 +87,7 @@ class RoundRecord:
     hash: str | None = None
     master_digest: str | None = None
     published_digest: str | None = None
-    leaves: bytes | None = None  # sha256 of each leaf of the master, concatenated
+    leaves: bytes | None = None  # hash of each leaf of the master, concatenated
     published_leaves: bytes | None = None  # the same for θ̂; None when it equals the master
     published_wall: float | None = None
 

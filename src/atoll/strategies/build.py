@@ -26,14 +26,13 @@ def outer_optimizer(settings: OuterSettings) -> OuterOptimizer:
     return optim.build(settings.optimizer, {name: getattr(settings, name) for name in fields})
 
 
-def outer_step(manifest: Manifest, round_number: int, *, threads: int = 1) -> OuterStep:
+def outer_step(manifest: Manifest, round_number: int) -> OuterStep:
     """The outer step of `round_number`; rounding noise is keyed by the run's seed and the round."""
     return OuterStep(
         optimizer=outer_optimizer(manifest.outer),
         download=codec(manifest.download),
         noise=Noise(manifest.seed, round_number, NOISE_LANE_DOWNLOAD),
         step=round_number,
-        threads=threads,
     )
 
 
