@@ -5,6 +5,7 @@ chosen calls.
 """
 
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -276,10 +277,8 @@ def test_island_that_lost_its_directory_starts_from_the_runs_weights(sea, calm):
     """The ledger is the truth: the run completes, with another inner state and so other bits."""
 
     def killed_and_erased(sea: Sea, _: Call) -> Any:
-        for path in (sea.home / "a").glob("*-*"):
-            for file in path.iterdir():
-                file.unlink()
-            path.rmdir()
+        for path in (sea.home / "a").glob("*-[0-9]*"):
+            shutil.rmtree(path)
         raise Killed
 
     sea.faults = {("a", "step", 3): killed_and_erased}
