@@ -413,14 +413,13 @@ class HandIsland:
         self, sent: Frame, *, chunk_bytes: int = 1 << 11, body: bytes | None = None, **changes: Any
     ) -> ContributionRecord:
         """Uploads a frame; `changes` of what is announced, `body` in place of its bytes."""
-        upload = self.coordinator.begin_upload(self.request(sent, **changes))
-        if isinstance(upload, ContributionRecord):
-            return upload
-        stream = upload.stream
+        stream = self.coordinator.begin_upload(self.request(sent, **changes))
+        if isinstance(stream, ContributionRecord):
+            return stream
         data = sent.data if body is None else body
         for offset in range(0, len(data), chunk_bytes):
-            self.coordinator.write_upload(upload, stream, data[offset : offset + chunk_bytes])
-        return self.coordinator.commit_upload(upload, stream)
+            self.coordinator.write_upload(stream, data[offset : offset + chunk_bytes])
+        return self.coordinator.commit_upload(stream)
 
     def contribute(self, delta: Tensor | None = None) -> ContributionRecord:
         """Trains the open round by hand and sends it."""

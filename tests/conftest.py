@@ -5,6 +5,7 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -56,10 +57,20 @@ def postgres_url(postgres_server: RunningServer) -> str:
     return servers.create_database(postgres_server, f"test_{uuid.uuid4().hex}")
 
 
+@pytest.fixture(scope="session")
+def skip() -> Callable[[str], NoReturn]:
+    """Skips what this machine lacks something for; with CI=true that is a failure."""
+    return _skip
+
+
 def _or_skip(start: Callable[[], RunningServer]) -> RunningServer:
     try:
         return start()
     except ServerMissing as exc:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{exc} (CI=true: a server may not be skipped)")
-        pytest.skip(str(exc))
+        _skip(str(exc))
+
+
+def _skip(reason: str) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason} (CI=true: this may not be skipped)")
+    pytest.skip(reason)

@@ -18,8 +18,8 @@ import torch
 
 from atoll import config
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.clock import SystemClock
-from atoll.coordinator import access, boot
+from atoll.clock import Clock, SystemClock
+from atoll.coordinator import access, boot, heads
 from atoll.coordinator.access import Access, Role
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.certificate import Certificate
@@ -75,6 +75,7 @@ class Served:
     address: Address
     directory: Path
     certificate: Certificate | None = None
+    ended: threading.Event = field(default_factory=threading.Event)  # the server, by itself or not
     _open: list[Any] = field(default_factory=list)
 
     @property
@@ -118,10 +119,14 @@ def serving(
     *,
     host: str = "127.0.0.1",
     certificate: Certificate | None = None,
+    clock: Clock | None = None,
+    stay: bool = True,
+    head_seconds: float = heads.HEAD_SECONDS,
     **changes: Any,
 ) -> Iterator[Served]:
     """Serves a fresh run in `directory` until the block ends; `changes` go to its run file."""
-    clock = SystemClock()
+    clock = clock or SystemClock()
+    ended = threading.Event()
     directory.mkdir(parents=True, exist_ok=True)
     ledger = engines.open_ledger(directory / "ledger.sqlite")
     stores = Stores(ledger, DirectoryBlobs(directory / "blobs"), Spool(directory / "spool"))
@@ -134,11 +139,13 @@ def serving(
         coordinator,
         Access.of(ledger),
         clock,
-        listen=Listen(host=host, port=0, certificate=certificate, stay=True),
+        listen=Listen(
+            host=host, port=0, certificate=certificate, stay=stay, head_seconds=head_seconds
+        ),
     )
     try:
-        with running(server) as address:
-            served = Served(coordinator, server, address, directory, certificate)
+        with running(server, ended) as address:
+            served = Served(coordinator, server, address, directory, certificate, ended)
             try:
                 yield served
             finally:
@@ -149,7 +156,7 @@ def serving(
 
 
 @contextmanager
-def running(server: Server) -> Iterator[Address]:
+def running(server: Server, ended: threading.Event) -> Iterator[Address]:
     """Runs `server` in a thread until the block ends; what it raises is raised here."""
     ready = threading.Event()
     addresses: list[Address] = []
@@ -165,6 +172,7 @@ def running(server: Server) -> Iterator[Address]:
         except BaseException as exc:
             failures.append(exc)
         finally:
+            ended.set()
             ready.set()
 
     thread = threading.Thread(target=work, name="served")

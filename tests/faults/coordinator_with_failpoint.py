@@ -29,7 +29,7 @@ from atoll.coordinator import transfer
 from atoll.coordinator.closer import Closer
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import SpooledFrame
-from atoll.coordinator.uploads import Uploads
+from atoll.coordinator.uploads import Uploads, UploadStream
 from atoll.ledger import contributions
 from atoll.ledger.sql import SqlLedger
 
@@ -44,10 +44,11 @@ Die = Callable[..., None]
 def before_accept(round_number: int, die: Die) -> None:
     commit = Uploads.commit
 
-    def wrapped(self: Uploads, upload: Any, stream: int) -> Any:
+    def wrapped(self: Uploads, stream: UploadStream) -> Any:
+        upload = stream.upload
         if upload.header.round == round_number:
             die(sha256=upload.request.sha256, worker_id=upload.request.identity.worker_id)
-        return commit(self, upload, stream)
+        return commit(self, stream)
 
     Uploads.commit = wrapped  # type: ignore[method-assign] # the point of this program
 

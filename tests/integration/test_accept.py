@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.coordinator.uploads import Upload
+from atoll.coordinator.uploads import UploadStream
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -76,14 +76,14 @@ def test_whole_body_sent_again_gets_the_first_receipt_when_two_streams_raced(clu
     a, _ = cluster.pair()
     sent = a.frame()
     request = a.request(sent)
-    upload = cluster.coordinator.begin_upload(request)
-    assert isinstance(upload, Upload)
-    cluster.coordinator.write_upload(upload, 1, sent.data)
+    stream = cluster.coordinator.begin_upload(request)
+    assert isinstance(stream, UploadStream)
+    cluster.coordinator.write_upload(stream, sent.data)
     first = cluster.coordinator._uploads._record(
-        cluster.coordinator._uploads._contribution(upload, 1.0)
+        cluster.coordinator._uploads._contribution(stream.upload, 1.0)
     )
 
-    again = cluster.coordinator.commit_upload(upload, 1)
+    again = cluster.coordinator.commit_upload(stream)
 
     assert again == first
 
@@ -237,13 +237,13 @@ def test_upload_that_the_round_overtakes_is_stale(tmp_path):
     c = cluster.island("c")
     cluster.rounds(1, a, b)
     sent = c.frame()
-    upload = cluster.coordinator.begin_upload(c.request(sent))
-    assert isinstance(upload, Upload)
-    cluster.coordinator.write_upload(upload, 1, sent.data[:500])
+    stream = cluster.coordinator.begin_upload(c.request(sent))
+    assert isinstance(stream, UploadStream)
+    cluster.coordinator.write_upload(stream, sent.data[:500])
     cluster.rounds(1, a, b)
 
     with pytest.raises(StaleContribution):
-        cluster.coordinator.write_upload(upload, 1, sent.data[500:])
+        cluster.coordinator.write_upload(stream, sent.data[500:])
 
     assert cluster.drafts() == []
 
@@ -479,14 +479,14 @@ def test_incarnation_fenced_during_its_upload_contributes_nothing(cluster):
     """C21: the check is repeated when the body is in."""
     _, b = cluster.pair()
     sent = b.frame()
-    upload = cluster.coordinator.begin_upload(b.request(sent))
-    assert isinstance(upload, Upload)
-    cluster.coordinator.write_upload(upload, 1, sent.data)
+    stream = cluster.coordinator.begin_upload(b.request(sent))
+    assert isinstance(stream, UploadStream)
+    cluster.coordinator.write_upload(stream, sent.data)
     b.join()
     before = cluster.coordinator.state_hash()
 
     with pytest.raises(Fenced):
-        cluster.coordinator.commit_upload(upload, 1)
+        cluster.coordinator.commit_upload(stream)
 
     assert cluster.coordinator.state_hash() == before
     assert cluster.drafts() == []
@@ -533,14 +533,14 @@ def test_broken_upload_resumes_at_its_offset(cluster, undisturbed_digest):
     a, b = cluster.pair()
     sent = a.frame()
     first = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(first, Upload)
-    cluster.coordinator.write_upload(first, first.stream, sent.data[:3000])
+    assert isinstance(first, UploadStream)
+    cluster.coordinator.write_upload(first, sent.data[:3000])
     offset = cluster.coordinator.upload_offset(a.request(sent))
 
     second = cluster.coordinator.begin_upload(a.request(sent, offset=offset))
-    assert isinstance(second, Upload)
-    cluster.coordinator.write_upload(second, second.stream, sent.data[offset:])
-    cluster.coordinator.commit_upload(second, second.stream)
+    assert isinstance(second, UploadStream)
+    cluster.coordinator.write_upload(second, sent.data[offset:])
+    cluster.coordinator.commit_upload(second)
 
     assert offset == 3000
     b.contribute()
@@ -551,24 +551,46 @@ def test_broken_upload_resumes_at_its_offset(cluster, undisturbed_digest):
 def test_stream_that_was_followed_by_another_may_not_write(cluster):
     a, _ = cluster.pair()
     sent = a.frame()
-    upload = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(upload, Upload)
-    cluster.coordinator.write_upload(upload, 1, sent.data[:3000])
-    cluster.coordinator.begin_upload(a.request(sent, offset=3000))
+    stream = cluster.coordinator.begin_upload(a.request(sent))
+    assert isinstance(stream, UploadStream)
+    cluster.coordinator.write_upload(stream, sent.data[:3000])
+    later = cluster.coordinator.begin_upload(a.request(sent, offset=3000))
+    assert isinstance(later, UploadStream)
 
     with pytest.raises(FrameError, match="a later stream"):
-        cluster.coordinator.write_upload(upload, 1, sent.data[3000:])
+        cluster.coordinator.write_upload(stream, sent.data[3000:])
 
-    cluster.coordinator.write_upload(upload, 2, sent.data[3000:])
-    assert cluster.coordinator.commit_upload(upload, 2).sha256 == sent.sha256
+    cluster.coordinator.write_upload(later, sent.data[3000:])
+    assert cluster.coordinator.commit_upload(later).sha256 == sent.sha256
+
+
+@pytest.mark.parametrize("refused", ["write_upload", "commit_upload"])
+def test_earlier_of_two_streams_that_resume_at_the_same_offset_is_refused(cluster, refused):
+    """Both hold their stream before either writes: the number is bound where it is given out."""
+    a, _ = cluster.pair()
+    sent = a.frame()
+    stream = cluster.coordinator.begin_upload(a.request(sent))
+    assert isinstance(stream, UploadStream)
+    cluster.coordinator.write_upload(stream, sent.data[:3000])
+    earlier = cluster.coordinator.begin_upload(a.request(sent, offset=3000))
+    later = cluster.coordinator.begin_upload(a.request(sent, offset=3000))
+    assert isinstance(earlier, UploadStream)
+    assert isinstance(later, UploadStream)
+    message = {"write_upload": (earlier, sent.data[3000:]), "commit_upload": (earlier,)}[refused]
+
+    with pytest.raises(FrameError, match="a later stream"):
+        getattr(cluster.coordinator, refused)(*message)
+
+    cluster.coordinator.write_upload(later, sent.data[3000:])
+    assert cluster.coordinator.commit_upload(later).sha256 == sent.sha256
 
 
 def test_upload_from_the_start_replaces_the_one_under_way(cluster):
     a, _ = cluster.pair()
     sent = a.frame()
-    upload = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(upload, Upload)
-    cluster.coordinator.write_upload(upload, 1, sent.data[:3000])
+    stream = cluster.coordinator.begin_upload(a.request(sent))
+    assert isinstance(stream, UploadStream)
+    cluster.coordinator.write_upload(stream, sent.data[:3000])
 
     record = a.send(sent)
 
@@ -579,9 +601,9 @@ def test_upload_from_the_start_replaces_the_one_under_way(cluster):
 def test_upload_resumes_only_where_it_stands(cluster):
     a, _ = cluster.pair()
     sent = a.frame()
-    upload = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(upload, Upload)
-    cluster.coordinator.write_upload(upload, 1, sent.data[:3000])
+    stream = cluster.coordinator.begin_upload(a.request(sent))
+    assert isinstance(stream, UploadStream)
+    cluster.coordinator.write_upload(stream, sent.data[:3000])
 
     with pytest.raises(FrameError, match="offset=2000 is not where"):
         cluster.coordinator.begin_upload(a.request(sent, offset=2000))
@@ -593,8 +615,8 @@ def test_replaced_upload_is_dropped_only_after_its_running_write(cluster):
     """A closed file's number may belong to another file by the time a late write uses it."""
     a, _ = cluster.pair()
     sent = a.frame()
-    upload = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(upload, Upload)
+    stream = cluster.coordinator.begin_upload(a.request(sent))
+    assert isinstance(stream, UploadStream)
     dropped = threading.Event()
 
     def replace_it() -> None:
@@ -603,7 +625,7 @@ def test_replaced_upload_is_dropped_only_after_its_running_write(cluster):
 
     replacing = threading.Thread(target=replace_it)
 
-    with upload.lock:  # as a write of the earlier stream holds it
+    with stream.upload.lock:  # as a write of the earlier stream holds it
         replacing.start()
         was_dropped = dropped.wait(0.05)
     replacing.join()
@@ -616,12 +638,12 @@ def test_blob_of_a_refused_commit_is_garbage_that_pruning_removes(cluster):
     """The ledger refused what was already stored: nothing references it."""
     _, b = cluster.pair()
     sent = b.frame()
-    upload = cluster.coordinator.begin_upload(b.request(sent))
-    assert isinstance(upload, Upload)
-    cluster.coordinator.write_upload(upload, 1, sent.data)
+    stream = cluster.coordinator.begin_upload(b.request(sent))
+    assert isinstance(stream, UploadStream)
+    cluster.coordinator.write_upload(stream, sent.data)
     cluster.ledger.register("b", b.coordinator._registry.known()[1].key_sha256, wall=0.0)
     with pytest.raises(Fenced):
-        cluster.coordinator.commit_upload(upload, 1)
+        cluster.coordinator.commit_upload(stream)
     assert sent.sha256 in cluster.blob_names()
 
     removed = retention.prune(cluster.ledger, cluster.blobs, cluster.manifest.storage)

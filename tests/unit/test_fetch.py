@@ -1,5 +1,6 @@
 """An island's downloads: what it checks before it applies anything, and when it gives up."""
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import cast
@@ -13,7 +14,7 @@ from atoll.codecs.bf16 import Bf16
 from atoll.codecs.fp32 import Fp32
 from atoll.errors import AtollError, FrameError, LayoutMismatch, ManifestMismatch
 from atoll.ids import WorkerId
-from atoll.island import fetch
+from atoll.island import fetch, reconnect
 from atoll.island.link import DownloadProgress, Link
 from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
@@ -55,7 +56,16 @@ class Offers:
 
     def __init__(self, *frames: tuple[str, bytes]) -> None:
         self._frames = frames
-        self.downloads = 0
+        self.clock = ManualClock()
+        self.tried: list[float] = []  # when
+
+    @property
+    def downloads(self) -> int:
+        return len(self.tried)
+
+    @property
+    def pauses(self) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(self.tried)]
 
     def info(self) -> Info:
         return Info.model_construct(run_id="run", manifest_sha256="a" * 64, version=1)
@@ -69,7 +79,7 @@ class Offers:
         sink: Callable[[bytes], None],
     ) -> None:
         tag, data = self._frames[min(self.downloads, len(self._frames) - 1)]
-        self.downloads += 1
+        self.tried.append(self.clock.now())
         assert self.downloads < 100, "the island never gives up"
         progress.opened(tag, 0)
         sink(data)
@@ -78,7 +88,7 @@ class Offers:
 
 def session(link: Offers) -> Session:
     name = IslandIdentity(WorkerId("a"), "1" * 64)
-    return Session(cast(Link, link), name, Reconnect(ManualClock(), random.Random(1)))
+    return Session(cast(Link, link), name, Reconnect(link.clock, random.Random(1)))
 
 
 def test_whole_frame_becomes_the_published_weights():
@@ -115,6 +125,40 @@ def test_coordinator_that_goes_on_to_other_frames_is_not_given_up():
     fetch.fetch(session(link), weights)
 
     assert (link.downloads, weights.digest) == (11, DIGEST)
+
+
+def within(pauses: list[float], longest: list[float]) -> bool:
+    """Whether each pause is between half of its longest and that."""
+    return all(
+        0.5 * most <= pause <= most * (1 + 1e-9)
+        for pause, most in zip(pauses, longest, strict=True)
+    )
+
+
+def test_tries_of_a_bad_frame_are_ever_further_apart():
+    link = Offers(("one", whole(result_digest=WRONG)))
+
+    with pytest.raises(FrameError):
+        fetch.fetch(session(link), island())
+
+    assert within(link.pauses, [reconnect.FIRST_SECONDS, 2 * reconnect.FIRST_SECONDS])
+
+
+def test_pause_is_short_again_when_the_coordinator_goes_on_to_another_frame():
+    bad = [(f"version {n // 2}", whole(result_digest=WRONG)) for n in range(4)]
+    link = Offers(*bad, ("good", whole()))
+
+    fetch.fetch(session(link), island())
+
+    assert within(link.pauses, [reconnect.FIRST_SECONDS, 2 * reconnect.FIRST_SECONDS] * 2)
+
+
+def test_good_frame_is_fetched_without_a_pause():
+    link = Offers(("one", whole()))
+
+    fetch.fetch(session(link), island())
+
+    assert link.clock.now() == 0.0
 
 
 OTHER_LAYOUT = Layout.of([("weight", (5, 3), "float32"), ("bias", (3,), "float32")])

@@ -56,7 +56,7 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
         clock = SystemClock()
         began = clock.now()
         tokens = Tokens(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
-        coordinator = local.start_coordinator(run_file, home, tokens=tokens)
+        coordinator = local.start_coordinator(run_file, home, tokens=tokens, options=["--stay"])
         started: list[LocalProcess] = [coordinator]
         try:
             output.stderr.print(f"coordinator starts; state and logs in {str(home)!r}")
@@ -73,6 +73,7 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
             started += islands_started
             output.stderr.print(f"{islands} islands join {coordinator.url}")
             _watch(coordinator, islands_started, tokens)
+            coordinator.terminate()
             for process in started:
                 if process.wait(timeout_seconds=60) != 0:
                     raise AtollError(f"{process.name} failed; its log:\n{process.log_tail()}")
@@ -97,17 +98,22 @@ def _watch(coordinator: LocalCoordinator, islands: list[LocalIsland], tokens: To
     last = link.status()
     try:
         with _display(last) as show:
-            while last.state != "finished" or any(p.is_running() for p in islands):
+            is_over = False
+            while not is_over:
                 for process in (coordinator, *islands):
-                    if not process.is_running() and process.popen.returncode != 0:
+                    has_ended = not process.is_running()
+                    if has_ended and (process is coordinator or process.popen.returncode != 0):
                         raise AtollError(f"{process.name} failed; its log:\n{process.log_tail()}")
                 if clock.now() > deadline:
                     raise AtollError(f"the demo did not end within {LIMIT_SECONDS:.0f} s")
+                # Looked at before the status: the last one shown has all that the islands told.
+                is_over = last.state == "finished" and not any(p.is_running() for p in islands)
                 clock.sleep(POLL_SECONDS)
                 try:
                     last = link.status()
                 except CoordinatorUnreachable:
-                    continue  # it ends by itself once every island has left
+                    is_over = False  # a busy machine: asked again
+                    continue
                 show(last)
     finally:
         link.close()
@@ -120,8 +126,9 @@ def _display(first: Status) -> Iterator[Callable[[Status], None]]:
         shown = {0}
 
         def lines(status: Status) -> None:
+            is_over = status.state == "finished" and not any(w.live for w in status.workers)
             for entry in status.history:
-                is_whole = entry.round < status.version or status.state == "finished"
+                is_whole = entry.round < status.version or is_over
                 if is_whole and entry.round not in shown and entry.evaluation_loss is not None:
                     shown.add(entry.round)
                     output.stderr.print(

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from atoll.clock import Clock
-from atoll.coordinator import app, calls, transfer
+from atoll.coordinator import app, calls, heads, transfer
 from atoll.coordinator.access import Access
 from atoll.coordinator.certificate import Certificate
 from atoll.coordinator.closer import Closer
@@ -37,6 +37,7 @@ class Listen:
     transfer_port: int = 0
     certificate: Certificate | None = None
     stay: bool = False  # keep serving after the run is finished
+    head_seconds: float = heads.HEAD_SECONDS  # a request's head is whole by then
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Server:
         certificate = self._listen.certificate
         return uvicorn.Config(
             control,
-            http="h11",
+            http=heads.within(self._listen.head_seconds),
             ws="none",
             proxy_headers=False,
             log_config=None,

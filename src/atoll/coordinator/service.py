@@ -19,7 +19,7 @@ from atoll.coordinator.registry import Registry
 from atoll.coordinator.report import Report
 from atoll.coordinator.rounds import LatestRound, Rounds
 from atoll.coordinator.spool import Spool, SpooledFrame
-from atoll.coordinator.uploads import Upload, Uploads
+from atoll.coordinator.uploads import Uploads, UploadStream
 from atoll.coordinator.versions import Versions
 from atoll.data import base as datasets
 from atoll.errors import AtollError, LayoutMismatch, ManifestMismatch, StaleContribution
@@ -146,7 +146,6 @@ class Coordinator:
                 )
             record = self._registry.register(request)
             self._rounds.admit()
-            accepted = self._accepted(request.worker_id)
             current = self.versions.current
         log.info(
             "worker registered",
@@ -157,7 +156,6 @@ class Coordinator:
             incarnation=record.incarnation,
             version=current.version,
             digest=current.digests.published.root,
-            accepted_sha256=None if accepted is None else accepted.sha256,
         )
 
     def deregister(self, identity: Identity) -> None:
@@ -172,9 +170,7 @@ class Coordinator:
         with self._refusals():
             self._registry.check(request.identity)
             self._heartbeats.hear(request.identity.worker_id, request.telemetry)
-        return HeartbeatReply(
-            version=self.versions.current.version, finished=self._rounds.is_finished()
-        )
+        return HeartbeatReply(version=self.versions.current.version)
 
     # Rounds
 
@@ -242,10 +238,6 @@ class Coordinator:
             self._registry.check(report.identity)
             self._evaluation.check(report, current_version=self.versions.current.version)
             self._evaluation.add(report)
-
-    def _accepted(self, worker_id: str) -> ContributionRecord | None:
-        latest = self._rounds.latest
-        return None if latest is None else latest.contributions.get(worker_id)
 
     def advance(self) -> bool:
         """Does what is due: fills up a short round, closes a round; whether anything moved.
@@ -333,24 +325,24 @@ class Coordinator:
         with self._refusals():
             return self._uploads.offset(request)
 
-    def begin_upload(self, request: UploadRequest) -> Upload | ContributionRecord:
+    def begin_upload(self, request: UploadRequest) -> UploadStream | ContributionRecord:
         """Checks everything that can be checked without a body."""
         with self._refusals():
             found = self._uploads.begin(request)
             self._heartbeats.hear(request.identity.worker_id)
             return found
 
-    def write_upload(self, upload: Upload, stream: int, chunk: bytes | memoryview) -> None:
+    def write_upload(self, stream: UploadStream, chunk: bytes | memoryview) -> None:
         """Takes the next bytes of a frame; progress counts as a sign of life."""
         with self._refusals():
-            self._uploads.write(upload, stream, chunk)
-        self._heartbeats.hear(upload.request.identity.worker_id)
+            self._uploads.write(stream, chunk)
+        self._heartbeats.hear(stream.upload.request.identity.worker_id)
         self._count("bytes_received", len(chunk))
 
-    def commit_upload(self, upload: Upload, stream: int) -> ContributionRecord:
+    def commit_upload(self, stream: UploadStream) -> ContributionRecord:
         """Validates, stores and records; returns once the contribution is durable."""
         with self._refusals():
-            record = self._uploads.commit(upload, stream)
+            record = self._uploads.commit(stream)
         log.info(
             "contribution accepted",
             extra={"round": record.round, "worker": record.worker_id, "norm": record.norm},

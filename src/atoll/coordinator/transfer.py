@@ -77,26 +77,25 @@ class TransferService:
     async def _receive(self, parts: AsyncIterator["Part"]) -> ContributionRecord:
         first = await anext(parts, NO_PART)
         opened = self._checked(_opening, NO_PART if isinstance(first, memoryview) else first)
-        upload = await self._run(self._coordinator.begin_upload, opened)
-        if isinstance(upload, ContributionRecord):
-            return upload
-        stream = upload.stream
+        stream = await self._run(self._coordinator.begin_upload, opened)
+        if isinstance(stream, ContributionRecord):
+            return stream
         writing: Awaitable[None] | None = None
         async for part in parts:
             # One chunk is hashed and written while the next one comes in.
             if writing is not None:
                 await writing
             if isinstance(part, memoryview):
-                writing = self._run(self._coordinator.write_upload, upload, stream, part)
+                writing = self._run(self._coordinator.write_upload, stream, part)
                 continue
             kind = calls.readable(part).WhichOneof("part")
             if kind != "commit":
                 raise FrameError(f"an upload goes on with `data` or `commit`, not {kind!r}")
-            return await self._run(self._coordinator.commit_upload, upload, stream)
+            return await self._run(self._coordinator.commit_upload, stream)
         if writing is not None:
             await writing
         raise FrameError(
-            f"the upload ended without `commit` after {upload.offset} bytes; resume there"
+            f"the upload ended without `commit` after {stream.upload.offset} bytes; resume there"
         )
 
     async def Download(

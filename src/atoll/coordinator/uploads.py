@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
 
+FIRST_STREAM = 1
 CHECK_GROUPS = 4  # groups decoded at a time while validating: 1 MiB of fp32
 
 
@@ -87,7 +89,7 @@ class Upload:
     ) -> None:
         self.request = request
         self.header = header
-        self.stream = 0  # which stream may write; an older one is refused
+        self.stream = FIRST_STREAM  # the number that may write; an older one is refused
         self.lock = threading.Lock()
         self._writer = writer
         self._check = check
@@ -123,6 +125,14 @@ class Upload:
         self._writer.abort()
 
 
+@dataclass(frozen=True, slots=True)
+class UploadStream:
+    """One stream's right to write an upload; it ends when a later stream takes over."""
+
+    upload: Upload
+    number: int
+
+
 class Uploads:
     """Uploads under way: at most one per worker. Thread-safe."""
 
@@ -151,15 +161,15 @@ class Uploads:
             upload = self._open.get(request.identity.worker_id)
             return upload.offset if upload is not None and _same(upload, request) else 0
 
-    def begin(self, request: UploadRequest) -> "Upload | ContributionRecord":
-        """The upload to write to from `request.offset`, or the record if it is accepted already."""
+    def begin(self, request: UploadRequest) -> UploadStream | ContributionRecord:
+        """The stream that writes from `request.offset`, or the record if it is accepted already."""
         accepted = self._admission.receipt(request)
         if accepted is not None:
             return accepted
         header = self._admission.check(request)
         return self._resume(request) if request.offset else self._start(request, header)
 
-    def _resume(self, request: UploadRequest) -> Upload:
+    def _resume(self, request: UploadRequest) -> UploadStream:
         with self._lock:
             upload = self._open.get(request.identity.worker_id)
         if upload is not None and _same(upload, request):
@@ -167,13 +177,14 @@ class Uploads:
             with upload.lock:
                 if self._is_open(upload) and upload.offset == request.offset:
                     upload.stream += 1
-                    return upload
+                    # Bound under the lock: of two that resume at once only the later may write.
+                    return UploadStream(upload, upload.stream)
         raise FrameError(
             f"offset={request.offset} is not where an upload of this frame stands; ask for the "
             f"offset and resume there"
         )
 
-    def _start(self, request: UploadRequest, header: FrameHeader) -> Upload:
+    def _start(self, request: UploadRequest, header: FrameHeader) -> UploadStream:
         # The earlier one goes first: its room on the disk may be needed.
         self._replace(request.identity.worker_id, None)
         upload = Upload(
@@ -182,24 +193,25 @@ class Uploads:
             self._blobs.writer(expect_bytes=request.nbytes),
             PayloadCheck(self._admission.codec, self._admission.layout),
         )
-        upload.stream = 1
         self._replace(request.identity.worker_id, upload)
-        return upload
+        return UploadStream(upload, FIRST_STREAM)
 
-    def write(self, upload: Upload, stream: int, chunk: bytes | memoryview) -> None:
+    def write(self, stream: UploadStream, chunk: bytes | memoryview) -> None:
         """Adds a chunk; a frame that turns out bad is dropped whole."""
+        upload = stream.upload
         with upload.lock:
-            self._check_stream(upload, stream)
+            self._check_stream(stream)
             try:
                 upload.write(chunk)
             except BaseException:
                 self._forget(upload)
                 raise
 
-    def commit(self, upload: Upload, stream: int) -> ContributionRecord:
+    def commit(self, stream: UploadStream) -> ContributionRecord:
         """Validates, stores, records; the returned record carries the receipt."""
+        upload = stream.upload
         with upload.lock:
-            self._check_stream(upload, stream)
+            self._check_stream(stream)
             try:
                 # The round may have closed while the body came in.
                 self._admission.check(upload.request)
@@ -234,10 +246,10 @@ class Uploads:
             accepted_wall=self._clock.wall(),
         )
 
-    def _check_stream(self, upload: Upload, stream: int) -> None:
-        if stream != upload.stream or not self._is_open(upload):
+    def _check_stream(self, stream: UploadStream) -> None:
+        if stream.number != stream.upload.stream or not self._is_open(stream.upload):
             # A round that closed meanwhile is the better reason: the sender can go on from it.
-            self._admission.check(upload.request)
+            self._admission.check(stream.upload.request)
             raise FrameError("a later stream of this upload has taken over; ask for the offset")
 
     def _is_open(self, upload: Upload) -> bool:

@@ -16,6 +16,21 @@ LONGEST_SECONDS = 5.0
 T = TypeVar("T")
 
 
+class Backoff:
+    """Pauses between tries of one thing: each up to twice the one before, to a limit."""
+
+    def __init__(self, clock: Clock, jitter: random.Random) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self.wait_seconds = FIRST_SECONDS  # the next pause, at most
+
+    def pause(self) -> None:
+        """Waits before the next try."""
+        # Full jitter: islands that lost the same coordinator do not come back in step.
+        self._clock.sleep(self.wait_seconds * (0.5 + self._jitter.random() / 2))
+        self.wait_seconds = min(LONGEST_SECONDS, self.wait_seconds * 2)
+
+
 class Reconnect:
     """Repeats calls whose error says that the same message can succeed later."""
 
@@ -23,9 +38,13 @@ class Reconnect:
         self._clock = clock
         self._jitter = jitter
 
+    def backoff(self) -> Backoff:
+        """Pauses on this clock, the first one short."""
+        return Backoff(self._clock, self._jitter)
+
     def call(self, work: Callable[[], T]) -> T:
         """The result of `work`; errors that are final pass through."""
-        wait_seconds = FIRST_SECONDS
+        backoff = self.backoff()
         while True:
             try:
                 return work()
@@ -34,8 +53,6 @@ class Reconnect:
                     raise
                 log.warning(
                     "coordinator away, trying again",
-                    extra={"reason": str(error), "wait_seconds": round(wait_seconds, 2)},
+                    extra={"reason": str(error), "wait_seconds": round(backoff.wait_seconds, 2)},
                 )
-                # Full jitter: islands that lost the same coordinator do not come back in step.
-                self._clock.sleep(wait_seconds * (0.5 + self._jitter.random() / 2))
-                wait_seconds = min(LONGEST_SECONDS, wait_seconds * 2)
+                backoff.pause()

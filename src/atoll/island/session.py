@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from atoll.errors import UnknownWorker
 from atoll.island.link import Link
-from atoll.island.reconnect import Reconnect
+from atoll.island.reconnect import Backoff, Reconnect
 from atoll.island.store import IslandIdentity
 from atoll.protocol.messages import Identity, Info, RegisterRequest
 
@@ -80,6 +80,10 @@ class Session:
                     raise
                 log.warning("the coordinator does not know this island, registering again")
                 self._register(self._request)
+
+    def backoff(self) -> Backoff:
+        """Pauses between tries of something that `call` does not repeat."""
+        return self._reconnect.backoff()
 
     def leave_once(self) -> None:
         """Says goodbye with one try."""

@@ -48,7 +48,6 @@ class RegisterReply(Message):
     incarnation: Whole
     version: Whole
     digest: Sha256
-    accepted_sha256: Sha256 | None = None  # this worker's contribution to the open round
 
 
 class Telemetry(Message):
@@ -70,7 +69,6 @@ class HeartbeatRequest(Message):
 
 class HeartbeatReply(Message):
     version: Whole
-    finished: bool
 
 
 class RowRange(Message):

@@ -70,16 +70,15 @@ class MemoryLink:
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
     ) -> str:
         request = UploadRequest(identity, frame.preamble, frame.sha256, frame.nbytes)
-        upload = self._coordinator.begin_upload(request)
-        if isinstance(upload, ContributionRecord):
-            return upload.receipt
-        stream = upload.stream
+        stream = self._coordinator.begin_upload(request)
+        if isinstance(stream, ContributionRecord):
+            return stream.receipt
         for offset in range(0, frame.nbytes, CHUNK_BYTES):
             data = frame.read(offset, CHUNK_BYTES)
-            self._coordinator.write_upload(upload, stream, data)
+            self._coordinator.write_upload(stream, data)
             self._sent += len(data)
         before_commit()
-        return self._coordinator.commit_upload(upload, stream).receipt
+        return self._coordinator.commit_upload(stream).receipt
 
     def download(
         self,

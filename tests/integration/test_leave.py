@@ -1,0 +1,86 @@
+"""How an island says goodbye to a coordinator that may not hear it, or whose answer is lost."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.clock import ManualClock
+from atoll.errors import CoordinatorUnreachable, Fenced
+from atoll.ids import WorkerId
+from atoll.island.reconnect import Reconnect
+from atoll.island.session import Session
+from atoll.island.store import IslandIdentity
+from atoll.protocol.messages import Identity
+from atoll.simulate.link import MemoryLink
+from tests.clusters import Cluster
+
+NAME = WorkerId("leaver")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+class Lossy(MemoryLink):
+    """A link that loses the first goodbye, or the answer to it."""
+
+    lost = "nothing"
+    leaves = 0
+
+    def leave(self, identity: Identity) -> None:
+        self.leaves += 1
+        if self.lost == "request" and self.leaves == 1:
+            raise CoordinatorUnreachable
+        super().leave(identity)
+        if self.lost == "reply" and self.leaves == 1:
+            raise CoordinatorUnreachable
+
+
+@pytest.fixture
+def link(cluster: Cluster) -> Lossy:
+    return Lossy(cluster.coordinator, ManualClock())
+
+
+@pytest.fixture
+def session(cluster: Cluster, link: Lossy) -> Session:
+    reconnect = Reconnect(ManualClock(), random.Random(1))
+    made = Session(link, IslandIdentity(NAME, "1" * 64), reconnect)
+    made.register(layout_digest=cluster.layout.digest, data_identity=cluster.manifest.data.identity)
+    assert NAME in cluster.coordinator.members()
+    return made
+
+
+@pytest.mark.parametrize(("lost", "tries"), [("nothing", 1), ("request", 2), ("reply", 2)])
+def test_island_leaves_over_a_lost_message(cluster, link, session, lost, tries):
+    """A lost reply of a leave that got through is no error: there is nobody left to let go."""
+    link.lost = lost
+
+    session.leave()
+
+    assert NAME not in cluster.coordinator.members()
+    assert link.leaves == tries
+    assert not session.is_registered
+
+
+def test_leaving_again_says_nothing(link, session):
+    session.leave()
+
+    session.leave()
+
+    assert link.leaves == 1
+
+
+def test_other_refusal_of_a_goodbye_passes_through(cluster, link, session):
+    """A later life of the same island: this one must hear that it is not the one that leaves."""
+    assert session._request is not None
+    cluster.coordinator.register(session._request)
+
+    with pytest.raises(Fenced):
+        session.leave()
+
+    assert NAME in cluster.coordinator.members()

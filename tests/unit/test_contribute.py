@@ -1,0 +1,143 @@
+"""Handing in a round: what is on disk after a refusal that came while the frame was being saved."""
+
+import random
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from torch import nn
+
+from atoll.clock import ManualClock
+from atoll.codecs.bf16 import Bf16
+from atoll.codecs.noise import Noise
+from atoll.errors import AtollError, FrameError, StaleContribution
+from atoll.ids import WorkerId
+from atoll.island import contribute
+from atoll.island.continuity import Continuity, InnerState
+from atoll.island.link import Link
+from atoll.island.reconnect import Reconnect
+from atoll.island.session import Session
+from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.weights import IslandWeights
+from atoll.protocol.messages import Info
+from atoll.wire.header import FrameHeader
+
+NAME = WorkerId("a")
+PATIENCE_SECONDS = 0.2
+
+
+class Refusing:
+    """A link that answers every upload at once, without waiting for the island's own copy."""
+
+    bytes_sent = bytes_received = 0
+
+    def __init__(self, error: AtollError | None) -> None:
+        self._error = error
+
+    def info(self) -> Info:
+        return info()
+
+    def upload(self, *_: Any, **__: Any) -> str:
+        if self._error is not None:
+            raise self._error
+        return "receipt"
+
+
+def info() -> Info:
+    upload = type("Upload", (), {"error_feedback": False})()
+    return Info.model_construct(
+        run_id="run", manifest_sha256="a" * 64, version=0, seed=1, upload=upload
+    )
+
+
+class SlowToSave(Continuity):
+    """Saves only after it has given a premature roll-back the time to happen."""
+
+    def watch(self) -> None:
+        self.events: list[str] = []
+        self._rolled_back = threading.Event()
+
+    def save(self, path: Path, frame: dict[str, Any], captured: InnerState) -> None:
+        self._rolled_back.wait(PATIENCE_SECONDS)
+        super().save(path, frame, captured)
+        self.events.append("saved")
+
+    def roll_back(self) -> None:
+        self.events.append("rolled back")
+        self._rolled_back.set()
+        super().roll_back()
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    made = IslandStore(tmp_path / "island")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def continuity(store: IslandStore) -> SlowToSave:
+    made = SlowToSave(store, info(), worker_id=NAME, codec=Bf16(), elements=18)
+    made.watch()
+    made.start(None)
+    return made
+
+
+def hand_in(continuity: Continuity, error: AtollError | None) -> bool:
+    """Whether round 1's contribution is in."""
+    link = cast(Link, Refusing(error))
+    reconnect = Reconnect(ManualClock(), random.Random(1))
+    session = Session(link, IslandIdentity(NAME, "1" * 64), reconnect)
+    weights = IslandWeights(nn.Linear(5, 3), download=Bf16())
+    header = FrameHeader.of(
+        weights.layout,
+        Bf16(),
+        kind="contribution",
+        run_id="run",
+        manifest_sha256="a" * 64,
+        round=1,
+        worker_id=NAME,
+        incarnation=1,
+        base_digest="b" * 64,
+        weight=1,
+        rows=1,
+        tokens=8,
+        loss_sum=1.0,
+        ranges=((0, 1),),
+    )
+    return contribute.contribute(
+        session, continuity, weights, header, codec=Bf16(), noise=Noise(1, 1, NAME)
+    )
+
+
+def test_frame_that_is_refused_for_what_it_holds_is_rolled_back_after_it_was_saved(
+    continuity: SlowToSave, store: IslandStore
+) -> None:
+    with pytest.raises(FrameError, match="bad"):
+        hand_in(continuity, FrameError("bad"))
+
+    assert continuity.events == ["saved", "rolled back"]
+    assert store.pending() is None
+
+
+def test_frame_whose_round_is_over_is_rolled_back_after_it_was_saved(
+    continuity: SlowToSave, store: IslandStore
+) -> None:
+    is_in = hand_in(continuity, StaleContribution("closed"))
+
+    assert not is_in
+    assert continuity.events == ["saved", "rolled back"]
+    assert store.pending() is None
+
+
+def test_accepted_frame_becomes_the_checkpoint_after_it_was_saved(
+    continuity: SlowToSave, store: IslandStore
+) -> None:
+    is_in = hand_in(continuity, None)
+
+    found = store.checkpoint()
+    assert is_in
+    assert continuity.events == ["saved"]
+    assert found is not None
+    assert (found.round, store.pending()) == (1, None)
