@@ -460,7 +460,9 @@ class TrackingIsland(HandIsland):
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster, name)
         self.weights = IslandWeights(
-            module_of(cluster.layout), download=build.codec(cluster.manifest.download)
+            module_of(cluster.layout),
+            cluster.layout,
+            download=build.codec(cluster.manifest.download),
         )
         self.kinds: list[str] = []  # of the frames it was given
 

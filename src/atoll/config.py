@@ -36,6 +36,7 @@ class RunFile:
     model: Mapping[str, Any]
     data: Mapping[str, Any]
     start_from: Path | None = None  # safetensors file of initial weights
+    fingerprint_of: Path | None = None  # safetensors file whose names and shapes are the model's
     data_location: str | None = None  # where the coordinator finds the data's files
     ledger: str | None = None  # None: SQLite in the state directory
     blobs: str | None = None  # None: a directory in the state directory
@@ -72,6 +73,7 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
         raise ConfigError(f"storage={storage!r} must be a [storage] section")
     local = {name: storage.pop(name) for name in _LOCAL_STORAGE if name in storage}
     start_from = model.pop("start_from", None)
+    fingerprint_of = model.pop("fingerprint_of", None)
     location = data.pop("path", None)
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
     _refuse_unknown(settings, Manifest, "", extra={"storage": _LOCAL_STORAGE})
@@ -82,6 +84,7 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
         model=model,
         data=data,
         start_from=None if start_from is None else base / str(start_from),
+        fingerprint_of=None if fingerprint_of is None else base / str(fingerprint_of),
         data_location=None if location is None else str(base / str(location)),
         **local,
     )

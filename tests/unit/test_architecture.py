@@ -14,7 +14,17 @@ import atoll
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "atoll"
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "proto" not in p.parts)
-HEAVY = {"torch", "numpy", "grpc", "fastapi", "uvicorn", "sqlalchemy", "pydantic", "httpx"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "grpc",
+    "fastapi",
+    "uvicorn",
+    "sqlalchemy",
+    "pydantic",
+    "httpx",
+    "transformers",
+}
 BANNED_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 
 
@@ -59,6 +69,18 @@ def test_help_loads_nothing_heavy():
     )
 
     assert loaded_by(code) & HEAVY == set()
+
+
+def test_built_in_model_does_not_load_transformers():
+    """It takes seconds, and it is optional."""
+    size = {"vocab": 8, "block": 4, "layers": 1, "heads": 2, "width": 8}
+    code = (
+        "from atoll.cli import join, serve\n"
+        "from atoll.models import registry\n"
+        f"registry.build({{'architecture': 'gpt', **{size}}})"
+    )
+
+    assert "transformers" not in loaded_by(code)
 
 
 def test_errors_and_clock_need_no_torch():

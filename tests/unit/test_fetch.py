@@ -34,7 +34,7 @@ WRONG = "f" * 64
 
 def island() -> IslandWeights:
     """An island whose published copy is all zeros, without a version."""
-    return IslandWeights(nn.Linear(5, 3), download=Bf16())
+    return IslandWeights(nn.Linear(5, 3), LAYOUT, download=Bf16())
 
 
 def whole(*, layout: Layout = LAYOUT, result_digest: str | None = DIGEST, **changes) -> bytes:

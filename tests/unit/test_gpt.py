@@ -210,7 +210,7 @@ def test_layout_of_another_precision_is_refused_by_name():
 
 
 def test_unknown_architecture_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'rnn'.*\['gpt'\]"):
+    with pytest.raises(ConfigError, match=r"'rnn'.*\['custom', 'gpt', 'transformers'\]"):
         registry.build({"architecture": "rnn"})
 
 

@@ -91,6 +91,10 @@ def join(
         str | None, typer.Option(help="Where this machine has the run's data files.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="This machine's own code of the run's model."),
+    ] = None,
     as_json: JsonOption = False,
     log_level: LogOption = "info",
 ) -> None:
@@ -108,6 +112,7 @@ def join(
             state=state,
             data=data,
             device=device,
+            model=model,
             as_json=as_json,
         )
     )

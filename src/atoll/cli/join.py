@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import typer
 
-from atoll.cli import output
+from atoll.cli import factory, output
 from atoll.cli.token import required_token
 from atoll.errors import ConfigError
 from atoll.island import trainer
@@ -29,11 +29,14 @@ class JoinOptions:
     state: Path | None = None
     data: str | None = None
     device: str = "auto"
+    model: str | None = None
     as_json: bool = False
 
 
 def join(options: JoinOptions) -> None:
     """Trains until the run is over."""
+    # Before the coordinator hears of this island: a mistake in the user's code is not its matter.
+    model = None if options.model is None else factory.build(options.model)
     state_home = os.environ.get("XDG_STATE_HOME")
     run = joining.join(
         options.url,
@@ -48,7 +51,7 @@ def join(options: JoinOptions) -> None:
         torch.set_num_threads(run.manifest.inner.threads)
         if not options.as_json:
             output.say(f"island {run.worker_id!r} joins run {run.manifest.name!r}")
-        trainer.train(run, location=options.data, device=device_of(options.device))
+        trainer.train(run, location=options.data, device=device_of(options.device), model=model)
         _tell(run, as_json=options.as_json)
     except KeyboardInterrupt:
         # The others need not wait for the heartbeat timeout; the checkpoint stays for a return.

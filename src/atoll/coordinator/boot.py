@@ -2,8 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-
-from torch import nn
+from typing import Any
 
 from atoll import config
 from atoll.blobs.base import Blobs
@@ -16,7 +15,7 @@ from atoll.errors import ConfigError
 from atoll.history import recorded, weights, weights_file
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
-from atoll.models import init
+from atoll.models import custom, init
 from atoll.models import registry as models
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.sums import digest as digests
@@ -61,19 +60,25 @@ def open_coordinator(
 
 def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> Manifest:
     dataset = datasets.open_dataset(run_file.data, location=run_file.data_location)
-    model = models.build(run_file.model)
-    layout = models.layout_of(model)
+    definition = _definition(run_file, known=None)
+    layout = models.layout(definition)
+    longest = models.longest(definition)
+    if longest is not None and dataset.block > longest:
+        raise ConfigError(
+            f"data.block={dataset.block} is longer than the {longest} tokens the model reads; "
+            f"cut the data into shorter rows or give [model] more positions"
+        )
     flat = layout.zeros()
     if run_file.start_from is not None:
         flat.copy_(weights_file.read(run_file.start_from, layout))
     else:
-        init.fill(model, int(run_file.settings.get("seed", 0)))
-        layout.pack(dict(_parameters(model)), flat)
+        views = layout.views(flat)
+        seed = int(run_file.settings.get("seed", 0))
+        for name, value in init.initial(definition, layout, seed=seed):
+            views[name].copy_(value)
     digest = digests.digest(layout, flat).root
     manifest = run_file.manifest(
-        ModelSettings(
-            definition=dict(run_file.model), layout_digest=layout.digest, initial_digest=digest
-        ),
+        ModelSettings(definition=definition, layout_digest=layout.digest, initial_digest=digest),
         DataSettings(definition=dict(run_file.data), identity=dataset.identity()),
     )
     header = weights.weights_header(
@@ -88,14 +93,31 @@ def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> 
     return manifest
 
 
-def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return list(model.named_parameters())
+def _definition(run_file: RunFile, *, known: ModelSettings | None) -> dict[str, Any]:
+    """The model definition as the manifest records it.
+
+    What a new run takes from its files or from this machine (the tensors of a custom model, the
+    version of a library), a known one has on record.
+    """
+    made = dict(run_file.model)
+    found = {} if known is None else known.definition
+    if made.get("architecture") != found.get("architecture"):
+        found = {}
+    if made.get("architecture") == custom.NAME and "tensors" not in made:
+        source = run_file.fingerprint_of or run_file.start_from
+        if "tensors" in found:
+            made["tensors"] = found["tensors"]
+        elif source is not None:
+            made["tensors"] = weights_file.tensors(source)
+    if "version" in found:
+        made.setdefault("version", found["version"])
+    return models.resolved(made)
 
 
 def _checked(known: Manifest, run_file: RunFile) -> Manifest:
     dataset = datasets.open_dataset(run_file.data, location=run_file.data_location)
     found = run_file.manifest(
-        known.model.model_copy(update={"definition": dict(run_file.model)}),
+        known.model.model_copy(update={"definition": _definition(run_file, known=known.model)}),
         DataSettings(definition=dict(run_file.data), identity=dataset.identity()),
     )
     changed = config.differences(known, found)

@@ -27,7 +27,7 @@ def manifest_of(ledger: Ledger) -> Manifest | None:
 
 def layout_of(manifest: Manifest) -> Layout:
     """The layout of the manifest's model, checked against its fingerprint."""
-    layout = models.layout_of(models.on_meta(manifest.model.definition))
+    layout = models.layout(manifest.model.definition)
     if layout.digest != manifest.model.layout_digest:
         raise ConfigError(
             f"this program builds the run's model with layout {layout.digest}, the manifest says "

@@ -42,6 +42,18 @@ def read(path: Path, layout: Layout) -> Tensor:
     return flat
 
 
+def tensors(path: Path) -> list[list[object]]:
+    """`[name, dtype, [shape]]` of a safetensors file, by name; as a run holds them, in fp32."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return [
+                [name, "float32", list(file.get_slice(name).get_shape())]
+                for name in sorted(file.keys())
+            ]
+    except (OSError, SafetensorError) as exc:
+        raise ConfigError(f"cannot read the names of tensors from {str(path)!r}: {exc}") from exc
+
+
 def write(path: Path, flat: Tensor, layout: Layout, *, metadata: dict[str, str]) -> None:
     """Writes `flat` as a safetensors file, whole or not at all."""
     check_target(path)

@@ -24,6 +24,7 @@ from atoll.data import batches as batching
 from atoll.data.base import Dataset
 from atoll.data.plan import Range
 from atoll.errors import AtollError, ConfigError
+from atoll.history import recorded
 from atoll.island import contribute, fetch, inner
 from atoll.island.continuity import Continuity
 from atoll.island.link import Link
@@ -32,7 +33,7 @@ from atoll.island.session import Session
 from atoll.island.store import IslandIdentity, IslandStore
 from atoll.island.telemetry import Meter
 from atoll.island.weights import IslandWeights
-from atoll.models import registry as models
+from atoll.models import fingerprint
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
     Assignment,
@@ -124,17 +125,16 @@ class Run:
         *,
         evaluate: Evaluate | None = None,
     ) -> None:
-        """Binds the run to `model`, whose names, shapes and dtypes must be the run's.
+        """Binds the run to `model`, whose names, shapes and dtypes must be the run's, in any order.
 
         The parameters' storage is replaced by views of one flat buffer and filled with the run's
         weights before the first batch. With `optimizer` its state is checkpointed and its learning
         rate follows the manifest's schedule; with `evaluate` (sum of losses and tokens of some
         rows) this island takes its share of the held-out evaluation.
         """
-        definition = self.manifest.model.definition
-        layout = models.layout_of(models.on_meta(definition))
-        layout.check(dict(model.named_parameters()))
-        weights = IslandWeights(model, download=build.codec(self.manifest.download))
+        layout = recorded.layout_of(self.manifest)
+        fingerprint.check(model, layout)
+        weights = IslandWeights(model, layout, download=build.codec(self.manifest.download))
         continuity = Continuity(
             self._store,
             self._session.info,

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from atoll.data import registry as datasets
+from atoll.history import recorded
 from atoll.island import inner
 from atoll.island.run import Run
-from atoll.models import gpt
+from atoll.models import fingerprint, gpt
 from atoll.models import registry as models
 
 
@@ -17,11 +18,16 @@ def train(
     *,
     location: str | None = None,
     device: torch.device | None = None,
+    model: nn.Module | None = None,
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Trains until the run is finished."""
+    """Trains until the run is finished; `model`, if given, is this machine's own."""
     settings = run.manifest.inner
-    model = models.build(run.manifest.model.definition).to(device or torch.device("cpu"))
+    if model is None:
+        model = models.build(run.manifest.model.definition)
+    else:
+        fingerprint.check(model, recorded.layout_of(run.manifest))
+    model = model.to(device or torch.device("cpu"))
     optimizer = inner.build_optimizer(model, settings)
     dataset = datasets.open_dataset(run.manifest.data.definition, location=location)
     run.load(model, optimizer, evaluate=gpt.loss_sum)

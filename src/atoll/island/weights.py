@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
 from atoll.errors import FrameError, ManifestMismatch
-from atoll.layout import ELEMENT_BYTES, Span
-from atoll.models import registry as models
+from atoll.layout import ELEMENT_BYTES, Layout, Span
 from atoll.strategies import diloco
 from atoll.sums.digest import RunningDigest
 from atoll.wire import frame
@@ -23,10 +22,13 @@ TILE_BYTES = 1 << 20  # stays in cache; larger tiles cost page faults
 
 
 class IslandWeights:
-    """θ̂ as published, and the local weights of `model`, which start from it."""
+    """θ̂ as published, and the local weights of `model`, which start from it.
 
-    def __init__(self, model: nn.Module, *, download: Codec) -> None:
-        self.layout = models.layout_of(model)
+    The model's parameters are `layout`'s by name; their own order does not matter.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, *, download: Codec) -> None:
+        self.layout = layout
         self.version: int | None = None
         self.digest: str | None = None
         self._download = download

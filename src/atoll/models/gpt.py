@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atoll.errors import ConfigError
+from atoll.models.logits import logits_of
 
 NORM_EPS = 1e-5
 MLP_RATIO = 4
@@ -118,14 +119,14 @@ class GPT(nn.Module):
 
 def loss(model: nn.Module, rows: Tensor) -> Tensor:
     """Mean negative log-likelihood, nats per token, of `rows` [B, block + 1]; for training."""
-    logits: Tensor = model(rows[:, :-1])
+    logits = logits_of(model(rows[:, :-1]))
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
 @torch.no_grad()
 def loss_sum(model: nn.Module, rows: Tensor) -> tuple[float, int]:
     """Summed negative log-likelihood (fp64) of `rows` [B, block + 1], and the tokens it is over."""
-    logits: Tensor = model(rows[:, :-1])
+    logits = logits_of(model(rows[:, :-1]))
     targets = rows[:, 1:].flatten()
     total = F.cross_entropy(logits.flatten(0, 1).double(), targets, reduction="sum")
     return total.item(), targets.numel()

@@ -4,29 +4,35 @@ Owns the names of architectures and of their keys. Weights are set by `init` or 
 has them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from atoll.errors import ConfigError
 from atoll.layout import Layout
+from atoll.models import construction, custom, from_config
 from atoll.models.gpt import GPT, GPTConfig
 
 ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "gpt": ("vocab", "block", "layers", "heads", "width"),
+    from_config.NAME: from_config.KEYS,
+    custom.NAME: custom.KEYS,
 }
 
 
 def build(definition: Mapping[str, object]) -> nn.Module:
     """The model that `definition` describes, on the CPU, in fp32, with every weight zero.
 
-    Goes through the meta device, so it draws nothing from the global random state. The weights are
-    the caller's to set. Raises ConfigError for an unknown architecture or key, listing the known.
+    Draws nothing from the global random state. The weights are the caller's to set; buffers are
+    computed. Raises ConfigError for an unknown architecture or key, listing the known, and for a
+    model whose code is the worker's own.
     """
-    model = on_meta(definition).to_empty(device="cpu")
+    if architecture_of(definition) == from_config.NAME:
+        model = from_config.build(definition)
+    else:
+        model = on_meta(definition).to_empty(device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -35,29 +41,42 @@ def build(definition: Mapping[str, object]) -> nn.Module:
 
 def on_meta(definition: Mapping[str, object]) -> nn.Module:
     """The model without storage: enough for its layout, whatever its size."""
-    settings = _check(definition)
-    with torch.device("meta"), _NoInit():
-        return GPT(GPTConfig(**settings)).to(torch.float32)
+    name = architecture_of(definition)
+    if name == custom.NAME:
+        raise ConfigError(custom.NEEDS_CODE)
+    if name == from_config.NAME:
+        return from_config.on_meta(definition)
+    settings = _whole_numbers(definition, name)
+    try:
+        with construction.bounded(), torch.device("meta"), construction.NoInit():
+            return GPT(GPTConfig(**settings)).to(torch.float32)
+    except (RuntimeError, TypeError, OverflowError) as exc:  # sizes beyond 64 bits
+        raise ConfigError(
+            f"[model] {settings} is beyond what a tensor can hold; make it smaller"
+        ) from exc
 
 
-class _NoInit(TorchFunctionMode):
-    """Leaves parameters as they are made.
+def layout(definition: Mapping[str, object]) -> Layout:
+    """The layout of the model that `definition` describes, without building it."""
+    if architecture_of(definition) == custom.NAME:
+        return custom.layout(definition)
+    return layout_of(on_meta(definition))
 
-    There is nothing to fill on the meta device, and `normal_` there loads torch's compiler, which
-    was half of the time a coordinator took to start.
-    """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = kwargs or {}
-        if getattr(func, "__module__", None) == nn.init.__name__:
-            return given["tensor"] if "tensor" in given else args[0]
-        return func(*args, **given)
+def longest(definition: Mapping[str, object]) -> int | None:
+    """How many tokens the model reads at most; None where the definition does not say."""
+    name = architecture_of(definition)
+    if name == from_config.NAME:
+        return from_config.longest(definition)
+    return None if name == custom.NAME else _whole_numbers(definition, name)["block"]
+
+
+def resolved(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """The definition as a manifest records it: with what decides how a config is understood."""
+    made = dict(definition)
+    if architecture_of(definition) == from_config.NAME:
+        made.setdefault("version", from_config.version())
+    return made
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -72,7 +91,8 @@ def layout_of(model: nn.Module) -> Layout:
     return Layout.of_tensors(named)
 
 
-def _check(definition: Mapping[str, object]) -> dict[str, int]:
+def architecture_of(definition: Mapping[str, object]) -> str:
+    """The definition's architecture, which and whose keys are known."""
     name = definition.get("architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ConfigError(
@@ -84,8 +104,12 @@ def _check(definition: Mapping[str, object]) -> dict[str, int]:
             raise ConfigError(
                 f"model.{key} is not a setting of architecture {name!r}; known: {sorted(known)}"
             )
+    return name
+
+
+def _whole_numbers(definition: Mapping[str, object], name: str) -> dict[str, int]:
     settings: dict[str, int] = {}
-    for key in known:
+    for key in ARCHITECTURES[name]:
         value = definition.get(key)
         if not isinstance(value, int) or isinstance(value, bool):
             raise ConfigError(

@@ -1,0 +1,284 @@
+"""A `transformers` config as data -> its causal language model; never code, files or names of them.
+
+Owns which keys and values such a config may hold. The library is optional and loaded on first use;
+only classes it ships itself are built.
+"""
+
+import dataclasses
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.errors import AtollError, ConfigError
+from atoll.models import construction
+
+NAME = "transformers"
+KEYS = ("config", "attention", "version")
+# Fixed, because what the library would choose depends on the machine.
+ATTENTION = ("sdpa", "eager")
+# Keys that point to code, files, names on a hub or another number format; the way out for each.
+_CODE = "a run's model is data; a worker gives its own code with --model module:factory"
+_FILE = "weights come from the coordinator, which takes a file by model.start_from"
+_FP32 = "a run's weights are float32; set inner.precision for the passes"
+REFUSED: Mapping[str, str] = {
+    "auto_map": _CODE,
+    "trust_remote_code": _CODE,
+    "code_revision": _CODE,
+    "custom_pipelines": _CODE,
+    "name_or_path": _FILE,
+    "_name_or_path": _FILE,
+    "_commit_hash": _FILE,
+    "pretrained_model_name_or_path": _FILE,
+    "quantization_config": _FP32,
+    "dtype": _FP32,
+    "torch_dtype": _FP32,
+    "attn_implementation": "set model.attention",
+    "_attn_implementation": "set model.attention",
+    "experts_implementation": "leave it out",
+    "_experts_implementation": "leave it out",
+}
+# What draws at random while training: an island draws nothing, so that weights and rows fix the
+# loss.
+_RANDOM = re.compile("drop|jitter")
+# Lists as long as these are made before any module is.
+_DEPTH = re.compile("layer|depth")
+MAX_DEPTH_VALUE = 1 << 12
+MAX_WHOLE_NUMBER = 1 << 40
+MAX_ENTRIES = 1 << 16
+MAX_NESTING = 4
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
+# Generation alone uses them, and a padding token's row would get no gradient.
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def on_meta(definition: Mapping[str, object]) -> nn.Module:
+    """The model without storage, within the limits on size."""
+    config, attention = _config(definition)
+    limits = construction.bounded()
+    with _refusals(definition), limits, torch.device("meta"), construction.NoInit():
+        model = _from_config(config, attention)
+    construction.check_buffers(model)
+    return model
+
+
+def build(definition: Mapping[str, object]) -> nn.Module:
+    """The model on the CPU with its buffers computed and its parameters undefined.
+
+    Made by the constructor itself and not from the one on meta by `to_empty`, which would lose
+    tied weights and every buffer that is not in a checkpoint (rotary frequencies).
+    """
+    on_meta(definition)  # within the limits, before anything is allocated
+    _same_version(definition)
+    config, attention = _config(definition)
+    with _refusals(definition), construction.own_randomness(0), construction.NoInit():
+        return _from_config(config, attention)
+
+
+def initialized(definition: Mapping[str, object], *, seed: int) -> nn.Module:
+    """The model on the CPU with the initial weights its own architecture prescribes."""
+    on_meta(definition)
+    config, attention = _config(definition)
+    with _refusals(definition), construction.own_randomness(seed):
+        return _from_config(config, attention)
+
+
+def longest(definition: Mapping[str, object]) -> int | None:
+    """The positions that the config gives the model, if it names them."""
+    config, _ = _config(definition)
+    found = getattr(config, "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def version() -> str:
+    """The version of the library that builds models here."""
+    return str(_library("transformers").__version__)
+
+
+def _config(definition: Mapping[str, object]) -> tuple[Any, str]:
+    attention = definition.get("attention", ATTENTION[0])
+    if attention not in ATTENTION:
+        raise ConfigError(
+            f"model.attention={_short(attention)} is not known; use one of {list(ATTENTION)}"
+        )
+    given = definition.get("config")
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"model.config={_short(given)} must be a table with model_type and its settings"
+        )
+    _check_values(given, "model.config", 0)
+    kind = _config_class(given.get("model_type"))
+    settings = {key: value for key, value in given.items() if key != "model_type"}
+    known = _known(kind)
+    for key in settings:
+        if key not in known:
+            raise ConfigError(
+                f"model.config.{key} is not a setting of model_type {given['model_type']!r}; "
+                f"known: {sorted(known)}"
+            )
+    # Two configs are made: the first shows which defaults must be replaced.
+    with _refusals(definition):
+        defaults = kind(**settings)
+        random = {k: v for k in known if _RANDOM.search(k) and _is_rate(v := getattr(defaults, k))}
+        for key in settings.keys() & random.keys():
+            raise ConfigError(
+                f"model.config.{key}={settings[key]!r} draws at random; an island draws nothing, "
+                f"so that weights and rows fix the loss; leave it out or set it to 0"
+            )
+        fixed: dict[str, Any] = dict.fromkeys(random, 0.0)
+        fixed |= {key: None for key in _TOKENS if key not in settings and _may_be_none(kind, key)}
+        if "use_cache" in known:
+            fixed["use_cache"] = False  # of generation
+        return kind(**{**settings, **fixed}), str(attention)
+
+
+def _from_config(config: Any, attention: str) -> nn.Module:
+    model: nn.Module = _library("transformers").AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
+    )
+    return model
+
+
+def _config_class(model_type: object) -> Callable[..., Any]:
+    # The library's own tables: what a program registered beside them does not count.
+    configs = _library("transformers.models.auto.configuration_auto")
+    causal = _library("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if (
+        not isinstance(model_type, str)
+        or model_type not in configs.CONFIG_MAPPING_NAMES
+        or model_type not in causal
+    ):
+        raise ConfigError(
+            f"model.config.model_type={_short(model_type)} is not a causal language model of "
+            f"transformers {version()}; use one of its model types, such as 'llama' or 'gpt2'"
+        )
+    kind: Any = configs.CONFIG_MAPPING[model_type]
+    if not kind.__module__.startswith("transformers.models."):
+        raise ConfigError(
+            f"model.config.model_type={model_type!r} was registered by {kind.__module__!r}; only "
+            f"model types of transformers itself are built; {_CODE}"
+        )
+    if kind.sub_configs:
+        raise ConfigError(
+            f"model.config.model_type={model_type!r} is made of several models; use the type of "
+            f"its text part"
+        )
+    made: Callable[..., Any] = kind
+    return made
+
+
+def _known(kind: Any) -> frozenset[str]:
+    """The settings of a model type: its config's own fields, not those of every config."""
+    common = _library("transformers").PreTrainedConfig
+    fields = {field.name for field in dataclasses.fields(kind)}
+    fields -= {field.name for field in dataclasses.fields(common)}
+    return frozenset(
+        name
+        for name in fields
+        if name not in REFUSED and not name.startswith("_") and not name.endswith("_config")
+    )
+
+
+def _check_values(value: object, where: str, depth: int) -> None:
+    if depth > MAX_NESTING:
+        raise ConfigError(f"{where} is nested deeper than {MAX_NESTING} levels; a config is not")
+    if isinstance(value, Mapping):
+        _check_entries(len(value), where)
+        for key, inner in value.items():
+            _check_key(key, where)
+            _check_values(inner, f"{where}.{key}", depth + 1)
+    elif isinstance(value, list):
+        _check_entries(len(value), where)
+        for inner in value:
+            _check_values(inner, where, depth + 1)
+    else:
+        _check_scalar(value, where)
+
+
+def _check_entries(entries: int, where: str) -> None:
+    if entries > MAX_ENTRIES:
+        raise ConfigError(f"{where} holds {entries} entries; at most {MAX_ENTRIES} are read")
+
+
+def _check_key(key: object, where: str) -> None:
+    if not isinstance(key, str) or not _WORD.fullmatch(key):
+        raise ConfigError(f"{where} holds the key {_short(key)}; a key is a plain word")
+    if key in REFUSED:
+        raise ConfigError(f"{where}.{key} is refused in a model definition; {REFUSED[key]}")
+    if key.startswith("_"):
+        raise ConfigError(f"{where}.{key} is private to transformers; leave it out")
+
+
+def _check_scalar(value: object, where: str) -> None:
+    if isinstance(value, str):
+        if not _WORD.fullmatch(value):
+            raise ConfigError(
+                f"{where}={_short(value)} must be a plain word; a config names no file, address "
+                f"or code"
+            )
+    elif isinstance(value, bool) or value is None:
+        return
+    elif isinstance(value, int):
+        limit = MAX_DEPTH_VALUE if _DEPTH.search(where) else MAX_WHOLE_NUMBER
+        if abs(value) > limit:
+            raise ConfigError(f"{where}={_short(value)} is larger than {limit}; make it smaller")
+    elif not isinstance(value, float) or not math.isfinite(value):
+        raise ConfigError(
+            f"{where}={_short(value)} is no setting; use numbers, words, true or false, lists "
+            f"and tables"
+        )
+
+
+def _same_version(definition: Mapping[str, object]) -> None:
+    wanted = definition.get("version")
+    if wanted is not None and wanted != version():
+        raise ConfigError(
+            f"model.version={_short(wanted)} where this machine has transformers {version()!r}; "
+            f"another version may compute another model from the same config; "
+            f"pip install transformers=={wanted}"
+        )
+
+
+@contextmanager
+def _refusals(definition: Mapping[str, object]) -> Iterator[None]:
+    """Turns whatever transformers raises about a config into a ConfigError."""
+    try:
+        yield
+    except AtollError:
+        raise
+    # The library checks values with errors of every kind, from ValueError to ZeroDivisionError.
+    except Exception as exc:
+        reason = " ".join(str(exc).split()) or type(exc).__name__
+        raise ConfigError(
+            f"transformers {version()} builds no model from {_short(dict(definition))}: "
+            f"{reason[:300]}; change model.config"
+            + ("" if "attn_implementation" not in reason else ", or set model.attention='eager'")
+        ) from exc
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise ConfigError(
+            "model.architecture='transformers' needs the package transformers, which is not "
+            "installed here; pip install 'atoll[transformers]'"
+        ) from exc
+
+
+def _may_be_none(kind: Any, key: str) -> bool:
+    return any(f.name == key and "None" in str(f.type) for f in dataclasses.fields(kind))
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"
