@@ -20,6 +20,7 @@ from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
 from atoll.island.store import IslandIdentity, IslandStore
 from atoll.island.weights import IslandWeights
+from atoll.models import registry as models
 from atoll.protocol.messages import Info
 from atoll.wire.header import FrameHeader
 
@@ -89,7 +90,8 @@ def hand_in(continuity: Continuity, error: AtollError | None) -> bool:
     link = cast(Link, Refusing(error))
     reconnect = Reconnect(ManualClock(), random.Random(1))
     session = Session(link, IslandIdentity(NAME, "1" * 64), reconnect)
-    weights = IslandWeights(nn.Linear(5, 3), download=Bf16())
+    model = nn.Linear(5, 3)
+    weights = IslandWeights(model, models.layout_of(model), download=Bf16())
     header = FrameHeader.of(
         weights.layout,
         Bf16(),
