@@ -223,7 +223,6 @@ class Cluster:
             self.blobs,
             self.spool,
             self.clock,
-            manifest=self.manifest,
             layout=self.layout,
             threads=self.threads,
         )
@@ -304,7 +303,6 @@ class Cluster:
         return auditing.audit(
             self.ledger,
             self.blobs,
-            manifest=self.manifest,
             layout=self.layout,
             with_replay=with_replay,
         )

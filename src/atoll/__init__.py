@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.island.run import Run as Run
+    from atoll.launch.info import get_info as get_info
     from atoll.launch.joining import join as join
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "join"]
+__all__ = ["Run", "__version__", "get_info", "join"]
 
 # Loaded on first use: importing atoll must not wait for torch.
-_PLACES = {"join": "atoll.launch.joining", "Run": "atoll.island.run"}
+_PLACES = {
+    "get_info": "atoll.launch.info",
+    "join": "atoll.launch.joining",
+    "Run": "atoll.island.run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,12 +13,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from atoll.errors import ConfigError
+from atoll.protocol import manifest as manifests
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 
 MAX_RUN_FILE_BYTES = 1 << 20
 
 _LOCAL_STORAGE = ("ledger", "blobs")
-_NOT_IN_FILE = ("settings_authority", "protocol_version")
+_NOT_IN_FILE = ("settings_authority", "protocol_version", "manifest_version", "manifest_source")
 # What later versions will know; asking for it now is refused by name instead of ignored.
 _NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "mode": ("streaming", "async"),
@@ -92,12 +93,8 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
 
 def differences(recorded: Manifest, found: Manifest) -> list[str]:
     """Fields that differ, one line each: `field: recorded -> found`."""
-    mine, theirs = _flat(recorded.model_dump(mode="json")), _flat(found.model_dump(mode="json"))
-    return [
-        f"{name}: {mine.get(name)!r} -> {theirs.get(name)!r}"
-        for name in sorted({*mine, *theirs})
-        if mine.get(name) != theirs.get(name)
-    ]
+    mine, theirs = recorded.model_dump(mode="json"), found.model_dump(mode="json")
+    return [str(difference) for difference in manifests.differences(mine, theirs)]
 
 
 def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Barrier
+from typing import Any
 
 import pytest
 from sqlalchemy import NullPool, create_engine
@@ -278,6 +279,83 @@ def test_begin_is_refused_for_another_round_than_the_first(ledger: Ledger):
         ledger.begin(plan(2, []))
 
     assert ledger.latest_round() is None
+
+
+def test_round_after_the_last_published_one_can_be_begun(started: Ledger):
+    """A run that had ended goes on."""
+    started.freeze(1, None)
+    started.publish(1, PUBLISHED)
+
+    started.begin(plan(2, [lease(2, "a", 16, 24)]))
+
+    latest = started.latest_round()
+    assert latest is not None
+    assert (latest.round, latest.state) == (2, RoundState.OPEN)
+    assert started.leases(2) == [lease(2, "a", 16, 24)]
+
+
+def test_begin_is_refused_while_the_last_round_is_frozen(started: Ledger):
+    started.freeze(1, None)
+    before = started.state_hash()
+
+    with pytest.raises(errors.StoreError, match="which is frozen"):
+        started.begin(plan(2, []))
+
+    assert started.state_hash() == before
+
+
+SECOND = ManifestRecord(version=2, sha256="8" * 64, body='{"a":"new"}', from_round=2)
+
+
+def test_next_manifest_is_listed_after_the_first(started: Ledger):
+    started.add_manifest(SECOND)
+
+    assert started.manifests() == [MANIFEST, SECOND]
+
+
+def test_manifest_before_the_first_round_is_in_force_from_it(ledger: Ledger):
+    ledger.create_run(RUN, MANIFEST)
+
+    ledger.add_manifest(replace(SECOND, from_round=1))
+
+    assert [m.from_round for m in ledger.manifests()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 3}, "does not follow version 1"),
+        ({"version": 1}, "does not follow version 1"),
+        ({"from_round": 1}, "not planned is 2"),
+        ({"from_round": 3}, "not planned is 2"),
+        ({"sha256": MANIFEST.sha256}, "sha256 of an earlier one"),
+    ],
+)
+def test_manifest_that_does_not_follow_is_refused_and_changes_nothing(
+    started: Ledger, changes: dict[str, Any], reason: str
+):
+    before = started.state_hash()
+
+    with pytest.raises(errors.StoreError, match=reason):
+        started.add_manifest(replace(SECOND, **changes))
+
+    assert started.state_hash() == before
+
+
+def test_manifest_of_a_ledger_without_a_run_is_refused(ledger: Ledger):
+    with pytest.raises(errors.StoreError, match="does not follow version 0"):
+        ledger.add_manifest(replace(SECOND, version=1, from_round=1))
+
+    assert ledger.manifests() == []
+
+
+def test_manifest_counts_from_after_a_round_that_is_only_planned(started: Ledger):
+    started.freeze(1, plan(2, []))
+
+    with pytest.raises(errors.StoreError, match="not planned is 3"):
+        started.add_manifest(SECOND)
+
+    started.add_manifest(replace(SECOND, from_round=3))
 
 
 def test_leases_come_in_worker_then_start_order(started: Ledger):

@@ -139,7 +139,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        refusal = errors.StoreError if self.model.states else None
+        refusal: type[errors.AtollError] | None = errors.StoreError if self.model.states else None
+        if self.model.states.get(self.model.latest) is RoundState.PUBLISHED:
+            refusal = errors.WrongRound
         plan = RoundPlan(1, "m", 0, ())
         if refusal is None:
             plan = replace(plan, leases=self.model.give(1, list(self.model.incarnations)))

@@ -43,7 +43,6 @@ def exported(cluster: Cluster, path: Path, **options) -> dict[str, str]:
         cluster.ledger,
         cluster.blobs,
         path,
-        manifest=cluster.manifest,
         layout=cluster.layout,
         **options,
     )
@@ -229,9 +228,7 @@ def test_run_starts_from_the_files_weights(tmp_path):
 def test_run_starts_from_what_another_run_exported(tmp_path):
     stores, manifest = start(tmp_path, tensors())
     layout = recorded.layout_of(manifest)
-    exporting.export(
-        stores.ledger, stores.blobs, tmp_path / "out.safetensors", manifest=manifest, layout=layout
-    )
+    exporting.export(stores.ledger, stores.blobs, tmp_path / "out.safetensors", layout=layout)
 
     flat = weights_file.read(tmp_path / "out.safetensors", layout)
 

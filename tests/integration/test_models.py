@@ -88,7 +88,6 @@ def audited(home: Path) -> tuple[audit.AuditReport, Manifest]:
     report = audit.audit(
         ledger,
         DirectoryBlobs(home / "blobs"),
-        manifest=manifest,
         layout=recorded.layout_of(manifest),
         with_replay=True,
     )
@@ -111,7 +110,6 @@ def exported(home: Path, path: Path) -> dict[str, Tensor]:
         ledger,
         DirectoryBlobs(home / "blobs"),
         path,
-        manifest=manifest,
         layout=recorded.layout_of(manifest),
     )
     ledger.close()

@@ -119,7 +119,6 @@ class Sea:
         report = audit.audit(
             self.stores.ledger,
             self.stores.blobs,
-            manifest=self.manifest,
             layout=recorded.layout_of(self.manifest),
             with_replay=True,
         )

@@ -103,7 +103,6 @@ def test_simulated_run_passes_its_audit(once, home):
     report = audit.audit(
         ledger,
         DirectoryBlobs(home / "blobs"),
-        manifest=manifest,
         layout=recorded.layout_of(manifest),
         with_replay=True,
     )

@@ -95,7 +95,7 @@ def test_public_name_is_there(name):
 
 
 def test_public_names_are_what_the_readme_promises():
-    assert set(atoll.__all__) == {"Run", "__version__", "join"}
+    assert set(atoll.__all__) == {"Run", "__version__", "get_info", "join"}
 
 
 def test_unknown_name_of_the_package_is_refused():

@@ -67,7 +67,7 @@ def test_unknown_setting_lists_the_known_ones():
 
     message = str(refused.value)
     assert message.startswith("sync_evry is not a setting; the run file knows ")
-    expected = sorted(set(Manifest.model_fields) - {"settings_authority", "protocol_version"})
+    expected = sorted(set(Manifest.model_fields) - set(config._NOT_IN_FILE))
     assert message.endswith(", ".join(expected))
 
 
@@ -247,4 +247,4 @@ def test_equal_manifests_have_no_differences():
 def test_differences_see_a_key_that_one_side_lacks():
     found = config.differences(manifest(), manifest(model={"architecture": "gpt", "width": 8}))
 
-    assert found == ["model.definition.width: None -> 8"]
+    assert found == ["model.definition.width: 'absent' -> 8"]

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from atoll.errors import VersionMismatch
 from atoll.protocol.manifest import Manifest, ScheduleSettings
+from tests.settings import ALONE, changed, leaves, other
 
 BASE: dict[str, Any] = {
     "name": "golden",
@@ -25,61 +26,11 @@ BASE: dict[str, Any] = {
     "stop": {"rounds": 15, "tokens": 10**6},
 }
 # It is stamped on every message of a run: another value for the same settings is a new protocol.
-GOLDEN = "72ca58d29d71dde6ffc4559764d1550a54cf4c7e1d6fa7b69abf48f5d81f1db6"
-
-# Settings of which this version knows one value only.
-FIXED = {"settings_authority", "protocol_version", "strategy", "mode", "num_fragments", "dylu"}
-# Another value that keeps the rules, where arithmetic does not give one.
-OTHERS: dict[str, object] = {
-    "name": "another",
-    "weighting": "tokens",
-    "upload.codec": "fp32",
-    "upload.rounding": "stochastic",
-    "download.codec": "fp32",
-    "download.rounding": "stochastic",
-    "membership.min_workers": 1,
-    "outer.optimizer": "adam",
-    "inner.optimizer": "sgd",
-    "inner.momentum": 0.5,
-    "inner.precision": "bf16",
-    "inner.schedule.kind": "cosine",
-    "membership.grace_seconds": 7.0,
-    "model.layout_digest": "3" * 64,
-    "model.initial_digest": "3" * 64,
-    "storage.retain": "snapshots",
-}
-
-
-def leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, item in value.items():
-        if isinstance(item, dict) and name not in ("definition", "identity"):
-            yield from leaves(item, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", item
-
-
-def changed(value: dict[str, Any], name: str, item: object) -> dict[str, Any]:
-    first, _, rest = name.partition(".")
-    return {**value, first: changed(value[first], rest, item) if rest else item}
-
-
-def other(name: str, item: object) -> object:
-    if name in OTHERS:
-        return OTHERS[name]
-    match item:
-        case bool():
-            return not item
-        case int():
-            return item + 1
-        case float():
-            return item / 2
-        case dict():
-            return {**item, "another": 1}
-    raise AssertionError(f"{name} is new: give another value for it")
+GOLDEN = "2b9b80b60331206beff2f8dc1fb57f8cfebf20ea66fe8374d14786a1b4a82f19"
 
 
 WHOLE = Manifest.model_validate(BASE).model_dump(mode="json")
-LEAVES = [(name, item) for name, item in leaves(WHOLE) if name not in FIXED]
+LEAVES = [(name, item) for name, item in leaves(WHOLE) if name not in ALONE]
 
 
 def test_hash_is_the_golden_one():

@@ -26,7 +26,7 @@ class Bench:
     def open(self) -> None:
         self.heartbeats = Heartbeats(self.clock, timeout_seconds=TIMEOUT_SECONDS)
         self.registry = Registry(
-            self.ledger, self.heartbeats, self.clock, run_id=RUN, manifest=MANIFEST
+            self.ledger, self.heartbeats, self.clock, run_id=RUN, manifest=lambda: MANIFEST
         )
 
     def register(self, worker_id: str = "a", key: str = KEY, **changes) -> Identity:

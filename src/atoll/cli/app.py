@@ -50,6 +50,10 @@ def serve(
     new_tokens: Annotated[
         bool, typer.Option("--new-tokens", help="Replace the run's tokens.")
     ] = False,
+    new_manifest: Annotated[
+        bool,
+        typer.Option("--new-manifest", help="Record a changed run file, from the next round on."),
+    ] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Serve on after the run is over.")] = False,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write address and pid here once serving (JSON).")
@@ -72,6 +76,7 @@ def serve(
             key=key,
             insecure=insecure,
             new_tokens=new_tokens,
+            new_manifest=new_manifest,
             stay=stay,
             ready_file=ready_file,
         )
@@ -149,6 +154,19 @@ def status(
     from atoll.cli import status as command
 
     command.status(url, token=token, fingerprint=fingerprint, watch=watch, as_json=as_json)
+
+
+@app.command()
+def info(
+    url: UrlArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run's settings; they come from its run file alone."""
+    from atoll.cli import info as command
+
+    command.info(url, token=token, fingerprint=fingerprint, as_json=as_json)
 
 
 @app.command()

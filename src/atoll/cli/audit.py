@@ -52,7 +52,6 @@ def audit(directory: Path, *, replay: bool, live: Live, as_json: bool) -> None:
         report = auditing.audit(
             run.ledger,
             run.blobs,
-            manifest=run.manifest,
             layout=run.layout,
             with_replay=replay,
             progress=lambda name, done, total: bars.update(

@@ -163,9 +163,7 @@ def _summary(
     loaded = config.load(run_file)
     dataset = datasets.open_dataset(loaded.data, location=loaded.data_location)
     with auditing.opened(home, auditing.Live()) as run:
-        report = audit.audit(
-            run.ledger, run.blobs, manifest=run.manifest, layout=run.layout, with_replay=True
-        )
+        report = audit.audit(run.ledger, run.blobs, layout=run.layout, with_replay=True)
         held_out = losses.held_out_losses(run.ledger)
         steps = report.tokens // (run.manifest.inner.batch * dataset.block)
         all_reduce = _ring_bytes(run.layout.nbytes, len(results)) * steps

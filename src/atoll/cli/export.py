@@ -24,7 +24,6 @@ def export(
             run.ledger,
             run.blobs,
             path,
-            manifest=run.manifest,
             layout=run.layout,
             version=round_number,
             published=published,

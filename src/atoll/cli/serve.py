@@ -44,6 +44,7 @@ class ServeOptions:
     key: Path | None = None
     insecure: bool = False
     new_tokens: bool = False
+    new_manifest: bool = False
     stay: bool = False
     ready_file: Path | None = None
 
@@ -66,7 +67,16 @@ def serve(
     with state.held(
         directory, addresses, pid=os.getpid(), wall=clock.wall(), s3=s3_access()
     ) as stores:
-        manifest = boot.create_or_check(stores, run_file, clock, new_run_id=secrets.token_hex(8))
+        before = len(stores.ledger.manifests())
+        manifest = boot.create_or_check(
+            stores,
+            run_file,
+            clock,
+            new_run_id=secrets.token_hex(8),
+            new_manifest=options.new_manifest,
+        )
+        if options.new_manifest:
+            _tell_manifest(stores.ledger, recorded_before=before)
         tokens = _tokens(stores.ledger, renew=options.new_tokens)
         secured = _certificate(options, directory)
         coordinator = boot.open_coordinator(
@@ -101,6 +111,17 @@ def serve(
         output.say(
             f"coordinator stopped at version {current.version}, "
             f"params digest {current.digests.master.root}"
+        )
+
+
+def _tell_manifest(ledger: Ledger, *, recorded_before: int) -> None:
+    versions = ledger.manifests()
+    newest = versions[-1]
+    if len(versions) == recorded_before:
+        output.say(f"the run file has not changed; manifest version {newest.version} stays")
+    else:
+        output.say(
+            f"manifest version {newest.version} is in force from round {newest.from_round} on"
         )
 
 

@@ -13,14 +13,16 @@ from atoll.errors import (
     FrameError,
     FrameTooLarge,
     LeaseLost,
+    ManifestMismatch,
     StaleContribution,
     WrongBase,
     WrongRound,
 )
+from atoll.history.manifests import Manifests
 from atoll.layout import Layout
 from atoll.ledger.records import ContributionRecord, RoundState
-from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Identity
+from atoll.strategies import build
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
@@ -45,18 +47,20 @@ class Admission:
         rounds: Rounds,
         versions: Versions,
         *,
-        manifest: Manifest,
+        manifests: Manifests,
         layout: Layout,
-        codec: Codec,
         block: int,
     ) -> None:
         self.layout = layout
-        self.codec = codec
         self._registry = registry
         self._rounds = rounds
         self._versions = versions
-        self._manifest = manifest
+        self._manifests = manifests
         self._block = block
+
+    def codec(self, round_number: int) -> Codec:
+        """How contributions to a round travel."""
+        return build.codec(self._manifests.of_round(round_number).manifest.upload)
 
     def receipt(self, request: UploadRequest) -> ContributionRecord | None:
         """The accepted record when these very bytes are in; Conflict when others are."""
@@ -84,8 +88,10 @@ class Admission:
             )
         self._check_identity(header, request.identity)
         self._check_round(header)
+        self._check_manifest(header)
         self._check_rows(header)
-        frame.expect(header, layout=self.layout, codec=self.codec, kind="contribution")
+        codec = self.codec(header.round)
+        frame.expect(header, layout=self.layout, codec=codec, kind="contribution")
         self._check_size(header, request.nbytes)
         return header
 
@@ -98,7 +104,16 @@ class Admission:
                 f"{header.incarnation}, the sender is {identity.worker_id!r} incarnation="
                 f"{identity.incarnation}; a worker sends its own contributions only"
             )
-        self._registry.check_run(header.run_id, header.manifest_sha256)
+        self._registry.check_run_id(header.run_id)
+
+    def _check_manifest(self, header: FrameHeader) -> None:
+        right = self._manifests.of_round(header.round)
+        if header.manifest_sha256 != right.sha256:
+            raise ManifestMismatch(
+                f"manifest_sha256={header.manifest_sha256!r} of the contribution to round "
+                f"{header.round} is not {right.sha256!r}, which that round is under (version "
+                f"{right.version}); fetch /info again and train the round under it"
+            )
 
     def _check_round(self, header: FrameHeader) -> None:
         latest = self._rounds.latest
@@ -140,7 +155,8 @@ class Admission:
                 f"its lease is {leased}; ask for an assignment"
             )
         rows = sum(stop - start for start, stop in leased)
-        weight = 1 if self._manifest.weighting == "equal" else header.tokens
+        weighting = self._manifests.of_round(header.round).manifest.weighting
+        weight = 1 if weighting == "equal" else header.tokens
         if header.rows != rows or header.tokens != rows * self._block or header.weight != weight:
             raise ContributionError(
                 f"rows={header.rows} tokens={header.tokens} weight={header.weight} do not fit "

@@ -4,7 +4,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from atoll import config
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
 from atoll.config import RunFile
@@ -12,7 +11,8 @@ from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError
-from atoll.history import recorded, weights, weights_file
+from atoll.history import boundary, manifests, recorded, weights, weights_file
+from atoll.history.manifests import Manifests, Recorded
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.models import custom, init
@@ -33,12 +33,24 @@ class Stores:
 
 
 def create_or_check(
-    stores: Stores, run_file: RunFile, clock: Clock, *, new_run_id: str
+    stores: Stores,
+    run_file: RunFile,
+    clock: Clock,
+    *,
+    new_run_id: str,
+    new_manifest: bool = False,
 ) -> Manifest:
-    """Creates the run in an empty ledger; in a used one checks that the file has not changed."""
-    known = recorded.manifest_of(stores.ledger)
-    if known is not None:
-        return _checked(known, run_file)
+    """Creates the run in an empty ledger; in a used one checks that the file has not changed.
+
+    With `new_manifest` a changed file is recorded as the next version, from the next round on.
+    Returns the newest version.
+    """
+    if stores.ledger.run() is not None:
+        known = Manifests.of(stores.ledger)
+        found = _found(known.newest.manifest, run_file)
+        if new_manifest:
+            return record_manifest(stores.ledger, found)
+        return _checked(known, found)
     return _create(stores, run_file, clock, run_id=new_run_id)
 
 
@@ -52,7 +64,6 @@ def open_coordinator(
         stores.blobs,
         stores.spool,
         clock,
-        manifest=manifest,
         layout=recorded.layout_of(manifest),
         threads=threads,
     )
@@ -114,17 +125,60 @@ def _definition(run_file: RunFile, *, known: ModelSettings | None) -> dict[str, 
     return models.resolved(made)
 
 
-def _checked(known: Manifest, run_file: RunFile) -> Manifest:
+def _found(known: Manifest, run_file: RunFile) -> Manifest:
+    """The manifest that the file makes now, of the run that `known` belongs to."""
     dataset = datasets.open_dataset(run_file.data, location=run_file.data_location)
-    found = run_file.manifest(
+    return run_file.manifest(
         known.model.model_copy(update={"definition": _definition(run_file, known=known.model)}),
         DataSettings(definition=dict(run_file.data), identity=dataset.identity()),
     )
-    changed = config.differences(known, found)
+
+
+def _checked(known: Manifests, found: Manifest) -> Manifest:
+    # What an operator changed while serving is not in the file and stands.
+    changed = boundary.changes(known.newest_of_file.manifest, found)
     if changed:
+        fixed = [difference.field for difference in changed if difference.is_fixed]
+        way_out = (
+            f"restore the file ({', '.join(fixed)} cannot change in any version of a manifest), "
+            if fixed
+            else "restore the file, or record it as a new version from the next round on with "
+            "--new-manifest, "
+        )
         raise ConfigError(
             "the run file differs from the manifest this run was created with: "
-            + "; ".join(changed)
-            + "; restore the file, or start a new run in another directory"
+            + "; ".join(str(difference) for difference in changed)
+            + f"; {way_out}or start a new run in another directory"
         )
-    return known
+    return known.newest.manifest
+
+
+def record_manifest(ledger: Ledger, found: Manifest) -> Manifest:
+    """Records `found` as the next version, from the first round that is not planned; the newest.
+
+    For a run that nobody serves; while serving, `Coordinator` does the same under its locks.
+    """
+    known = Manifests.of(ledger)
+    changed = boundary.changes(known.newest.manifest, found)
+    if not changed:
+        log.info("the run file has not changed, no new manifest", extra=_named(known.newest))
+        return known.newest.manifest
+    made = boundary.next_version(known.newest.manifest, found)
+    latest = ledger.latest_round()
+    first = 1 if latest is None else latest.round + 1
+    record = manifests.successor(known.newest, made, from_round=first)
+    ledger.add_manifest(record)
+    known.add(record)
+    log.info(
+        "new manifest recorded",
+        extra={**_named(known.newest), "changed": "; ".join(map(str, changed))},
+    )
+    return made
+
+
+def _named(version: Recorded) -> dict[str, object]:
+    return {
+        "version": version.version,
+        "from_round": version.from_round,
+        "manifest": version.sha256,
+    }

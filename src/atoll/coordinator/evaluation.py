@@ -1,5 +1,7 @@
 """Held-out loss: who evaluates which rows of which version, and the sums that come back."""
 
+from collections.abc import Callable
+
 from atoll.errors import ContributionError, WrongRound
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import EvaluationRecord
@@ -10,11 +12,13 @@ from atoll.protocol.messages import EvaluationReport, EvaluationTask
 class Evaluation:
     """Shares the held-out rows of a version between the workers of the round it begins."""
 
-    def __init__(self, ledger: Ledger, *, manifest: Manifest, held_out_rows: int) -> None:
+    def __init__(
+        self, ledger: Ledger, *, manifest: Callable[[], Manifest], held_out_rows: int, block: int
+    ) -> None:
         self._ledger = ledger
-        self._every = manifest.evaluate.every
+        self._manifest = manifest  # the one in force
         self._rows = held_out_rows
-        self._block = int(manifest.data.identity["block"])
+        self._block = block
         self._reported = {(e.version, e.worker_id) for e in ledger.evaluations()}
         # Who shares a version's rows is fixed when it is first asked: a round that is filled up
         # later must not cut the rows anew.
@@ -41,7 +45,8 @@ class Evaluation:
         `members` in worker_id order; each row of the held-out set falls to exactly one of those
         that are members when a version's first task is given.
         """
-        if not (self._every > 0 and (final or version % self._every == 0)):
+        every = self._manifest().evaluate.every
+        if not (every > 0 and (final or version % every == 0)):
             return None
         if self._sharing[0] != version:
             self._sharing = (version, members)

@@ -12,7 +12,7 @@ class Heartbeats:
 
     def __init__(self, clock: Clock, *, timeout_seconds: float) -> None:
         self._clock = clock
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds  # moves with the manifest in force
         self._lock = threading.Lock()
         self._heard: dict[str, float] = {}
         self._telemetry: dict[str, Telemetry] = {}
@@ -36,7 +36,7 @@ class Heartbeats:
             return frozenset(
                 worker
                 for worker in candidates
-                if now - self._heard.get(worker, float("-inf")) <= self._timeout_seconds
+                if now - self._heard.get(worker, float("-inf")) <= self.timeout_seconds
             )
 
     def seconds_since(self, worker_id: str) -> float | None:

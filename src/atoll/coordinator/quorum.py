@@ -17,7 +17,7 @@ class RoundView:
 
 def has_quorum(view: RoundView, settings: MembershipSettings) -> bool:
     """Whether enough contributions are in for the grace period to run."""
-    needed = settings.quorum if settings.quorum is not None else len(view.planned)
+    needed = settings.quorum or len(view.planned)
     return len(view.accepted) >= max(needed, settings.min_workers)
 
 

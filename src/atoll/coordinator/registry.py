@@ -6,6 +6,7 @@ Owns registration and the identity check of every mutating message. Knows nothin
 import hashlib
 import hmac
 import threading
+from collections.abc import Callable
 
 from atoll.clock import Clock
 from atoll.coordinator.heartbeats import Heartbeats
@@ -24,13 +25,19 @@ class Registry:
     """The durable list of workers with a copy in memory. Thread-safe."""
 
     def __init__(
-        self, ledger: Ledger, heartbeats: Heartbeats, clock: Clock, *, run_id: str, manifest: str
+        self,
+        ledger: Ledger,
+        heartbeats: Heartbeats,
+        clock: Clock,
+        *,
+        run_id: str,
+        manifest: Callable[[], str],
     ) -> None:
         self._ledger = ledger
         self._heartbeats = heartbeats
         self._clock = clock
         self._run_id = run_id
-        self._manifest_sha256 = manifest
+        self._manifest = manifest  # hash of the one in force
         self._lock = threading.Lock()
         self._workers = {w.worker_id: w for w in ledger.workers()}
         self._hostnames: dict[str, str] = {}
@@ -41,15 +48,20 @@ class Registry:
 
     def check_run(self, run_id: str, manifest_sha256: str) -> None:
         """Refuses a message made for another run or under another manifest."""
+        self.check_run_id(run_id)
+        right = self._manifest()
+        if manifest_sha256 != right:
+            raise ManifestMismatch(
+                f"manifest_sha256={manifest_sha256!r} is not the run's {right!r}, which is in "
+                f"force now; fetch /info again and adopt it"
+            )
+
+    def check_run_id(self, run_id: str) -> None:
+        """Refuses what was made for another run."""
         if run_id != self._run_id:
             raise ManifestMismatch(
                 f"run_id={run_id!r} is not this coordinator's run {self._run_id!r}; "
                 f"fetch /info again or use another URL"
-            )
-        if manifest_sha256 != self._manifest_sha256:
-            raise ManifestMismatch(
-                f"manifest_sha256={manifest_sha256!r} is not the run's "
-                f"{self._manifest_sha256!r}; fetch /info again and adopt it"
             )
 
     def register(self, request: RegisterRequest) -> WorkerRecord:

@@ -6,6 +6,7 @@ what is kept in memory is a copy of its latest round.
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from atoll.clock import Clock
@@ -13,6 +14,8 @@ from atoll.coordinator import quorum
 from atoll.coordinator.quorum import RoundView
 from atoll.coordinator.registry import Registry
 from atoll.data import plan as plans
+from atoll.history import manifests as versions
+from atoll.history.manifests import Manifests, Recorded
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
@@ -47,13 +50,12 @@ class Rounds:
     """The latest round and the moves between its states. Thread-safe."""
 
     def __init__(
-        self, ledger: Ledger, registry: Registry, clock: Clock, *, manifest: Manifest
+        self, ledger: Ledger, registry: Registry, clock: Clock, *, manifests: Manifests
     ) -> None:
         self._ledger = ledger
         self._registry = registry
         self._clock = clock
-        self._manifest = manifest
-        self._manifest_sha256 = manifest.sha256()
+        self._manifests = manifests
         self._lock = threading.RLock()
         self._quorum_since: float | None = None
         self.latest: LatestRound | None = None
@@ -77,28 +79,67 @@ class Rounds:
                 {c.worker_id: c for c in self._ledger.contributions(record.round)},
             )
 
+    @property
+    def in_force(self) -> Recorded:
+        """The manifest version of the latest round; before the first one, of that."""
+        latest = self.latest
+        return self._manifests.of_round(1 if latest is None else latest.record.round)
+
+    def add_manifest(self, change: Callable[[Manifest], Manifest]) -> Recorded:
+        """Records what `change` makes of the newest manifest, from the next round on.
+
+        Under the lock that plans are made under: the round after the latest is planned either
+        before this, and keeps its version, or after it. Nothing is recorded when nothing changes.
+        """
+        with self._lock:
+            newest = self._manifests.newest
+            changed = change(newest.manifest)
+            if changed == newest.manifest:
+                return newest
+            number = 1 if self.latest is None else self.latest.record.round + 1
+            record = versions.successor(newest, changed, from_round=number)
+            self._ledger.add_manifest(record)
+            self._manifests.add(record)
+            return self._manifests.newest
+
     def admit(self) -> None:
-        """Begins the first round once enough workers are live, and fills up a round that is short.
+        """Begins a round that none before it has planned, and fills up a round that is short.
 
         Called when a worker registers and on every tick, since a death can make a round short.
         """
         with self._lock:
             live = self._registry.live()
-            if self.latest is None:
-                if len(live) >= self._manifest.membership.min_workers:
-                    self._ledger.begin(self._plan(1, sorted(live), cursor=0))
-                    self.refresh()
+            if self.latest is None or self._goes_on(self.latest.record):
+                self._begin(sorted(live))
                 return
+            assert self.latest is not None
             for worker_id in sorted(live - self.latest.planned):
                 if self._is_short():
                     self._extend(worker_id)
+
+    def _begin(self, live: list[str]) -> None:
+        """Begins the first round, or the next one of a run that had come to its end before."""
+        before = None if self.latest is None else self.latest.record
+        number = 1 if before is None else before.round + 1
+        if len(live) >= self._manifest_of(number).membership.min_workers:
+            cursor = 0 if before is None else before.cursor
+            self._ledger.begin(self._plan(number, live, cursor=cursor))
+            self.refresh()
+
+    def _goes_on(self, record: RoundRecord) -> bool:
+        """Whether a round follows the last published one because a new manifest moved the end."""
+        published = record.state is RoundState.PUBLISHED
+        return published and not self._ends_after(record.round, self.tokens)
+
+    def _manifest_of(self, round_number: int) -> Manifest:
+        return self._manifests.of_round(round_number).manifest
 
     def _is_short(self) -> bool:
         assert self.latest is not None
         return self.latest.record.state in (
             RoundState.PLANNED,
             RoundState.OPEN,
-        ) and quorum.is_short(self.view(), self._manifest.membership)
+        ) and quorum.is_short(self.view(), self.in_force.manifest.membership)
 
     def _extend(self, worker_id: str) -> None:
         assert self.latest is not None
@@ -112,7 +153,7 @@ class Rounds:
         by_range = {plans.Range(lease.start, lease.stop): lease for lease in reopened}
         planned = plans.plan(
             workers,
-            rows_each=self._manifest.rows_per_round,
+            rows_each=self._manifest_of(round_number).rows_per_round,
             cursor=cursor,
             reopened=list(by_range),
         )
@@ -128,7 +169,7 @@ class Rounds:
         ]
         return RoundPlan(
             round=round_number,
-            manifest_sha256=self._manifest_sha256,
+            manifest_sha256=self._manifests.of_round(round_number).sha256,
             cursor=planned.cursor,
             leases=tuple(given),
             taken=tuple(by_range[span] for span in planned.taken),
@@ -174,7 +215,7 @@ class Rounds:
         with self._lock:
             if self.latest is None or self.latest.record.state is not RoundState.OPEN:
                 return False
-            view, settings = self.view(), self._manifest.membership
+            view, settings = self.view(), self.in_force.manifest.membership
             if not quorum.has_quorum(view, settings):
                 self._quorum_since = None
             elif self._quorum_since is None:
@@ -203,12 +244,13 @@ class Rounds:
             return frozen
 
     def _ends_after(self, round_number: int, tokens: int) -> bool:
-        stop = self._manifest.stop
-        return (stop.rounds is not None and round_number >= stop.rounds) or (
-            stop.tokens is not None and tokens >= stop.tokens
-        )
+        # Whether there is a next round is for the manifest to say that it would be under.
+        stop = self._manifest_of(round_number + 1).stop
+        return (0 < stop.rounds <= round_number) or (0 < stop.tokens <= tokens)
 
     def is_finished(self) -> bool:
         """Whether the last round is published and none follows."""
         latest = self.latest
-        return latest is not None and latest.record.state is RoundState.PUBLISHED
+        if latest is None or latest.record.state is not RoundState.PUBLISHED:
+            return False
+        return self._ends_after(latest.record.round, self.tokens)

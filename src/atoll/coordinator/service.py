@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
+from atoll.coordinator import agreement
 from atoll.coordinator.admission import Admission, UploadRequest
 from atoll.coordinator.evaluation import Evaluation
 from atoll.coordinator.heartbeats import Heartbeats
@@ -21,9 +22,9 @@ from atoll.coordinator.rounds import LatestRound, Rounds
 from atoll.coordinator.spool import Spool, SpooledFrame
 from atoll.coordinator.uploads import Uploads, UploadStream
 from atoll.coordinator.versions import Versions
-from atoll.data import base as datasets
-from atoll.errors import AtollError, LayoutMismatch, ManifestMismatch, StaleContribution
-from atoll.history import retention
+from atoll.errors import AtollError, StaleContribution
+from atoll.history import boundary, retention
+from atoll.history.manifests import Manifests
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.base import Ledger
@@ -46,7 +47,6 @@ from atoll.protocol.messages import (
     RowRange,
     Status,
 )
-from atoll.strategies import build
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +61,11 @@ class Coordinator:
         spool: Spool,
         clock: Clock,
         *,
-        manifest: Manifest,
         layout: Layout,
         threads: int = 1,
     ) -> None:
         run = ledger.run()
         assert run is not None, "boot creates the run before the coordinator opens it"
-        self.manifest = manifest
         self.layout = layout
         self.run_id = run.run_id
         self.transfer_port = 0
@@ -76,19 +74,25 @@ class Coordinator:
         self._clock = clock
         self._ledger = ledger
         self._blobs = blobs
-        self._manifest_sha256 = manifest.sha256()
         self._run = run
         self._listeners: list[Callable[[], None]] = []
+        self.manifests = Manifests.of(ledger)
+        manifest = self.manifests.newest.manifest  # here only for what no version changes
         self._heartbeats = Heartbeats(clock, timeout_seconds=manifest.heartbeat_timeout)
         self._registry = Registry(
-            ledger, self._heartbeats, clock, run_id=run.run_id, manifest=self._manifest_sha256
+            ledger,
+            self._heartbeats,
+            clock,
+            run_id=run.run_id,
+            manifest=lambda: self._rounds.in_force.sha256,
         )
-        self._rounds = Rounds(ledger, self._registry, clock, manifest=manifest)
+        self._rounds = Rounds(ledger, self._registry, clock, manifests=self.manifests)
+        self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         self.versions = Versions(
             ledger,
             blobs,
             spool,
-            manifest=manifest,
+            manifests=self.manifests,
             layout=layout,
             run_id=run.run_id,
             threads=threads,
@@ -97,29 +101,50 @@ class Coordinator:
             self._registry,
             self._rounds,
             self.versions,
-            manifest=manifest,
+            manifests=self.manifests,
             layout=layout,
-            codec=build.codec(manifest.upload),
             block=int(manifest.data.identity["block"]),
         )
         self._uploads = Uploads(blobs, admission, clock, record=self._rounds.accept)
         self._evaluation = Evaluation(
             ledger,
-            manifest=manifest,
+            manifest=lambda: self.manifest,
             held_out_rows=int(manifest.data.identity["held_out_rows"]),
+            block=int(manifest.data.identity["block"]),
         )
         self._report = Report(ledger, self._registry, self._heartbeats, self._rounds)
         self._counting = threading.Lock()
 
+    # The manifest
+
+    @property
+    def manifest(self) -> Manifest:
+        """The one in force: that of the latest round."""
+        return self._rounds.in_force.manifest
+
+    def change_outer_lr(self, lr: float) -> int:
+        """Records another outer learning rate; returns the first round that it counts for.
+
+        Rounds that are planned keep theirs, so contributions made or under way stay good. Islands
+        learn of it when that round is planned. ConfigError for a rate that breaks its rule.
+        """
+        changed = self._rounds.add_manifest(lambda newest: boundary.with_outer_lr(newest, lr))
+        log.info(
+            "outer learning rate changed",
+            extra={"lr": lr, "from_round": changed.from_round, "manifest": changed.sha256},
+        )
+        return changed.from_round
+
     # Workers
 
     def info(self) -> Info:
-        """The manifest, whole, and where the data plane is."""
+        """The manifest in force, whole, and where the data plane is."""
+        found = self._rounds.in_force
         return Info.model_validate(
             {
-                **{name: getattr(self.manifest, name) for name in Manifest.model_fields},
+                **{name: getattr(found.manifest, name) for name in Manifest.model_fields},
                 "run_id": self.run_id,
-                "manifest_sha256": self._manifest_sha256,
+                "manifest_sha256": found.sha256,
                 "model_hash": self.layout.digest,
                 "version": self.versions.current.version,
                 "transfer_port": self.transfer_port,
@@ -129,21 +154,7 @@ class Coordinator:
     def register(self, request: RegisterRequest) -> RegisterReply:
         """Takes a worker in, if its model and data are the run's."""
         with self._refusals():
-            if request.layout_digest != self.layout.digest:
-                raise LayoutMismatch(
-                    f"layout_digest={request.layout_digest!r} of worker_id="
-                    f"{request.worker_id!r} is not the run's {self.layout.digest!r}; the worker's "
-                    f"model must have the run's names, shapes and dtypes"
-                )
-            difference = datasets.first_difference(
-                self.manifest.data.identity, request.data_identity
-            )
-            if difference is not None:
-                field, mine, theirs = difference
-                raise ManifestMismatch(
-                    f"data.{field} of worker_id={request.worker_id!r} is {theirs!r}, the run's is "
-                    f"{mine!r}; the worker's data must be the run's"
-                )
+            agreement.check(request, self._rounds.in_force, self.manifests, layout=self.layout)
             record = self._registry.register(request)
             self._rounds.admit()
             current = self.versions.current
@@ -225,6 +236,7 @@ class Coordinator:
             version=0,
             digest="0" * 64,
             round=latest.record.round,
+            manifest_sha256=latest.record.manifest_sha256,
             ranges=tuple(
                 RowRange(start=lease.start, stop=lease.stop) for lease in latest.ranges(worker_id)
             ),
@@ -244,6 +256,7 @@ class Coordinator:
 
         When this raises, the weights in memory may be torn: the process must end and start again.
         """
+        self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         self._rounds.admit()
         frozen = self._frozen_round()
         if frozen is None:
@@ -276,7 +289,7 @@ class Coordinator:
             hash=chain.round_hash(
                 prev_hash=prev_hash,
                 round_number=round_number,
-                manifest_sha256=self._manifest_sha256,
+                manifest_sha256=self.manifests.of_round(round_number).sha256,
                 contributions=contributions,
                 master_digest=digests.master.root,
                 published_digest=digests.published.root,
@@ -307,13 +320,14 @@ class Coordinator:
 
     def _chain_head(self, round_number: int) -> str:
         if round_number == 1:
-            return chain.genesis_hash(self.run_id, self._manifest_sha256, self._run.initial_sha256)
+            first = self.manifests.first.sha256
+            return chain.genesis_hash(self.run_id, first, self._run.initial_sha256)
         [before] = self._ledger.rounds(first=round_number - 1, last=round_number - 1)
         assert before.hash is not None
         return before.hash
 
     def _snapshot(self, version: int) -> None:
-        storage = self.manifest.storage
+        storage = self.manifests.of_round(version).manifest.storage
         if version % storage.snapshot_every == 0 or self._rounds.is_finished():
             self._ledger.add_snapshot(self.versions.snapshot())
             retention.prune(self._ledger, self._blobs, storage, in_flight=self._uploads.in_flight)
@@ -370,6 +384,7 @@ class Coordinator:
         return self._report.status(
             run_id=self.run_id,
             manifest=self.manifest,
+            manifest_sha256=self._rounds.in_force.sha256,
             version=current.version,
             digest=current.digests.master.root,
             counters=self.counters,

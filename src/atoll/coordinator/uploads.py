@@ -191,7 +191,7 @@ class Uploads:
             request,
             header,
             self._blobs.writer(expect_bytes=request.nbytes),
-            PayloadCheck(self._admission.codec, self._admission.layout),
+            PayloadCheck(self._admission.codec(header.round), self._admission.layout),
         )
         self._replace(request.identity.worker_id, upload)
         return UploadStream(upload, FIRST_STREAM)

@@ -9,15 +9,16 @@ import threading
 from dataclasses import dataclass
 
 from atoll.blobs.base import Blobs
+from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
 from atoll.coordinator.spool import Spool, SpooledFrame
 from atoll.errors import NotReady, StateDamaged
 from atoll.history import replay, weights
+from atoll.history.manifests import Manifests
 from atoll.history.replay import Digests
 from atoll.layout import Layout
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
-from atoll.protocol.manifest import Manifest
 from atoll.strategies import build
 from atoll.strategies.diloco import OuterState
 from atoll.wire.header import FrameHeader
@@ -44,7 +45,7 @@ class Versions:
         blobs: Blobs,
         spool: Spool,
         *,
-        manifest: Manifest,
+        manifests: Manifests,
         layout: Layout,
         run_id: str,
         threads: int = 1,
@@ -52,12 +53,10 @@ class Versions:
         self._ledger = ledger
         self._blobs = blobs
         self._spool = spool
-        self._manifest = manifest
-        self._manifest_sha256 = manifest.sha256()
+        self._manifests = manifests
         self._layout = layout
         self._run_id = run_id
         self._threads = threads
-        self._download = build.codec(manifest.download)
         self._lock = threading.Lock()  # held while the buffers change or are read whole
         self._settled = True  # whether the buffers hold `current`: not between compute and publish
         self._state, self.current = self._restore()
@@ -70,7 +69,7 @@ class Versions:
             self._ledger,
             self._blobs,
             newest,
-            manifest=self._manifest,
+            manifests=self._manifests,
             layout=self._layout,
             threads=self._threads,
         )
@@ -78,7 +77,7 @@ class Versions:
             state,
             self._ledger,
             self._blobs,
-            manifest=self._manifest,
+            manifests=self._manifests,
             after_version=version,
             threads=self._threads,
         )
@@ -102,14 +101,16 @@ class Versions:
 
     def compute(self, round_number: int, contributions: list[ContributionRecord]) -> Digests:
         """Applies a frozen round to the weights and spools its frame; `publish` offers it."""
-        header = self._header_of_round(round_number)
+        manifest = self._manifests.of_round(round_number).manifest
+        download = build.codec(manifest.download)
+        header = self._header_of_round(round_number, download)
         with self._lock, replay.hashing(self._threads) as pool:
-            spooler = self._spool.spooler(self._layout, self._download, header, pool=pool)
+            spooler = self._spool.spooler(self._layout, download, header, pool=pool)
             self._settled = False
             digests = replay.apply_round(
                 self._state,
                 self._blobs,
-                manifest=self._manifest,
+                manifest=manifest,
                 round_number=round_number,
                 contributions=contributions,
                 sink=spooler,
@@ -125,14 +126,14 @@ class Versions:
             self.current = Current(round_number, digests)
             self._settled = True
 
-    def _header_of_round(self, version: int) -> FrameHeader:
-        lossless = self._download.lossless
+    def _header_of_round(self, version: int, download: Codec) -> FrameHeader:
+        lossless = download.lossless
         return FrameHeader.of(
             self._layout,
-            self._download,
+            download,
             kind="weights" if lossless else "update",
             run_id=self._run_id,
-            manifest_sha256=self._manifest_sha256,
+            manifest_sha256=self._manifests.of_round(version).sha256,
             round=version,
             base_digest=None if lossless else self.current.digests.published.root,
             result_digest=STAND_IN_DIGEST,
@@ -167,7 +168,7 @@ class Versions:
                 codec,
                 kind="weights",
                 run_id=self._run_id,
-                manifest_sha256=self._manifest_sha256,
+                manifest_sha256=self._manifests.of_round(current.version).sha256,
                 round=current.version,
                 result_digest=STAND_IN_DIGEST,
             )
@@ -188,7 +189,7 @@ class Versions:
             header = weights.weights_header(
                 self._layout,
                 run_id=self._run_id,
-                manifest_sha256=self._manifest_sha256,
+                manifest_sha256=self._manifests.of_round(version).sha256,
                 version=version,
                 digest=digest,
             )

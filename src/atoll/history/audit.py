@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from atoll.blobs.base import Blobs
 from atoll.errors import AtollError
 from atoll.history import replay, retention
+from atoll.history.manifests import Manifests
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ContributionRecord, LeaseState, RoundRecord, RoundState
-from atoll.protocol.manifest import Manifest
 from atoll.sums import digest as digests
 from atoll.wire import frame
 
@@ -58,7 +58,6 @@ def audit(
     ledger: Ledger,
     blobs: Blobs,
     *,
-    manifest: Manifest,
     layout: Layout,
     with_replay: bool = False,
     progress: Progress = lambda *_: None,
@@ -66,14 +65,17 @@ def audit(
     """Checks the whole run; with `with_replay` also rebuilds the weights of every round."""
     run = ledger.run()
     assert run is not None, "a ledger without a run cannot be audited"
+    manifests = Manifests.of(ledger)
     rounds = ledger.rounds()
     published = [r for r in rounds if r.state is RoundState.PUBLISHED]
     report = AuditReport(run.run_id, rounds=len(published))
-    report.digest = published[-1].master_digest if published else manifest.model.initial_digest
+    report.digest = (
+        published[-1].master_digest if published else manifests.first.manifest.model.initial_digest
+    )
     broken = chain.check_chain(run, ledger.manifests(), rounds, ledger.contributions)
     if broken is not None:
         report.problems.append(Problem(broken.round, f"chain: {broken.field}", broken.reason))
-    start = retention.replay_start(ledger, manifest.storage)
+    start = retention.replay_start(ledger, retention.storage_of(rounds, manifests))
     for done, record in enumerate(rounds, start=1):
         progress("contributions", done, len(rounds))
         _check_leaves(report, record)
@@ -83,7 +85,7 @@ def audit(
     _check_rows(report, ledger, rounds)
     if with_replay:
         report.problems.extend(
-            _replay(report, ledger, blobs, manifest, layout, start=start, progress=progress)
+            _replay(report, ledger, blobs, manifests, layout, start=start, progress=progress)
         )
     # The first one named is the first round that differs.
     report.problems.sort(key=lambda problem: problem.round)
@@ -207,7 +209,7 @@ def _replay(
     report: AuditReport,
     ledger: Ledger,
     blobs: Blobs,
-    manifest: Manifest,
+    manifests: Manifests,
     layout: Layout,
     *,
     start: int,
@@ -218,10 +220,12 @@ def _replay(
     reached = start  # the round that an error below belongs to
     try:
         state, _ = replay.restore(
-            ledger, blobs, snapshots[start] if start else None, manifest=manifest, layout=layout
+            ledger, blobs, snapshots[start] if start else None, manifests=manifests, layout=layout
         )
         reached = start + 1
-        for replayed in replay.replay(state, ledger, blobs, manifest=manifest, after_version=start):
+        for replayed in replay.replay(
+            state, ledger, blobs, manifests=manifests, after_version=start
+        ):
             progress("replay", replayed.record.round, report.rounds)
             report.replayed_rounds += 1
             difference = replay.difference(layout, replayed)
@@ -230,6 +234,7 @@ def _replay(
                 return
             snapshot = snapshots.get(replayed.record.round)
             if snapshot is not None:
+                manifest = manifests.of_round(snapshot.version).manifest
                 difference = replay.snapshot_difference(state, blobs, snapshot, manifest)
                 if difference is not None:
                     yield Problem(snapshot.version, "snapshot", difference)

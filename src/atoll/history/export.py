@@ -5,21 +5,22 @@ from pathlib import Path
 from atoll.blobs.base import Blobs
 from atoll.errors import ConfigError, StateDamaged
 from atoll.history import replay, retention, weights_file
+from atoll.history.manifests import Manifests
 from atoll.layout import Layout
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import RoundState
-from atoll.protocol.manifest import Manifest
 from atoll.strategies.diloco import OuterState
 
 
 def state_at(
-    ledger: Ledger, blobs: Blobs, *, manifest: Manifest, layout: Layout, version: int | None
+    ledger: Ledger, blobs: Blobs, *, layout: Layout, version: int | None
 ) -> tuple[OuterState, int]:
     """The weights after `version` (None: the newest), from the nearest snapshot before it."""
-    published = [r.round for r in ledger.rounds() if r.state is RoundState.PUBLISHED]
+    manifests, rounds = Manifests.of(ledger), ledger.rounds()
+    published = [r.round for r in rounds if r.state is RoundState.PUBLISHED]
     newest = published[-1] if published else 0
     wanted = newest if version is None else version
-    first = retention.replay_start(ledger, manifest.storage)
+    first = retention.replay_start(ledger, retention.storage_of(rounds, manifests))
     if not first <= wanted <= newest:
         raise ConfigError(
             f"round={wanted} is not kept; this run can export rounds {first} to {newest}"
@@ -27,10 +28,10 @@ def state_at(
     snapshots = [s for s in ledger.snapshots() if s.version <= wanted]
     nearest = snapshots[-1] if snapshots else None
     start = 0 if nearest is None else nearest.version
-    state, _ = replay.restore(ledger, blobs, nearest, manifest=manifest, layout=layout)
+    state, _ = replay.restore(ledger, blobs, nearest, manifests=manifests, layout=layout)
     if start == wanted:
         return state, wanted
-    for replayed in replay.replay(state, ledger, blobs, manifest=manifest, after_version=start):
+    for replayed in replay.replay(state, ledger, blobs, manifests=manifests, after_version=start):
         difference = replay.difference(layout, replayed)
         if difference is not None:
             raise StateDamaged(
@@ -47,13 +48,12 @@ def export(
     blobs: Blobs,
     path: Path,
     *,
-    manifest: Manifest,
     layout: Layout,
     version: int | None = None,
     published: bool = False,
 ) -> dict[str, str]:
     """Writes θ (or θ̂ with `published`) as safetensors; returns the metadata written with it."""
-    state, wanted = state_at(ledger, blobs, manifest=manifest, layout=layout, version=version)
+    state, wanted = state_at(ledger, blobs, layout=layout, version=version)
     digests = replay.measure(state)
     run = ledger.run()
     assert run is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from atoll.blobs.base import Blobs
 from atoll.errors import BlobChanged, BlobMissing, StateDamaged
 from atoll.history import sources, weights
+from atoll.history.manifests import Manifests
 from atoll.layout import Layout
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ContributionRecord, RoundRecord, RoundState, SnapshotRecord
@@ -80,14 +81,15 @@ def restore(
     blobs: Blobs,
     snapshot: SnapshotRecord | None,
     *,
-    manifest: Manifest,
+    manifests: Manifests,
     layout: Layout,
     threads: int = 1,
 ) -> tuple[OuterState, Digests]:
     """The state of `snapshot` (None: the initial weights) once it has the recorded digests."""
     if snapshot is None:
-        state = initial_state(ledger, blobs, manifest, layout)
+        state = initial_state(ledger, blobs, manifests.of_round(1).manifest, layout)
         return state, measure(state, threads=threads)
+    manifest = manifests.of_round(snapshot.version).manifest
     state = snapshot_state(blobs, snapshot, manifest, layout)
     found = measure(state, threads=threads)
     records = ledger.rounds(first=snapshot.version, last=snapshot.version)
@@ -148,6 +150,7 @@ def apply_round(
     A `pool` hashes what is done while the outer step goes on.
     """
     step = build.outer_step(manifest, round_number)
+    state.publish_with(step.download)
     running = [RunningDigest(state.layout, buffer, pool=pool) for buffer in state.buffers]
 
     def reached(stop: int) -> None:
@@ -165,11 +168,14 @@ def replay(
     ledger: Ledger,
     blobs: Blobs,
     *,
-    manifest: Manifest,
+    manifests: Manifests,
     after_version: int,
     threads: int = 1,
 ) -> Iterator[Replayed]:
-    """Computes every published round after `after_version` on `state` in place, one by one."""
+    """Computes every published round after `after_version` on `state` in place, one by one.
+
+    Each under the manifest of its round.
+    """
     with hashing(threads) as pool:
         for record in ledger.rounds(first=after_version + 1):
             if record.state is not RoundState.PUBLISHED:
@@ -179,7 +185,7 @@ def replay(
                 found = apply_round(
                     state,
                     blobs,
-                    manifest=manifest,
+                    manifest=manifests.of_round(record.round).manifest,
                     round_number=record.round,
                     contributions=contributions,
                     pool=pool,

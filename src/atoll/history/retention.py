@@ -1,13 +1,21 @@
 """What is kept: prunes blobs that no record needs for replay from the oldest kept snapshot."""
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 
 from atoll.blobs.base import Blobs
+from atoll.history.manifests import Manifests
 from atoll.ledger.base import Ledger
+from atoll.ledger.records import RoundRecord
 from atoll.protocol.manifest import StorageSettings
 
 log = logging.getLogger(__name__)
+
+
+def storage_of(rounds: Sequence[RoundRecord], manifests: Manifests) -> StorageSettings:
+    """The storage settings in force: those of the latest round."""
+    latest = rounds[-1].round if rounds else 1
+    return manifests.of_round(latest).manifest.storage
 
 
 def replay_start(ledger: Ledger, storage: StorageSettings) -> int:

@@ -62,6 +62,18 @@ class Continuity:
         seed = random.Random(f"{self._info.seed}/{self._worker_id}").getrandbits(63)
         torch.manual_seed(seed)
 
+    def adopt(self, info: Info, codec: Codec) -> None:
+        """Another manifest version from here on: what rounding lost is kept while it can be used.
+
+        A codec that drops nothing carries nothing, so its residual ends.
+        """
+        self._info, self._codec = info, codec
+        kept = self._residual
+        self._residual = self._next_residual = None
+        if info.upload.error_feedback and not codec.lossless:
+            self._residual = feedback.new_residual(codec, self._elements) if kept is None else kept
+            self._next_residual = feedback.new_residual(codec, self._elements)
+
     def resume(self, *, version: int) -> Saved | None:
         """Adopts an earlier life's checkpoint; returns a round that still waits for its receipt.
 
@@ -88,7 +100,12 @@ class Continuity:
 
     def describe(self, preamble: bytes, sha256: str) -> dict[str, Any]:
         """What is written beside a frame, so that another life can resend it."""
-        return {"preamble": preamble.hex(), "sha256": sha256, "run_id": self._info.run_id}
+        return {
+            "preamble": preamble.hex(),
+            "sha256": sha256,
+            "run_id": self._info.run_id,
+            "residual": self._residual is not None,
+        }
 
     @contextmanager
     def feedback(self, path: Path) -> Iterator[Feedback | None]:
@@ -138,5 +155,6 @@ class Continuity:
         if self._optimizer is not None:
             inner_state.restore(self._optimizer, saved.tensors, saved.meta["numbers"])
         inner_state.set_random_state(saved.tensors)
-        if self._residual is not None:
+        # Saved under a manifest version without error feedback, it has none.
+        if self._residual is not None and saved.meta.get("residual", True):
             self._store.read_raw(saved, RESIDUAL_FILE, byte_view(self._residual))

@@ -23,6 +23,22 @@ def build_optimizer(model: nn.Module, settings: InnerSettings) -> Optimizer:
     )
 
 
+def adjust(optimizer: Optimizer, settings: InnerSettings) -> None:
+    """Brings a built optimizer to other settings of its kind; what it has learned stays.
+
+    The rate is left to `set_rate`.
+    """
+    torch.set_num_threads(settings.threads)
+    for group in optimizer.param_groups:
+        # The group of vectors never decays; the other one is known by its matrices.
+        if any(parameter.dim() >= 2 for parameter in group["params"]):
+            group["weight_decay"] = settings.weight_decay
+        if settings.optimizer == "sgd":
+            group["momentum"] = settings.momentum
+        else:
+            group["betas"], group["eps"] = (settings.beta1, settings.beta2), settings.eps
+
+
 def set_rate(optimizer: Optimizer, settings: InnerSettings, *, global_tokens: int) -> None:
     """Sets the learning rate that the run has after `global_tokens`."""
     rate = settings.lr * settings.schedule.factor(global_tokens)

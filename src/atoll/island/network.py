@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import grpc
 import httpx
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from atoll import errors
 from atoll.errors import (
@@ -157,7 +158,8 @@ class NetworkLink:
             first = exc.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
             raise ProtocolError(
-                f"{path} of {self._base} answers without a good {name!r}: {first['msg']}; "
+                f"{path} of {self._base} answers without a good {name!r}: {first['msg']}"
+                f"{_given(first)}; "
                 f"run the same release of atoll on both sides"
             ) from exc
 
@@ -340,6 +342,12 @@ class NetworkLink:
             if isinstance(error, CoordinatorUnreachable):
                 self._channel_port = 0
             raise error from exc
+
+
+def _given(error: ErrorDetails) -> str:
+    """The value that breaks a rule, where it is a plain one."""
+    value = error["input"]
+    return f" (it says {value!r})" if isinstance(value, (str, int, float, bool)) else ""
 
 
 def _bounded(response: httpx.Response) -> bytes:

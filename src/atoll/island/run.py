@@ -23,7 +23,7 @@ from atoll.clock import Clock
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
 from atoll.data.plan import Range
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import AtollError, ConfigError, ManifestMismatch
 from atoll.history import recorded
 from atoll.island import contribute, fetch, inner
 from atoll.island.continuity import Continuity
@@ -94,7 +94,8 @@ class Run:
     ) -> None:
         self._store = store
         self._session = Session(link, identity, Reconnect(clock, jitter))
-        self.manifest: Manifest = self._session.info.manifest()
+        self._info = self._session.info  # what the round under way is trained under
+        self.manifest: Manifest = self._info.manifest()
         self.stale_rounds = 0
         self._codec = build.codec(self.manifest.upload)
         self._loaded: _Loaded | None = None
@@ -203,9 +204,18 @@ class Run:
     def beat(self) -> None:
         """One heartbeat; called from a thread of its own."""
         if self._session.is_registered:
-            self._session.link.heartbeat(
-                HeartbeatRequest(identity=self._session.identity(), telemetry=self.telemetry())
-            )
+            try:
+                self._beat()
+            except ManifestMismatch:
+                # A long step must not be taken for a death because a new version is in force.
+                if not self._session.refresh():
+                    raise
+                self._beat()
+
+    def _beat(self) -> None:
+        self._session.link.heartbeat(
+            HeartbeatRequest(identity=self._session.identity(), telemetry=self.telemetry())
+        )
 
     def telemetry(self) -> Telemetry:
         """What this island tells about itself."""
@@ -231,8 +241,28 @@ class Run:
                 log.info("run finished", extra={"version": reply.version, "digest": reply.digest})
                 return None
             if reply.action == "train":
+                if not self._adopt(loaded, reply):
+                    continue
                 loaded.weights.train()
                 return reply
+
+    def _adopt(self, loaded: _Loaded, assignment: Assignment) -> bool:
+        """Takes over the manifest that the round is under; False when this island must ask again.
+
+        The one place where settings change: between two rounds.
+        """
+        if assignment.manifest_sha256 not in (None, self._session.info.manifest_sha256):
+            self._session.call(self._session.refresh)
+            return False
+        info = self._session.info
+        if info.manifest_sha256 == self._info.manifest_sha256:
+            return True
+        self._info, self.manifest = info, info.manifest()
+        self._codec = build.codec(self.manifest.upload)
+        loaded.weights.download = build.codec(self.manifest.download)
+        loaded.continuity.adopt(info, self._codec)
+        log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
+        return True
 
     def _ask(self, weights: IslandWeights) -> Assignment:
         return self._session.link.assignment(
@@ -282,8 +312,8 @@ class Run:
             weights.layout,
             self._codec,
             kind="contribution",
-            run_id=self._session.info.run_id,
-            manifest_sha256=self._session.info.manifest_sha256,
+            run_id=self._info.run_id,
+            manifest_sha256=self._info.manifest_sha256,
             round=done.assignment.round,
             worker_id=self.worker_id,
             incarnation=self._session.incarnation,

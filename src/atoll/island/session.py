@@ -3,14 +3,17 @@
 import contextlib
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from atoll.errors import UnknownWorker
+from atoll.codecs import registry as codecs
+from atoll.errors import CoordinatorUnreachable, ManifestMismatch, UnknownWorker
+from atoll.island import adoption
 from atoll.island.link import Link
 from atoll.island.reconnect import Backoff, Reconnect
 from atoll.island.store import IslandIdentity
-from atoll.protocol.messages import Identity, Info, RegisterRequest
+from atoll.protocol.messages import Identity, Info, RegisterReply, RegisterRequest
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +21,11 @@ T = TypeVar("T")
 
 
 class Session:
-    """One island's standing with one coordinator."""
+    """One island's standing with one coordinator.
+
+    `info` is the newest manifest that this island knows of; what a round is trained under is the
+    run's affair. Not thread-safe, except `identity` and `refresh`.
+    """
 
     def __init__(self, link: Link, island: IslandIdentity, reconnect: Reconnect) -> None:
         self.link = link
@@ -28,6 +35,8 @@ class Session:
         self.version = self.info.version  # the coordinator's, when it last registered us
         self._incarnation = 0
         self._request: RegisterRequest | None = None
+        self._away = False  # whether the last call found nobody
+        self._refreshing = threading.Lock()
 
     @property
     def is_registered(self) -> bool:
@@ -58,11 +67,22 @@ class Session:
             hostname=socket.gethostname()[:255],
             layout_digest=layout_digest,
             data_identity=data_identity,
+            codec_versions=codecs.VERSIONS,
         )
         self._register(self._request)
 
     def _register(self, request: RegisterRequest) -> None:
-        reply = self._reconnect.call(lambda: self.link.register(request))
+        def register() -> RegisterReply:
+            return self.link.register(
+                request.model_copy(
+                    update={
+                        "manifest_sha256": self.info.manifest_sha256,
+                        "settings": self.info.manifest().model_dump(mode="json"),
+                    }
+                )
+            )
+
+        reply = self._reconnect.call(lambda: self._under_newest(register))
         self._incarnation = reply.incarnation
         self.version = reply.version
         log.info(
@@ -74,7 +94,7 @@ class Session:
         """Repeats `work` while the coordinator is away; registers again when it forgot us."""
         while True:
             try:
-                return self._reconnect.call(work)
+                return self._reconnect.call(lambda: self._under_newest(work))
             except UnknownWorker:
                 if self._request is None:
                     raise
@@ -84,6 +104,40 @@ class Session:
     def backoff(self) -> Backoff:
         """Pauses between tries of something that `call` does not repeat."""
         return self._reconnect.backoff()
+
+    def refresh(self) -> bool:
+        """Asks for the settings again; whether a recorded new version is known now.
+
+        ManifestMismatch when the coordinator now states something that no version may change.
+        """
+        with self._refreshing:
+            found = self.link.info()
+            adoption.check(self.info, found)
+            moved = found.manifest_sha256 != self.info.manifest_sha256
+            self.info = found
+        if moved:
+            log.info(
+                "a new manifest version is recorded",
+                extra={"version": found.manifest_version, "manifest": found.manifest_sha256},
+            )
+        return moved
+
+    def _under_newest(self, work: Callable[[], T]) -> T:
+        """`work`, after a fresh look at the settings where the coordinator was away or says so."""
+        if self._away:
+            self.refresh()
+            self._away = False
+        while True:
+            known = self.info.manifest_sha256
+            try:
+                return work()
+            except CoordinatorUnreachable:
+                self._away = True
+                raise
+            except ManifestMismatch:
+                # Another thread may have heard of it before; a refusal of the newest is final.
+                if not self.refresh() and known == self.info.manifest_sha256:
+                    raise
 
     def leave_once(self) -> None:
         """Says goodbye with one try."""
@@ -96,5 +150,7 @@ class Session:
         if self.is_registered:
             # Unknown: an earlier try got through and its answer was lost.
             with contextlib.suppress(UnknownWorker):
-                self._reconnect.call(lambda: self.link.leave(self.identity()))
+                self._reconnect.call(
+                    lambda: self._under_newest(lambda: self.link.leave(self.identity()))
+                )
             self._incarnation = 0

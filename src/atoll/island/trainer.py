@@ -22,16 +22,20 @@ def train(
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Trains until the run is finished; `model`, if given, is this machine's own."""
-    settings = run.manifest.inner
+    manifest = run.manifest
     if model is None:
-        model = models.build(run.manifest.model.definition)
+        model = models.build(manifest.model.definition)
     else:
-        fingerprint.check(model, recorded.layout_of(run.manifest))
+        fingerprint.check(model, recorded.layout_of(manifest))
     model = model.to(device or torch.device("cpu"))
-    optimizer = inner.build_optimizer(model, settings)
-    dataset = datasets.open_dataset(run.manifest.data.definition, location=location)
+    optimizer = inner.build_optimizer(model, manifest.inner)
+    dataset = datasets.open_dataset(manifest.data.definition, location=location)
     run.load(model, optimizer, evaluate=gpt.loss_sum)
     for rows in run.batches(dataset):
+        if run.manifest is not manifest:  # a new version, at a round boundary
+            manifest = run.manifest
+            inner.adjust(optimizer, manifest.inner)
+        settings = manifest.inner
         with torch.autocast(rows.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
             loss = gpt.loss(model, rows)
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves backward untyped

@@ -31,7 +31,7 @@ class IslandWeights:
         self.layout = layout
         self.version: int | None = None
         self.digest: str | None = None
-        self._download = download
+        self.download = download  # moves with the manifest, between two rounds
         self._trained = True
         self._published = self.layout.zeros()
         self._device = next(model.parameters()).device
@@ -50,7 +50,7 @@ class IslandWeights:
 
     def receive(self, *, run_id: str | None = None) -> "Receiver":
         """A sink for the frame that leads to the next version; of `run_id` only, when given."""
-        return Receiver(self, self._download, run_id=run_id)
+        return Receiver(self, self.download, run_id=run_id)
 
     def reset(self) -> None:
         """Local weights are the published ones, also after a round that did not count."""
@@ -72,7 +72,7 @@ class IslandWeights:
         if header.kind == "weights":
             published.copy_(payload.view(torch.float32))
         else:
-            diloco.apply_update(published, payload, codec=self._download)
+            diloco.apply_update(published, payload, codec=self.download)
         with torch.no_grad():
             self._local[span.start : span.stop].copy_(published)
 

@@ -35,6 +35,13 @@ class Ledger(Protocol):
         """All versions, oldest first."""
         ...
 
+    def add_manifest(self, manifest: ManifestRecord) -> None:
+        """Records the next version, in force from the first round that is not planned yet.
+
+        StoreError unless its number follows the newest one's and its first round the latest one.
+        """
+        ...
+
     # Credentials: role -> sha256 hex of the token
     def credentials(self) -> dict[str, str]: ...
 
@@ -57,7 +64,11 @@ class Ledger(Protocol):
 
     # Rounds
     def begin(self, plan: RoundPlan) -> None:
-        """Inserts the first round, open, with its leases; StoreError when a round exists."""
+        """Inserts a round that no freeze has planned, open, with its leases.
+
+        The first one, or the one after a published round that was to be the last; StoreError when
+        the latest round is not published.
+        """
         ...
 
     def extend(self, plan: RoundPlan) -> None:

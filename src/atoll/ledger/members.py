@@ -31,6 +31,28 @@ def manifests(connection: Connection) -> list[ManifestRecord]:
     return [rows.manifest(row) for row in connection.execute(statement)]
 
 
+def add_manifest(connection: Connection, manifest: ManifestRecord, *, after_round: int) -> None:
+    """See `Ledger.add_manifest`; `after_round` is the latest round."""
+    held = manifests(connection)
+    newest = held[-1].version if held else 0
+    if not newest or manifest.version != newest + 1:
+        raise StoreError(
+            f"manifest version {manifest.version} does not follow version {newest}; versions "
+            f"count up by one"
+        )
+    if manifest.from_round != after_round + 1:
+        raise StoreError(
+            f"manifest version {manifest.version} is to be in force from round "
+            f"{manifest.from_round}; the first round that is not planned is {after_round + 1}"
+        )
+    if any(manifest.sha256 == known.sha256 for known in held):
+        raise StoreError(
+            f"manifest version {manifest.version} has the sha256 of an earlier one; every version "
+            f"carries its number, so no two are the same"
+        )
+    connection.execute(insert(schema.manifests), rows.values(manifest))
+
+
 def credentials(connection: Connection) -> dict[str, str]:
     """See `Ledger.credentials`."""
     table = schema.credentials

@@ -22,12 +22,14 @@ FIRST_ROUND = 1
 def begin(connection: Connection, plan: RoundPlan) -> None:
     """See `Ledger.begin`."""
     latest = latest_round(connection)
-    if latest is not None:
+    if latest is not None and latest.state is not RoundState.PUBLISHED:
         raise StoreError(
-            f"the ledger already has rounds up to {latest.round}; only the first one is begun, "
-            f"later ones are planned by freezing the one before"
+            f"the ledger already has rounds up to {latest.round}, which is {latest.state.value}; "
+            f"only the first one and one after the last are begun, others are planned by freezing "
+            f"the one before"
         )
-    _insert(connection, plan, state=RoundState.OPEN, expected=FIRST_ROUND)
+    expected = FIRST_ROUND if latest is None else latest.round + 1
+    _insert(connection, plan, state=RoundState.OPEN, expected=expected)
 
 
 def extend(connection: Connection, plan: RoundPlan) -> None:

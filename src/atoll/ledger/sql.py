@@ -38,6 +38,11 @@ class SqlLedger:
         with self._database.reading() as connection:
             return members.manifests(connection)
 
+    def add_manifest(self, manifest: ManifestRecord) -> None:
+        with self._database.writing() as connection:
+            latest = rounds.latest_round(connection)
+            members.add_manifest(connection, manifest, after_round=latest.round if latest else 0)
+
     def credentials(self) -> dict[str, str]:
         with self._database.reading() as connection:
             return members.credentials(connection)

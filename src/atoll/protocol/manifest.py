@@ -1,10 +1,13 @@
 """The manifest: every setting on which the parties of a run must agree, as one frozen value.
 
 It holds settings only, never state and never anything of one machine (paths, addresses, secrets).
-Its canonical JSON is stored in the ledger and its sha256 is stamped on every mutating message.
+Its canonical JSON is stored in the ledger and its sha256 is stamped on every mutating message. No
+field is ever null: where a setting has no value, 0 says so and its comment says what that means.
 """
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -15,6 +18,7 @@ from atoll.errors import VersionMismatch
 PROTOCOL_VERSION = 1
 
 Count = Annotated[int, Field(ge=1, le=2**53)]
+Limit = Annotated[int, Field(ge=0, le=2**53)]  # 0: none
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -62,12 +66,12 @@ class ScheduleSettings(Settings):
 
     kind: Literal["constant", "cosine", "linear"] = "constant"
     warmup_tokens: Annotated[int, Field(ge=0)] = 0
-    total_tokens: Count | None = None  # where a decay ends
+    total_tokens: Limit = 0  # where a decay ends
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
 
     @model_validator(mode="after")
     def _decay_needs_an_end(self) -> "ScheduleSettings":
-        if self.kind != "constant" and self.total_tokens is None:
+        if self.kind != "constant" and not self.total_tokens:
             raise ValueError(f"kind={self.kind!r} decays to an end; set total_tokens")
         return self
 
@@ -75,7 +79,7 @@ class ScheduleSettings(Settings):
         """What the base rate is multiplied by after `tokens` of the whole run."""
         if tokens < self.warmup_tokens:
             return (tokens + 1) / (self.warmup_tokens + 1)
-        if self.kind == "constant" or self.total_tokens is None:
+        if self.kind == "constant":
             return 1.0
         length = max(1, self.total_tokens - self.warmup_tokens)
         progress = min(1.0, (tokens - self.warmup_tokens) / length)
@@ -104,12 +108,12 @@ class MembershipSettings(Settings):
     """Who must be there for a round to open and to close."""
 
     min_workers: Count = 1
-    quorum: Count | None = None  # close once this many are in and grace is over; None waits for all
+    quorum: Limit = 0  # close once this many are in and grace is over; 0 waits for all
     grace_seconds: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _quorum_is_not_below_minimum(self) -> "MembershipSettings":
-        if self.quorum is not None and self.quorum < self.min_workers:
+        if 0 < self.quorum < self.min_workers:
             raise ValueError(
                 f"quorum={self.quorum} is below min_workers={self.min_workers}; "
                 f"a round never closes with fewer than min_workers, so raise quorum"
@@ -139,14 +143,14 @@ class EvaluateSettings(Settings):
 
 
 class StopSettings(Settings):
-    """When the run is finished; at least one of the two."""
+    """When the run is finished; at least one of the two. 0 sets no end."""
 
-    rounds: Count | None = None
-    tokens: Count | None = None
+    rounds: Limit = 0
+    tokens: Limit = 0
 
     @model_validator(mode="after")
     def _has_an_end(self) -> "StopSettings":
-        if self.rounds is None and self.tokens is None:
+        if not self.rounds and not self.tokens:
             raise ValueError("neither rounds nor tokens is set; a run needs an end")
         return self
 
@@ -164,6 +168,8 @@ class Manifest(Settings):
 
     settings_authority: Literal["server"] = "server"
     protocol_version: int = PROTOCOL_VERSION
+    manifest_version: Count = 1  # counts up: no two versions of a run share a hash
+    manifest_source: Literal["file", "operator"] = "file"  # the run file, or a change while serving
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     strategy: Literal["diloco"] = "diloco"
@@ -218,3 +224,71 @@ class Manifest(Settings):
     def rows_per_round(self) -> int:
         """Rows one island trains on in one round."""
         return self.sync_every * self.inner.batch
+
+
+# What the recorded weights, rows and inner states depend on: the same in every version of a run.
+FIXED = (
+    "settings_authority",
+    "protocol_version",
+    "name",
+    "seed",
+    "strategy",
+    "mode",
+    "num_fragments",
+    "dylu",
+    "model",
+    "data",
+    "outer.optimizer",
+    "inner.optimizer",
+)
+VERSION_FIELDS = ("manifest_version", "manifest_source")
+ABSENT = "absent"
+MAX_DEPTH = 16  # of sections that are looked into; whoever sends them may nest deeper
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which two manifests differ."""
+
+    field: str  # dotted
+    mine: object
+    theirs: object
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no version of a run may change it."""
+        if self.field == "storage.retain":
+            return self.mine == "snapshots"  # what replay from the start needs may be gone
+        return any(self.field == name or self.field.startswith(f"{name}.") for name in FIXED)
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.mine!r} -> {self.theirs!r}"
+
+
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:
+    """Settings that differ between two manifests as JSON, by name; versions are no setting."""
+    ours, others = dict(leaves(mine)), dict(leaves(theirs))
+    names = {*ours, *others} - {*VERSION_FIELDS}
+    # Where one side's section is empty, the other side's settings tell more than its name.
+    sections = {name.rpartition(".")[0] for name in names}
+    return [
+        Difference(name, ours.get(name, ABSENT), others.get(name, ABSENT))
+        for name in sorted(names - sections)
+        if name not in ours or name not in others or not _same(ours[name], others[name])
+    ]
+
+
+def leaves(
+    table: Mapping[str, Any], prefix: str = "", *, depth: int = MAX_DEPTH
+) -> Iterator[tuple[str, object]]:
+    """Every setting of a manifest as JSON, by its dotted name."""
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value and depth:
+            yield from leaves(value, f"{prefix}{name}.", depth=depth - 1)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _same(mine: object, theirs: object) -> bool:
+    # True is no 1, but a float may have lost its point on the way.
+    return mine == theirs and isinstance(mine, bool) == isinstance(theirs, bool)

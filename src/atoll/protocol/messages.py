@@ -5,8 +5,9 @@ Sizes are bounded here, so a body can be refused by its schema before anything l
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from atoll.errors import VersionMismatch
 from atoll.protocol.manifest import Manifest, Sha256
 
 Whole = Annotated[int, Field(ge=0, le=2**53)]
@@ -42,6 +43,10 @@ class RegisterRequest(Message):
     hostname: Annotated[str, Field(max_length=255)] = ""
     layout_digest: Sha256
     data_identity: dict[str, Any]
+    # The settings the worker has adopted: a hash that differs is told by the first field.
+    settings: dict[str, Any] = {}
+    # By name, of every codec it speaks; one it does not state is version 1.
+    codec_versions: dict[str, Whole] = {}
 
 
 class RegisterReply(Message):
@@ -104,6 +109,7 @@ class Assignment(Message):
     version: Whole
     digest: Sha256
     round: Whole | None = None
+    manifest_sha256: Sha256 | None = None  # the manifest that the round is under
     ranges: tuple[RowRange, ...] = ()
     global_tokens: Whole = 0  # accepted in the run before this round
     num_planned: Whole = 0  # islands that train this round
@@ -137,11 +143,38 @@ class Info(Manifest):
     version: Whole
     transfer_port: Annotated[int, Field(ge=0, le=65535)]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        # A default here would be a setting of the worker's own.
+        name = _left_out(cls, value) if isinstance(value, dict) else None
+        if name is not None:
+            raise VersionMismatch(
+                f"the coordinator's /info leaves out {name!r}, which this release needs; nothing "
+                f"is assumed in its place, so run the same release of atoll on both sides"
+            )
+        return value
+
     def manifest(self) -> Manifest:
         """The settings alone."""
         return Manifest.model_validate(
             {name: getattr(self, name) for name in Manifest.model_fields}
         )
+
+
+def _left_out(model: type[BaseModel], value: dict[str, Any], prefix: str = "") -> str | None:
+    """The first field of `model`, sections within, that `value` does not state."""
+    for name, field in model.model_fields.items():
+        if value.get(name) is None:
+            return prefix + name
+        section = field.annotation
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            continue
+        if isinstance(value[name], dict):
+            found = _left_out(section, value[name], f"{prefix}{name}.")
+            if found is not None:
+                return found
+    return None
 
 
 class WorkerStatus(Message):

@@ -43,7 +43,7 @@ class PayloadSink(Protocol):
     def __call__(self, span: Span, payload: Tensor) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class OuterState:
     """The weights that a run's ledger stands for, at one version. Buffers change in place."""
 
@@ -56,6 +56,18 @@ class OuterState:
     def buffers(self) -> tuple[Tensor, ...]:
         """Master and published weights; one buffer where they are the same."""
         return (self.master,) if self.published is self.master else (self.master, self.published)
+
+    def publish_with(self, download: Codec) -> None:
+        """Before the next round: θ̂ has a buffer of its own exactly when `download` is lossy.
+
+        From lossless to lossy θ̂ starts as what was published, which is θ; from lossy to lossless
+        the next round publishes θ whole, so the difference carried so far ends with it.
+        """
+        aliased = self.published is self.master
+        if aliased and not download.lossless:
+            self.published = self.master.clone()
+        elif download.lossless and not aliased:
+            self.published = self.master
 
 
 def fresh_state(

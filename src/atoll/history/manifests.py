@@ -1,0 +1,87 @@
+"""A run's manifest versions: which one every round is under.
+
+The ledger's rows as values. Rounds that are planned keep their version; a new one is in force from
+the first round that is not planned yet (docs/decisions/0010).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from atoll.errors import StateDamaged
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import ManifestRecord
+from atoll.protocol.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One version as the ledger has it."""
+
+    version: int
+    sha256: str
+    from_round: int
+    manifest: Manifest
+
+
+class Manifests:
+    """All versions of a run, oldest first. Safe to read while another thread adds one."""
+
+    def __init__(self, records: Sequence[ManifestRecord]) -> None:
+        assert records, "a run has a manifest from its creation on"
+        self._versions = tuple(_recorded(record) for record in records)
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> "Manifests":
+        """The versions that `ledger` records."""
+        return cls(ledger.manifests())
+
+    @property
+    def first(self) -> Recorded:
+        """The version the run was created with."""
+        return self._versions[0]
+
+    @property
+    def newest(self) -> Recorded:
+        """The version recorded last; its first round may not be planned yet."""
+        return self._versions[-1]
+
+    @property
+    def newest_of_file(self) -> Recorded:
+        """The version that a run file made last."""
+        return next(v for v in reversed(self._versions) if v.manifest.manifest_source == "file")
+
+    def of_round(self, round_number: int) -> Recorded:
+        """The version that `round_number` is under; version 0 of the weights has round 1's."""
+        wanted = max(1, round_number)
+        return next(v for v in reversed(self._versions) if v.from_round <= wanted)
+
+    def find(self, sha256: str) -> Recorded | None:
+        """The version of that hash."""
+        return next((v for v in self._versions if v.sha256 == sha256), None)
+
+    def add(self, record: ManifestRecord) -> None:
+        """Knows a version that the ledger has just recorded."""
+        self._versions = (*self._versions, _recorded(record))
+
+
+def successor(newest: Recorded, changed: Manifest, *, from_round: int) -> ManifestRecord:
+    """The record of `changed`, which already carries its number, in force from `from_round`."""
+    assert changed.manifest_version == newest.version + 1, changed.manifest_version
+    return ManifestRecord(
+        changed.manifest_version, changed.sha256(), changed.body(), from_round=from_round
+    )
+
+
+def _recorded(record: ManifestRecord) -> Recorded:
+    try:
+        manifest = Manifest.model_validate_json(record.body)
+    except ValidationError as exc:
+        where = ".".join(str(part) for part in exc.errors(include_url=False)[0]["loc"])
+        raise StateDamaged(
+            f"manifest version {record.version} in the ledger breaks a rule at "
+            f"{where or 'its start'!r}; it was changed, or a newer program wrote it; restore the "
+            f"ledger from a copy, or use the version of atoll that created the run"
+        ) from exc
+    return Recorded(record.version, record.sha256, record.from_round, manifest)

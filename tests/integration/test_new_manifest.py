@@ -1,0 +1,68 @@
+"""`atoll serve --new-manifest`: what the command records and says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.serve import ServeOptions
+from atoll.errors import ConfigError
+from atoll.ledger import engines
+from tests.clusters import one_thread  # noqa: F401
+from tests.integration.test_tls import RUN_FILE, commanded
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> ServeOptions:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(RUN_FILE)
+    made = ServeOptions(run_file=run_file, directory=tmp_path / "state", port=0, new_manifest=False)
+    with commanded(made):
+        pass
+    return made
+
+
+def rewrite(options: ServeOptions, old: str, new: str) -> None:
+    text = options.run_file.read_text()
+    assert old in text
+    options.run_file.write_text(text.replace(old, new))
+
+
+def versions(options: ServeOptions) -> list[tuple[int, int]]:
+    assert options.directory is not None
+    ledger = engines.open_ledger(options.directory / "ledger.sqlite")
+    found = [(m.version, m.from_round) for m in ledger.manifests()]
+    ledger.close()
+    return found
+
+
+def test_changed_file_is_refused_without_the_flag(options):
+    rewrite(options, "sync_every = 1", "sync_every = 4")
+
+    with (
+        pytest.raises(ConfigError, match=r"sync_every: 1 -> 4; .*--new-manifest"),
+        commanded(options),
+    ):
+        pass
+
+    assert versions(options) == [(1, 1)]
+
+
+def test_changed_file_is_recorded_and_served_with_the_flag(options, capsys):
+    rewrite(options, "sync_every = 1", "sync_every = 4")
+
+    with commanded(replace(options, new_manifest=True)) as server:
+        info = server._coordinator.info()
+
+    assert (info.sync_every, info.manifest_version) == (4, 2)
+    assert "manifest version 2 is in force from round 1 on" in capsys.readouterr().out
+    assert versions(options) == [(1, 1), (2, 1)]
+
+
+def test_unchanged_file_says_so_and_goes_on(options, capsys):
+    with commanded(replace(options, new_manifest=True)) as server:
+        info = server._coordinator.info()
+
+    assert info.manifest_version == 1
+    assert "the run file has not changed; manifest version 1 stays" in capsys.readouterr().out
+    assert versions(options) == [(1, 1)]

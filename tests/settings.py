@@ -1,0 +1,105 @@
+"""Every setting of a manifest with another value for it: the table behind tests of agreement.
+
+`changes(manifest)` is generated from the manifest itself, so a new setting is in every matrix at
+once, or fails loudly here until it has another value.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# Settings of which this version knows one value only, with what another release might say.
+ALONE: dict[str, object] = {
+    "settings_authority": "worker",
+    "protocol_version": 2,
+    "strategy": "sharded",
+    "mode": "async",
+    "num_fragments": 2,
+    "dylu": True,
+}
+# Another value that keeps the rules, where arithmetic does not give one.
+OTHERS: dict[str, object] = {
+    "manifest_source": "operator",
+    "name": "another",
+    "weighting": "tokens",
+    "upload.codec": "fp32",
+    "upload.rounding": "stochastic",
+    "download.codec": "fp32",
+    "download.rounding": "stochastic",
+    "membership.min_workers": 1,
+    "outer.optimizer": "adam",
+    "inner.optimizer": "sgd",
+    "inner.momentum": 0.5,
+    "inner.precision": "bf16",
+    "inner.schedule.kind": "cosine",
+    "membership.grace_seconds": 7.0,
+    "model.layout_digest": "3" * 64,
+    "model.initial_digest": "3" * 64,
+    "storage.retain": "snapshots",
+}
+# Sections for a run file under which each of those values keeps the rules.
+ROOMY: dict[str, Any] = {
+    "upload": {"codec": "bf16"},
+    "download": {"codec": "bf16"},
+    "inner": {"batch": 2, "schedule": {"total_tokens": 1000}},
+    "membership": {"min_workers": 2, "quorum": 3},
+    "stop": {"rounds": 1000, "tokens": 10**9},
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting, and a value that the run does not have."""
+
+    name: str  # dotted
+    old: object
+    new: object
+
+    def applied(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """`settings` with this change."""
+        return changed(settings, self.name, self.new)
+
+
+def changes(settings: dict[str, Any]) -> list[Change]:
+    """A change of every setting of a manifest as JSON."""
+    return [Change(name, item, other(name, item)) for name, item in leaves(settings)]
+
+
+def leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every setting by its dotted name; definitions and identities are whole."""
+    for name, item in value.items():
+        if isinstance(item, dict) and name not in ("definition", "identity"):
+            yield from leaves(item, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", item
+
+
+def changed(value: dict[str, Any], name: str, item: object) -> dict[str, Any]:
+    """`value` with another `item` at the dotted `name`."""
+    first, _, rest = name.partition(".")
+    return {**value, first: changed(value[first], rest, item) if rest else item}
+
+
+def without(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """`value` without the dotted `name`."""
+    first, _, rest = name.partition(".")
+    if rest:
+        return {**value, first: without(value[first], rest)}
+    return {key: item for key, item in value.items() if key != first}
+
+
+def other(name: str, item: object) -> object:
+    """Another value for a setting."""
+    known = {**ALONE, **OTHERS}
+    if name in known:
+        return known[name]
+    match item:
+        case bool():
+            return not item
+        case int():
+            return item + 1
+        case float():
+            return item / 2
+        case dict():
+            return {**item, "another": 1}
+    raise AssertionError(f"{name} is new: give another value for it")
