@@ -8,6 +8,7 @@
                                   StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum
       WorkError                   UnknownWorker, WorkerTaken, Fenced, LeaseLost
+      GroupBroken                 a rank of this island is gone or late
       CoordinatorUnreachable      the network, a dead or restarting coordinator
 
 `code` is stable and crosses the wire; `retry` tells the sender whether the same message can succeed
@@ -213,6 +214,12 @@ class LeaseLost(WorkError):
     """The rows of this contribution are not leased to this worker."""
 
     code = "LEASE_LOST"
+
+
+class GroupBroken(AtollError):
+    """A rank of this island is gone or late; start its group again and it continues."""
+
+    code = "GROUP_BROKEN"
 
 
 class CoordinatorUnreachable(AtollError):

@@ -100,6 +100,13 @@ def join(
         str | None,
         typer.Option(metavar="MODULE:FACTORY", help="This machine's own code of the run's model."),
     ] = None,
+    parallel: Annotated[
+        str, typer.Option(help="Under torchrun: ddp (copies) or fsdp2 (shards).")
+    ] = "ddp",
+    group_timeout: Annotated[
+        float | None,
+        typer.Option(help="Under torchrun: seconds after which a silent rank is given up [120]."),
+    ] = None,
     as_json: JsonOption = False,
     log_level: LogOption = "info",
 ) -> None:
@@ -118,6 +125,8 @@ def join(
             data=data,
             device=device,
             model=model,
+            parallel=parallel,
+            group_timeout=group_timeout,
             as_json=as_json,
         )
     )

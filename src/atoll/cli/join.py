@@ -11,9 +11,9 @@ import typer
 from atoll.cli import factory, output
 from atoll.cli.token import required_token
 from atoll.errors import ConfigError
-from atoll.island import trainer
+from atoll.island import parallel, trainer
 from atoll.island.run import Run
-from atoll.launch import joining
+from atoll.launch import joining, placement
 
 STOPPED = 130  # what shells report for a command ended by a signal from the keyboard
 
@@ -30,6 +30,8 @@ class JoinOptions:
     data: str | None = None
     device: str = "auto"
     model: str | None = None
+    parallel: str = "ddp"
+    group_timeout: float | None = None
     as_json: bool = False
 
 
@@ -37,6 +39,7 @@ def join(options: JoinOptions) -> None:
     """Trains until the run is over."""
     # Before the coordinator hears of this island: a mistake in the user's code is not its matter.
     model = None if options.model is None else factory.build(options.model)
+    kind = parallel.check(options.parallel)
     state_home = os.environ.get("XDG_STATE_HOME")
     run = joining.join(
         options.url,
@@ -45,21 +48,40 @@ def join(options: JoinOptions) -> None:
         worker_id=options.worker_id,
         state=options.state,
         home=Path(state_home) / "atoll" if state_home else joining.DEFAULT_HOME,
+        group_timeout=options.group_timeout,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _heed_signals(run)
     try:
         torch.set_num_threads(run.manifest.inner.threads)
-        if not options.as_json:
+        if run.group.is_leader and not options.as_json:
             output.say(f"island {run.worker_id!r} joins run {run.manifest.name!r}")
-        trainer.train(run, location=options.data, device=device_of(options.device), model=model)
-        _tell(run, as_json=options.as_json)
+        trainer.train(
+            run,
+            location=options.data,
+            device=device_of(options.device),
+            model=model,
+            kind=kind,
+        )
+        if run.group.is_leader:
+            _tell(run, as_json=options.as_json)
     except KeyboardInterrupt:
         # The others need not wait for the heartbeat timeout; the checkpoint stays for a return.
         run.leave_now()
-        output.say(f"island {run.worker_id!r} left; the same command brings it back")
+        if run.group.is_leader:
+            output.say(f"island {run.worker_id!r} left; the same command brings it back")
         raise typer.Exit(STOPPED) from None
     finally:
         run.release()
+
+
+def _heed_signals(run: Run) -> None:
+    if run.group.size == 1:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return
+    # Ranks end together, between two steps; one that stopped inside a step would leave the others
+    # in it until their deadline.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: run.group.interrupt())
 
 
 def device_of(name: str) -> torch.device:
@@ -69,7 +91,10 @@ def device_of(name: str) -> torch.device:
             return torch.device(name)
         except RuntimeError as exc:
             raise ConfigError(f"--device {name!r} is not a device of this machine") from exc
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local_rank = placement.local_rank()
+    return torch.device("cuda" if local_rank is None else f"cuda:{local_rank}")
 
 
 def _tell(run: Run, *, as_json: bool) -> None:

@@ -35,17 +35,50 @@ class InnerState:
     numbers: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which part of an island's inner state a rank has."""
+
+    rank: int = 0
+    ranks: int = 1
+    is_sharded: bool = False
+
+    @property
+    def is_leaders(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def stream(self) -> str:
+        """What tells this rank's random stream from the leader's."""
+        return "" if self.is_leaders else f"/{self.rank}"
+
+    def described(self) -> list[int]:
+        """As it stands beside a saved state: shards fit the same number of ranks only."""
+        return [self.rank, self.ranks, int(self.is_sharded)]
+
+
+WHOLE = Part()
+
+
 class Continuity:
     """The inner state of one island and its copies on disk."""
 
     def __init__(
-        self, store: IslandStore, info: Info, *, worker_id: str, codec: Codec, elements: int
+        self,
+        store: IslandStore,
+        info: Info,
+        *,
+        worker_id: str,
+        codec: Codec,
+        elements: int,
+        part: Part = WHOLE,
     ) -> None:
         self._store = store
         self._info = info
         self._worker_id = worker_id
         self._codec = codec
         self._elements = elements
+        self._part = part
         self._optimizer: Optimizer | None = None
         # bf16, what rounding lost of earlier contributions; and the one after the round under way
         self._residual: Tensor | None = None
@@ -56,10 +89,11 @@ class Continuity:
         self._optimizer = optimizer
         if optimizer is not None:
             optimizer.state.clear()
-        if self._info.upload.error_feedback:
+        if self._info.upload.error_feedback and self._part.is_leaders:
             self._residual = feedback.new_residual(self._codec, self._elements)
             self._next_residual = feedback.new_residual(self._codec, self._elements)
-        seed = random.Random(f"{self._info.seed}/{self._worker_id}").getrandbits(63)
+        stream = f"{self._info.seed}/{self._worker_id}" + self._part.stream
+        seed = random.Random(stream).getrandbits(63)
         torch.manual_seed(seed)
 
     def adopt(self, info: Info, codec: Codec) -> None:
@@ -84,11 +118,64 @@ class Continuity:
         found = [s for s in (saved, pending) if s is not None]
         if any(s.meta["run_id"] != self._info.run_id or s.round > version + 1 for s in found):
             log.warning("the island's state belongs to another history and is dropped")
-            self._store.forget()
+            self.drop()
+            return None
+        if any(self._is_foreign(s) for s in found):
+            log.warning(
+                "the island had other ranks or another way of sharding; its inner state is dropped"
+            )
+            self.drop()
             return None
         if saved is not None:
             self._adopt(saved)
         return pending
+
+    def rounds(self) -> tuple[int | None, int | None]:
+        """Which rounds the checkpoint and the pending state are of."""
+        return self._store.rounds()
+
+    def fall_in(self, checkpoint: int | None, pending: int | None) -> bool:
+        """Brings a follower's state to the leader's rounds; False when it has other ones.
+
+        A follower saves before the leader sends and promotes after it, so what the leader has is
+        here too, at most one name behind.
+        """
+        if checkpoint is not None and self._store.rounds()[1] == checkpoint:
+            self._store.promote(checkpoint)
+        if pending is None:
+            self._store.discard_pending()
+        if self.rounds() != (checkpoint, pending):
+            return False
+        found = [s for s in (self._store.checkpoint(), self._store.pending()) if s is not None]
+        if any(s.meta["run_id"] != self._info.run_id or self._is_foreign(s) for s in found):
+            return False
+        # From here on as the leader's `resume` does.
+        if (saved := self._store.checkpoint()) is not None:
+            self._adopt(saved)
+        return True
+
+    def settle(self, round_number: int, *, accepted: bool) -> None:
+        """A follower does as the leader did with the round."""
+        if accepted:
+            self._store.promote(round_number)
+        else:
+            self.roll_back()
+
+    def settle_resent(self, *, accepted: bool) -> None:
+        """The same for a round of an earlier life."""
+        pending = self._store.pending()
+        if accepted and pending is not None:
+            self.adopt_pending(pending)
+        else:
+            self.roll_back()
+
+    def drop(self) -> None:
+        """Starts anew: what is on disk does not belong to this group and history."""
+        self._store.forget()
+        self.start(self._optimizer)
+
+    def _is_foreign(self, saved: Saved) -> bool:
+        return bool(saved.meta.get("part", WHOLE.described()) != self._part.described())
 
     def begin(self, round_number: int) -> Path:
         """Where the frame of a round and the state that goes with it are to be written."""
@@ -127,7 +214,13 @@ class Continuity:
 
     def save(self, path: Path, frame: dict[str, Any], captured: InnerState) -> None:
         """Makes frame, residual and inner state durable, still pending; from any thread."""
-        self._store.complete(path, {**frame, "numbers": captured.numbers}, captured.tensors)
+        meta = {**frame, "numbers": captured.numbers, "part": self._part.described()}
+        self._store.complete(path, meta, captured.tensors)
+
+    def save_part(self, round_number: int) -> None:
+        """A follower's inner state, pending until the leader has the receipt."""
+        path = self.begin(round_number)
+        self.save(path, {"run_id": self._info.run_id}, self.capture())
 
     def frame(self, round_number: int, described: dict[str, Any]) -> StoredFrame:
         """The frame of a pending round."""

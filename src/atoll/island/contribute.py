@@ -58,8 +58,8 @@ def contribute(
     return accepted
 
 
-def resend(session: Session, continuity: Continuity, pending: Saved) -> None:
-    """Takes up a frame that an earlier life had persisted and has no receipt for."""
+def resend(session: Session, continuity: Continuity, pending: Saved) -> bool:
+    """Takes up a frame that an earlier life had persisted; whether the contribution is in."""
     frame = continuity.frame(pending.round, pending.meta)
     with _rolled_back_when_refused(continuity):
         accepted = _send(session, frame, before_commit=lambda: None)
@@ -67,6 +67,7 @@ def resend(session: Session, continuity: Continuity, pending: Saved) -> None:
         continuity.adopt_pending(pending)
     else:
         continuity.roll_back()
+    return accepted
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""An inner optimizer's state as named tensors and plain numbers, and back.
+"""An inner optimizer's state as named tensors and plain numbers, and back; of shards, this rank's.
 
 No pickle: tensors go to a safetensors file, everything else to JSON.
 """
@@ -23,7 +23,7 @@ def flatten(optimizer: Optimizer) -> tuple[dict[str, Tensor], Plain]:
         for key, value in entries.items():
             name = f"optimizer/{index}/{key}"
             if isinstance(value, Tensor):
-                tensors[name] = value
+                tensors[name] = _own(value)
             else:
                 numbers[name] = value
     return tensors, numbers
@@ -43,9 +43,27 @@ def restore(optimizer: Optimizer, tensors: dict[str, Tensor], numbers: Plain) ->
             f"the checkpoint holds optimizer state of parameter {max(state)} where the model has "
             f"{count}; remove the island's state directory"
         )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, entries in state.items():
+        for key, value in entries.items():
+            entries[key] = _placed(value, parameters[number])
     optimizer.load_state_dict(
         {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
     )
+
+
+def _own(value: Tensor) -> Tensor:
+    local: Tensor = value.to_local().contiguous() if hasattr(value, "to_local") else value
+    return local
+
+
+def _placed(value: Any, parameter: Tensor) -> Any:
+    """A shard's state as part of the whole; what is no shard (a count of steps) as it is."""
+    if not hasattr(parameter, "device_mesh") or not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    from atoll.island import sharded
+
+    return sharded.placed(value, parameter)
 
 
 def random_state() -> dict[str, Tensor]:

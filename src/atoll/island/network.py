@@ -113,6 +113,9 @@ class NetworkLink:
         """What an operator sees."""
         return self._ask("GET", "/status", None, Status)
 
+    def look(self) -> Info:
+        return self.info()
+
     def register(self, request: RegisterRequest) -> RegisterReply:
         return self._ask("POST", "/workers/register", request, RegisterReply)
 

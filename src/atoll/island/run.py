@@ -25,11 +25,13 @@ from atoll.data.base import Dataset
 from atoll.data.plan import Range
 from atoll.errors import AtollError, ConfigError, ManifestMismatch
 from atoll.history import recorded
-from atoll.island import contribute, fetch, inner
-from atoll.island.continuity import Continuity
+from atoll.island import combine, contribute, inner, ranks
+from atoll.island.continuity import Continuity, Part
+from atoll.island.group import SOLO, Group
 from atoll.island.link import Link
 from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
+from atoll.island.share import Share
 from atoll.island.store import IslandIdentity, IslandStore
 from atoll.island.telemetry import Meter
 from atoll.island.weights import IslandWeights
@@ -62,6 +64,7 @@ class _Loaded:
     evaluate: Evaluate | None
     weights: IslandWeights
     continuity: Continuity
+    share: Share
 
     @property
     def device(self) -> torch.device:
@@ -73,11 +76,12 @@ class _Round:
     """Training of one round under way."""
 
     assignment: Assignment
+    row_tokens: int
     steps: int = 0
     rows: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
-    batch: Tensor | None = None  # handed out and not stepped on yet
+    awaits_step: bool = False  # a batch is handed out and not stepped on yet
 
 
 class Run:
@@ -91,9 +95,13 @@ class Run:
         *,
         identity: IslandIdentity,
         jitter: random.Random,
+        group: Group = SOLO,
     ) -> None:
+        self.group = group
         self._store = store
-        self._session = Session(link, identity, Reconnect(clock, jitter))
+        reconnect = Reconnect(clock, jitter)
+        self._session = Session(link, identity, reconnect, in_step=group.size > 1)
+        self._beats_under: str | None = None
         self._info = self._session.info  # what the round under way is trained under
         self.manifest: Manifest = self._info.manifest()
         self.stale_rounds = 0
@@ -132,52 +140,67 @@ class Run:
         weights before the first batch. With `optimizer` its state is checkpointed and its learning
         rate follows the manifest's schedule; with `evaluate` (sum of losses and tokens of some
         rows) this island takes its share of the held-out evaluation.
+
+        In a torchrun group `model` is wrapped in DistributedDataParallel, or had fully_shard
+        applied to it; its gradients are then combined by the ranks' honest row counts.
         """
+        self._loaded = self.group.together(lambda: self._bind(model, optimizer, evaluate))
+
+    def _bind(
+        self, model: nn.Module, optimizer: Optimizer | None, evaluate: Evaluate | None
+    ) -> _Loaded:
         layout = recorded.layout_of(self.manifest)
-        fingerprint.check(model, layout)
-        weights = IslandWeights(model, layout, download=build.codec(self.manifest.download))
+        fingerprint.check(combine.unwrapped(model), layout)
+        share = Share(self.group.rank, self.group.size)
+        combine.install(model, share, ranks=self.group.size)
+        download = build.codec(self.manifest.download)
+        weights = IslandWeights(model, layout, download=download, group=self.group)
         continuity = Continuity(
             self._store,
             self._session.info,
             worker_id=self.worker_id,
             codec=self._codec,
             elements=layout.size,
+            part=Part(self.group.rank, self.group.size, combine.is_sharded(model)),
         )
         continuity.start(optimizer)
-        self._loaded = _Loaded(model, optimizer, evaluate, weights, continuity)
+        return _Loaded(model, optimizer, evaluate, weights, continuity, share)
 
     def batches(self, dataset: Dataset) -> Iterator[Tensor]:
         """Batches of the rows this island is given, int64 [batch, block + 1], until the run ends.
 
-        Waits for assignments, fetches weights, and resumes what an earlier life left.
+        Waits for assignments, fetches weights, and resumes what an earlier life left. In a torchrun
+        group each rank gets its slice of every batch: at least one row, which may count as none.
         """
         loaded = self._must_be_loaded()
         self._session.register(
             layout_digest=loaded.weights.layout.digest, data_identity=dict(dataset.identity())
         )
-        pending = loaded.continuity.resume(version=self._session.version)
-        if pending is not None:
-            contribute.resend(self._session, loaded.continuity, pending)
+        ranks.check_data(self.group, self.manifest, dataset)
+        ranks.resume(self.group, self._session, loaded.continuity)
         while (assignment := self._next_assignment(loaded, dataset)) is not None:
             yield from self._train(loaded, dataset, assignment)
             self._sync(loaded)
         self.close()
 
     def step(self, *, loss: float | Tensor) -> None:
-        """Counts one inner step; `loss` is the mean over the batch's tokens."""
+        """Counts one inner step; `loss` is the mean over the tokens this rank was given."""
         current = self._round
-        if current is None or current.batch is None:
+        if current is None or not current.awaits_step:
             raise ConfigError(
                 "run.step(loss=...) is called once for every batch of `run.batches(dataset)`"
             )
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-        tokens = current.batch.shape[0] * (current.batch.shape[1] - 1)
+        share = self._must_be_loaded().share
+        done = ranks.step(self.group, share, loss=value, row_tokens=current.row_tokens)
         current.steps += 1
-        current.rows += current.batch.shape[0]
-        current.tokens += tokens
-        current.loss_sum += value * tokens
-        current.batch = None
-        self._meter.step(current.assignment.round or 0, current.steps, tokens=tokens, loss=value)
+        current.rows += done.rows
+        current.tokens += done.tokens
+        current.loss_sum += done.loss_sum
+        current.awaits_step = False
+        self._meter.step(
+            current.assignment.round or 0, current.steps, tokens=done.tokens, loss=done.loss
+        )
 
     def close(self) -> None:
         """Leaves the run and lets go of what it holds; harmless when repeated."""
@@ -186,8 +209,11 @@ class Run:
 
     def leave_now(self) -> None:
         """Tells the coordinator once that this island goes; says nothing when it is away."""
+        if not self.group.is_leader:
+            return
         try:
-            self._session.leave_once()
+            with self.group.alone():
+                self._session.leave_once()
         except AtollError as error:
             log.warning("left without a word", extra={"code": error.code, "reason": str(error)})
 
@@ -207,14 +233,15 @@ class Run:
             try:
                 self._beat()
             except ManifestMismatch:
-                # A long step must not be taken for a death because a new version is in force.
-                if not self._session.refresh():
-                    raise
+                # A long step must not be taken for a death because a new version is in force. It
+                # is taken over between two rounds; until then only heartbeats know of it.
+                self._beats_under = self._session.look()
                 self._beat()
 
     def _beat(self) -> None:
+        identity = self._session.identity(self._beats_under)
         self._session.link.heartbeat(
-            HeartbeatRequest(identity=self._session.identity(), telemetry=self.telemetry())
+            HeartbeatRequest(identity=identity, telemetry=self.telemetry())
         )
 
     def telemetry(self) -> Telemetry:
@@ -232,7 +259,7 @@ class Run:
         while True:
             reply = self._session.call(lambda: self._ask(loaded.weights))
             if reply.action == "fetch":
-                fetch.fetch(self._session, loaded.weights)
+                ranks.fetch(self.group, self._session, loaded.weights)
                 continue
             loaded.weights.reset()
             if reply.evaluation is not None:
@@ -251,7 +278,10 @@ class Run:
 
         The one place where settings change: between two rounds.
         """
-        if assignment.manifest_sha256 not in (None, self._session.info.manifest_sha256):
+        newest = self._session.info.manifest_sha256
+        unknown = assignment.manifest_sha256 not in (None, newest)
+        # All ranks ask again when one must: the leader may have heard of it while it sent.
+        if any(one for (one,) in self.group.gather([unknown])):
             self._session.call(self._session.refresh)
             return False
         info = self._session.info
@@ -276,7 +306,7 @@ class Run:
 
     def _train(self, loaded: _Loaded, dataset: Dataset, assignment: Assignment) -> Iterator[Tensor]:
         settings = self.manifest.inner
-        self._round = current = _Round(assignment)
+        self._round = current = _Round(assignment, dataset.block)
         ranges = [Range(r.start, r.stop) for r in assignment.ranges]
         per_step = settings.batch * dataset.block * assignment.num_planned
         self._meter.begin()
@@ -286,22 +316,28 @@ class Run:
             if loaded.optimizer is not None:
                 done = assignment.global_tokens + current.steps * per_step
                 inner.set_rate(loaded.optimizer, settings, global_tokens=done)
-            current.batch = rows
-            yield rows.to(loaded.device)
-            if current.batch is not None:
+            current.awaits_step = True
+            yield loaded.share.slice(rows).to(loaded.device)
+            if current.awaits_step:
                 raise ConfigError("run.step(loss=...) must be called once for every batch")
         self._meter.end()
 
     def _sync(self, loaded: _Loaded) -> None:
         assert self._round is not None
         header = self._header(loaded.weights, self._round)
-        accepted = contribute.contribute(
-            self._session,
+        loaded.weights.gather()
+        accepted = ranks.contribute(
+            self.group,
             loaded.continuity,
-            loaded.weights,
-            header,
-            codec=self._codec,
-            noise=build.upload_noise(self.manifest, header.round, self.worker_id),
+            header.round,
+            lambda: contribute.contribute(
+                self._session,
+                loaded.continuity,
+                loaded.weights,
+                header,
+                codec=self._codec,
+                noise=build.upload_noise(self.manifest, header.round, self.worker_id),
+            ),
         )
         self.stale_rounds += not accepted
         self._round = None
@@ -336,9 +372,12 @@ class Run:
             for rows in batching.held_out_batches(
                 dataset, range(task.start, task.stop), batch=self.manifest.inner.batch
             ):
-                loss, count = loaded.evaluate(loaded.model, rows.to(loaded.device))
-                loss_sum, tokens = loss_sum + loss, tokens + count
+                mine = loaded.share.slice(rows).to(loaded.device)
+                loss, count = loaded.evaluate(loaded.model, mine)
+                if loaded.share.rows:
+                    loss_sum, tokens = loss_sum + loss, tokens + count
         loaded.model.train(was_training)
+        loss_sum, tokens = ranks.total(self.group, loss_sum, tokens)
         if tokens and math.isfinite(loss_sum):
             self._session.call(
                 lambda: self._session.link.evaluation(

@@ -24,10 +24,18 @@ class Session:
     """One island's standing with one coordinator.
 
     `info` is the newest manifest that this island knows of; what a round is trained under is the
-    run's affair. Not thread-safe, except `identity` and `refresh`.
+    run's affair. Not thread-safe, except `identity`, `refresh` and `look`. Sessions that are
+    `in_step`, on the ranks of one island, make the same calls in the same order.
     """
 
-    def __init__(self, link: Link, island: IslandIdentity, reconnect: Reconnect) -> None:
+    def __init__(
+        self,
+        link: Link,
+        island: IslandIdentity,
+        reconnect: Reconnect,
+        *,
+        in_step: bool = False,
+    ) -> None:
         self.link = link
         self.island = island
         self.info: Info = reconnect.call(link.info)
@@ -36,6 +44,7 @@ class Session:
         self._incarnation = 0
         self._request: RegisterRequest | None = None
         self._away = False  # whether the last call found nobody
+        self._in_step = in_step
         self._refreshing = threading.Lock()
 
     @property
@@ -47,11 +56,11 @@ class Session:
         """Which life of this worker_id this process is."""
         return self._incarnation
 
-    def identity(self) -> Identity:
-        """What every mutating message carries."""
+    def identity(self, manifest_sha256: str | None = None) -> Identity:
+        """What every mutating message carries; by default under the newest manifest known."""
         return Identity(
             run_id=self.info.run_id,
-            manifest_sha256=self.info.manifest_sha256,
+            manifest_sha256=manifest_sha256 or self.info.manifest_sha256,
             worker_id=self.island.worker_id,
             incarnation=self._incarnation,
             island_key=self.island.island_key,
@@ -122,6 +131,15 @@ class Session:
             )
         return moved
 
+    def look(self) -> str:
+        """The hash of the manifest in force, without taking it over; from any thread.
+
+        ManifestMismatch as `refresh` raises it.
+        """
+        found = self.link.look()
+        adoption.check(self.info, found)
+        return found.manifest_sha256
+
     def _under_newest(self, work: Callable[[], T]) -> T:
         """`work`, after a fresh look at the settings where the coordinator was away or says so."""
         if self._away:
@@ -132,7 +150,9 @@ class Session:
             try:
                 return work()
             except CoordinatorUnreachable:
-                self._away = True
+                # Not where ranks go in step: a call may be the leader's alone. They learn of a
+                # new version by the refusal of the old one.
+                self._away = not self._in_step
                 raise
             except ManifestMismatch:
                 # Another thread may have heard of it before; a refusal of the newest is final.

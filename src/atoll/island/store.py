@@ -4,6 +4,7 @@
     checkpoint-N/            inner state after accepted round N (at most one, the newest)
     pending-N/               the same for a round whose receipt is not here yet, with its frame
     spare-*                  large files that are done with, to be written over by the next round
+    rank-R/                  the same for a follower of a torchrun group: its inner state, no frame
 
 A directory counts once `complete.json` is in it, which is written last. A receipt promotes the
 pending directory to the checkpoint by one rename; a refusal removes it. The coordinator's ledger
@@ -28,7 +29,7 @@ from atoll.errors import StateHeld, StoreError
 
 MAX_JSON_BYTES = 8 << 20
 SPARE = "spare-"
-FRAME_FILE, RESIDUAL_FILE = "frame", "residual"
+FRAME_FILE, RESIDUAL_FILE, STATE_FILE = "frame", "residual", "state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Saved:
 class IslandStore:
     """One island's directory, held by one process."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
+        self._has_frames = has_frames  # False: a follower's, which keeps inner state alone
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory = directory
         self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -128,7 +130,7 @@ class IslandStore:
 
     def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes the inner state and makes the whole directory durable."""
-        save_file(dict(tensors), str(path / "state.safetensors"))
+        save_file(dict(tensors), str(path / STATE_FILE))
         for file in path.iterdir():
             _sync(file)
         _write_durable(path / "complete.json", json.dumps(dict(meta)))
@@ -187,22 +189,30 @@ class IslandStore:
         shutil.rmtree(trash, ignore_errors=True)
 
     def _newest(self, kind: str) -> Saved | None:
-        rounds = sorted(
-            int(path.name.rpartition("-")[2])
-            for path in self.directory.glob(f"{kind}-*")
-            if (path / "complete.json").exists()
-        )
-        if not rounds:
+        newest = self._newest_round(kind)
+        if newest is None:
             return None
-        path = self.directory / f"{kind}-{rounds[-1]}"
+        path = self.directory / f"{kind}-{newest}"
         try:
-            tensors = load_file(str(path / "state.safetensors"))
+            tensors = load_file(str(path / STATE_FILE))
         except (OSError, SafetensorError) as exc:
             raise StoreError(
                 f"cannot read {str(path / 'state.safetensors')!r}: {exc}; remove {str(path)!r} "
                 f"and the island starts from the run's weights"
             ) from exc
-        return Saved(rounds[-1], _read_json(path / "complete.json"), tensors, path)
+        return Saved(newest, _read_json(path / "complete.json"), tensors, path)
+
+    def rounds(self) -> tuple[int | None, int | None]:
+        """Which rounds the checkpoint and the pending state are of."""
+        return self._newest_round("checkpoint"), self._newest_round("pending")
+
+    def _newest_round(self, kind: str) -> int | None:
+        found = [
+            int(path.name.rpartition("-")[2])
+            for path in self.directory.glob(f"{kind}-*")
+            if (path / "complete.json").exists()
+        ]
+        return max(found, default=None)
 
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         """Fills `buffer` from a file of the saved directory; StoreError when it does not fit."""
@@ -223,7 +233,8 @@ class IslandStore:
     def _remove_unfinished(self) -> None:
         for path in self.directory.glob("trash-*"):
             shutil.rmtree(path, ignore_errors=True)
-        for kind, needed in (("pending", FRAME_FILE), ("checkpoint", "state.safetensors")):
+        pending = FRAME_FILE if self._has_frames else STATE_FILE
+        for kind, needed in (("pending", pending), ("checkpoint", STATE_FILE)):
             for path in self.directory.glob(f"{kind}-*"):
                 if not (path / "complete.json").exists() or not (path / needed).exists():
                     self._remove(path)

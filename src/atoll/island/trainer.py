@@ -4,10 +4,13 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from atoll.data import registry as datasets
+from atoll.data.base import Dataset
 from atoll.history import recorded
-from atoll.island import inner
+from atoll.island import inner, parallel
+from atoll.island.parallel import Parallel
 from atoll.island.run import Run
 from atoll.models import fingerprint, gpt
 from atoll.models import registry as models
@@ -20,17 +23,36 @@ def train(
     device: torch.device | None = None,
     model: nn.Module | None = None,
     after_step: Callable[[], None] = lambda: None,
+    kind: Parallel = "ddp",
 ) -> None:
-    """Trains until the run is finished; `model`, if given, is this machine's own."""
+    """Trains until the run is finished; `model`, if given, is this machine's own.
+
+    In a torchrun group the model is spread by `kind`.
+    """
     manifest = run.manifest
     if model is None:
         model = models.build(manifest.model.definition)
     else:
         fingerprint.check(model, recorded.layout_of(manifest))
-    model = model.to(device or torch.device("cpu"))
+    place = device or torch.device("cpu")
+    model = model.to(place)
+    if run.group.size > 1:
+        model = parallel.spread(model, kind, device=place, ranks=run.group.size)
     optimizer = inner.build_optimizer(model, manifest.inner)
     dataset = datasets.open_dataset(manifest.data.definition, location=location)
     run.load(model, optimizer, evaluate=gpt.loss_sum)
+    with run.group.training():
+        _loop(run, model, optimizer, dataset, after_step)
+
+
+def _loop(
+    run: Run,
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Dataset,
+    after_step: Callable[[], None],
+) -> None:
+    manifest = run.manifest
     for rows in run.batches(dataset):
         if run.manifest is not manifest:  # a new version, at a round boundary
             manifest = run.manifest

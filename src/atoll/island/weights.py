@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
 from atoll.errors import FrameError, ManifestMismatch
+from atoll.island import local_weights
+from atoll.island.group import SOLO, Group
 from atoll.layout import ELEMENT_BYTES, Layout, Span
 from atoll.strategies import diloco
 from atoll.sums.digest import RunningDigest
@@ -27,26 +29,23 @@ class IslandWeights:
     The model's parameters are `layout`'s by name; their own order does not matter.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, *, download: Codec) -> None:
+    def __init__(
+        self, model: nn.Module, layout: Layout, *, download: Codec, group: Group = SOLO
+    ) -> None:
         self.layout = layout
         self.version: int | None = None
         self.digest: str | None = None
         self.download = download  # moves with the manifest, between two rounds
         self._trained = True
-        self._published = self.layout.zeros()
-        self._device = next(model.parameters()).device
-        self._local = torch.empty(self.layout.size, dtype=torch.float32, device=self._device)
-        views = self.layout.views(self._local)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                views[name].copy_(parameter)
-                parameter.data = views[name]
+        self._is_leader = group.is_leader
+        # Followers hold no published copy: theirs is the leader's.
+        self._published = self.layout.zeros() if group.is_leader else torch.empty(0)
+        self._local = local_weights.of(model, self.layout, group)
 
     def displacement(self, span: Span) -> Tensor:
         """Δ of a tile, fp32 on the CPU."""
-        local = self._local[span.start : span.stop]
         base = self._published[span.start : span.stop]
-        return diloco.displacement(base, local.to("cpu"))
+        return diloco.displacement(base, self._local.read(span))
 
     def receive(self, *, run_id: str | None = None) -> "Receiver":
         """A sink for the frame that leads to the next version; of `run_id` only, when given."""
@@ -55,9 +54,20 @@ class IslandWeights:
     def reset(self) -> None:
         """Local weights are the published ones, also after a round that did not count."""
         if self._trained:
-            with torch.no_grad():
-                self._local.copy_(self._published)
+            if self._is_leader:
+                self._local.write(Span(0, self.layout.size), self._published)
+            self._local.share(self._published if self._is_leader else None)
         self._trained = False
+
+    def adopt(self, version: int, digest: str) -> None:
+        """Collective, after the leader has fetched: every rank holds this version."""
+        self.version, self.digest = version, digest
+        self._local.share(self._published if self._is_leader else None)
+        self._trained = False
+
+    def gather(self) -> None:
+        """Collective: makes the leader's displacement that of all ranks' weights."""
+        self._local.gather()
 
     def train(self) -> None:
         """Training begins: from now on the local weights are their own."""
@@ -73,8 +83,7 @@ class IslandWeights:
             published.copy_(payload.view(torch.float32))
         else:
             diloco.apply_update(published, payload, codec=self.download)
-        with torch.no_grad():
-            self._local[span.start : span.stop].copy_(published)
+        self._local.write(span, published)
 
     def _finish(self, header: FrameHeader, found: str) -> None:
         if found != header.result_digest:

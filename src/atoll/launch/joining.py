@@ -3,19 +3,24 @@
 import random
 import secrets
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import ids
 from atoll.clock import SystemClock
 from atoll.errors import ConfigError, StateHeld
+from atoll.island.group import Group
+from atoll.island.led_link import LedLink
+from atoll.island.link import Link
 from atoll.island.network import NetworkLink
 from atoll.island.pulse import Pulse
 from atoll.island.reconnect import Reconnect
 from atoll.island.run import Run
 from atoll.island.store import IslandIdentity, IslandStore
-from atoll.launch import memory
+from atoll.launch import memory, placement
 
 MAX_SLOTS = 256
+NO_KEY = "0" * 64
 DEFAULT_HOME = Path("~/.local/state/atoll")
 
 
@@ -27,28 +32,72 @@ def join(
     worker_id: str | None = None,
     state: str | Path | None = None,
     home: Path = DEFAULT_HOME,
+    group_timeout: float | None = None,
 ) -> Run:
     """Takes part in the run at `url`; nothing that must match can be set here.
 
     `state` is where this island keeps its checkpoint; without it a directory below `home` is
     chosen, the same one again after a restart. `run.close()`, or the end of `run.batches`, leaves.
+
+    Under torchrun all ranks call this and are one island: rank 0 alone talks to the coordinator. A
+    rank that is silent for `group_timeout` seconds is given up, with GroupBroken on the others.
     """
     memory.keep_freed_tiles()
     clock = SystemClock()
     jitter = random.Random(secrets.randbits(64))
-    link = NetworkLink(url, token=token, fingerprint=fingerprint)
-    run_id = Reconnect(clock, jitter).call(link.info).run_id
-    store = _open_store(
-        None if state is None else Path(state),
-        base=home.expanduser() / run_id,
-        worker_id=worker_id,
-    )
-    identity = _identity_of(store, worker_id)
-    run = Run(link, store, clock, identity=identity, jitter=jitter)
-    pulse = Pulse(run)
-    run.on_close(pulse.stop, store.close, link.close)
-    pulse.start()
+    with ExitStack() as held:
+        group = placement.form_group(deadline_seconds=group_timeout)
+        held.callback(group.close)
+        link: Link = group.together(
+            lambda: _open_link(group, url=url, token=token, fingerprint=fingerprint)
+        )
+        held.callback(link.close)
+        run_id = Reconnect(clock, jitter).call(link.info).run_id
+        store, identity = _hold_state(
+            group,
+            None if state is None else Path(state),
+            base=home.expanduser() / run_id,
+            worker_id=worker_id,
+        )
+        held.callback(store.close)
+        run = Run(link, store, clock, identity=identity, jitter=jitter, group=group)
+        if group.is_leader:
+            pulse = Pulse(run)
+            pulse.start()
+            held.callback(pulse.stop)
+        run.on_close(held.pop_all().close)
     return run
+
+
+def _open_link(group: Group, *, url: str, token: str, fingerprint: str | None) -> Link:
+    """The leader's connections, as each rank of its island sees them."""
+    if group.size == 1:
+        return NetworkLink(url, token=token, fingerprint=fingerprint)
+    if not group.is_leader:
+        return LedLink(group, None)
+    return LedLink(group, NetworkLink(url, token=token, fingerprint=fingerprint))
+
+
+def _hold_state(
+    group: Group, directory: Path | None, *, base: Path, worker_id: str | None
+) -> tuple[IslandStore, IslandIdentity]:
+    """The island's state directory and name; a follower's part is a folder in it of its own."""
+    mine: IslandStore | None = None
+
+    def lead() -> tuple[str, str]:
+        nonlocal mine
+        mine = _open_store(directory, base=base, worker_id=worker_id)
+        return str(mine.directory.absolute()), _identity_of(mine, worker_id).worker_id
+
+    def follow() -> IslandStore:
+        return mine or IslandStore(Path(path) / f"rank-{group.rank}", has_frames=False)
+
+    path, name = group.lead(lead)
+    store = group.together(follow)
+    if group.is_leader:
+        return store, _identity_of(store, worker_id)
+    # The key proves the island to the coordinator, to whom only the leader speaks.
+    return store, IslandIdentity(name, NO_KEY)
 
 
 def _identity_of(store: IslandStore, worker_id: str | None) -> IslandIdentity:

@@ -46,6 +46,9 @@ class MemoryLink:
     def info(self) -> Info:
         return self._coordinator.info()
 
+    def look(self) -> Info:
+        return self.info()
+
     def register(self, request: RegisterRequest) -> RegisterReply:
         return self._coordinator.register(request)
 

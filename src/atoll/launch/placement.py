@@ -1,0 +1,71 @@
+"""How torchrun has placed this process, and the group it forms with the others.
+
+Placement is a matter of this machine, never a setting of the run.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from atoll.errors import ConfigError
+from atoll.island.group import SOLO, Group
+from atoll.island.torch_group import DEADLINE_SECONDS, TorchGroup
+
+# What torchrun sets, and what `init_process_group` reads.
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One rank of a torchrun group."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def found(variables: Mapping[str, str]) -> Placement | None:
+    """The placement that torchrun's variables tell of; None for a process by itself."""
+    if any(name not in variables for name in VARIABLES):
+        return None
+    numbers: list[int] = []
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        value = variables[name]
+        if not value.isdecimal():
+            raise ConfigError(f"{name}={value!r} is not a whole number; start with torchrun")
+        numbers.append(int(value))
+    return Placement(*numbers)
+
+
+def local_rank() -> int | None:
+    """Which of this machine's ranks this is; None for a process by itself."""
+    placement = found(os.environ)
+    return None if placement is None else placement.local_rank
+
+
+def form_group(*, deadline_seconds: float | None = None) -> Group:
+    """The group of this process: torchrun's, or that of the process group already there."""
+    deadline = DEADLINE_SECONDS if deadline_seconds is None else deadline_seconds
+    if dist.is_available() and dist.is_initialized():
+        return TorchGroup(deadline_seconds=deadline)
+    if found(os.environ) is None:
+        return SOLO
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=deadline)
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    # torchrun keeps one store over its restarts, in which a rank of the next life could find the
+    # address of a dead one (torch 2.13, rendezvous.py: no prefix for each attempt).
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"atoll/{life}", store),  # type: ignore[attr-defined] # it is there
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+    )
+    return TorchGroup(deadline_seconds=deadline, on_close=dist.destroy_process_group)

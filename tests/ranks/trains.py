@@ -1,0 +1,60 @@
+"""A rank that trains one run after another: `trains.py FOLDER KIND URL [KIND URL …]`.
+
+KIND is `ddp` or `fsdp2`, or `naive`: DDP with the plain mean of the ranks' gradients, which is
+what honest counts are held against. Writes FOLDER/rank-R.json.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import atoll
+from atoll.island import buffers, trainer
+from atoll.island.share import Share
+from atoll.island.torch_group import TorchGroup
+
+
+def plain_mean(self: Share, gradient: Tensor) -> None:
+    gradient.div_(dist.get_world_size())
+
+
+def shared_buffers() -> list[float]:
+    """Running statistics that differ by rank, after they were shared."""
+    norm = nn.BatchNorm1d(2)
+    assert norm.running_mean is not None and norm.num_batches_tracked is not None
+    norm.running_mean.fill_(float(dist.get_rank() + 5))
+    norm.num_batches_tracked.fill_(dist.get_rank() + 7)
+    buffers.share(norm, TorchGroup())
+    return [*norm.running_mean.tolist(), float(norm.num_batches_tracked)]
+
+
+def main() -> None:
+    folder, words = Path(sys.argv[1]), sys.argv[2:]
+    dist.init_process_group("gloo")  # as a script of its own does; atoll.join takes it as it is
+    torch.set_num_threads(1)
+    honest = Share.scale
+    rank = dist.get_rank()
+    found = []
+    for number, (kind, url) in enumerate(zip(words[::2], words[1::2], strict=True)):
+        Share.scale = plain_mean if kind == "naive" else honest  # type: ignore[method-assign] # the control
+        run = atoll.join(
+            url,
+            token=os.environ["ATOLL_TOKEN"],
+            worker_id="island",
+            state=folder / f"state-{number}",
+        )
+        trainer.train(run, kind="fsdp2" if kind == "fsdp2" else "ddp")
+        found.append({"kind": kind, "version": run.version, "digest": run.digest})
+    part = folder / f"part-{rank}"
+    part.write_text(json.dumps({"runs": found, "buffers": shared_buffers()}))
+    part.rename(folder / f"rank-{rank}.json")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""What the ranks of an island do together, seen from one of them; the others are played by hand."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from atoll.codecs.fp32 import Fp32
+from atoll.errors import ConfigError
+from atoll.island import combine, parallel, ranks
+from atoll.island.continuity import WHOLE, Continuity, Part
+from atoll.island.group import SoloGroup
+from atoll.island.session import Session
+from atoll.island.share import Share
+from atoll.island.store import IslandStore
+from atoll.launch import placement
+from atoll.launch.placement import Placement
+from atoll.protocol.messages import Info
+
+FOLLOWER = Part(1, 2)
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+class FollowerGroup(SoloGroup):
+    """Rank 1 of 2; what the leader tells is given."""
+
+    rank = 1
+    size = 2
+    is_leader = False
+
+    def __init__(self, *told: Any) -> None:
+        self._told = list(told)
+
+    def lead(self, work: Callable[[], Any]) -> Any:
+        return self._told.pop(0)
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        return [[1.0 for _ in values], list(values)]
+
+
+def info(tmp_path: Path) -> Info:
+    return Info.model_construct(
+        run_id="r", seed=1, upload=type("Upload", (), {"error_feedback": False})()
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = IslandStore(tmp_path / "rank-1", has_frames=False)
+    yield made
+    made.close()
+
+
+def continuity(store: IslandStore, part: Part = FOLLOWER) -> tuple[Continuity, torch.optim.SGD]:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = Continuity(
+        store, info(store.directory), worker_id="w", codec=Fp32(), elements=3, part=part
+    )
+    made.start(optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return made, optimizer
+
+
+def resume(store: IslandStore, part: Part, *told: Any) -> torch.optim.SGD:
+    """The optimizer of the next life, after the leader told its rounds."""
+    made, optimizer = continuity(store, part)
+    optimizer.state.clear()
+    ranks.resume(FollowerGroup(*told), cast(Session, None), made)
+    return optimizer
+
+
+@given(rows=st.integers(1, 40), size=st.integers(1, 9))
+def test_slices_are_the_batch_and_counts_are_honest(rows, size):
+    batch = torch.arange(rows)
+    shares = [Share(rank, size) for rank in range(size)]
+
+    slices = [share.slice(batch) for share in shares]
+
+    counted = [part for part, share in zip(slices, shares, strict=True) if share.rows]
+    assert torch.equal(torch.cat(counted), batch)
+    assert [len(part) for part in slices] == [max(1, share.rows) for share in shares]
+    assert sum(share.rows for share in shares) == rows
+
+
+def test_gradient_of_a_rank_without_rows_counts_as_zero_even_if_it_overflowed():
+    share = Share(0, 2)
+    share.slice(torch.zeros(1, 3))
+    gradient = torch.tensor([float("inf"), float("nan"), 1.0])
+
+    share.scale(gradient)
+
+    assert gradient.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_step_of_a_rank_without_rows_adds_no_loss():
+    share = Share(0, 2)
+    share.slice(torch.zeros(1, 9))
+
+    step = ranks.step(SoloGroup(), share, loss=float("nan"), row_tokens=8)
+
+    assert (step.rows, step.tokens, step.loss_sum) == (0, 0, 0.0)
+
+
+def test_interrupted_rank_ends_the_step_of_all():
+    class Interrupted(SoloGroup):
+        is_interrupted = True
+
+    with pytest.raises(KeyboardInterrupt):
+        ranks.step(Interrupted(), Share(0, 1), loss=1.0, row_tokens=8)
+
+
+def test_follower_takes_up_the_round_that_the_leader_has(store):
+    continuity(store)[0].save_part(4)
+    store.promote(4)
+
+    assert resume(store, FOLLOWER, (4, None)).state
+
+
+def test_follower_that_was_killed_before_its_promotion_is_one_name_behind(store):
+    continuity(store)[0].save_part(4)
+
+    assert resume(store, FOLLOWER, (4, None)).state
+    assert store.rounds() == (4, None)
+
+
+def test_follower_drops_a_pending_round_that_the_leader_never_sent(store):
+    continuity(store)[0].save_part(4)
+    store.promote(4)
+    continuity(store)[0].save_part(5)
+
+    assert resume(store, FOLLOWER, (4, None)).state
+    assert store.rounds() == (4, None)
+
+
+@pytest.mark.parametrize(("accepted", "rounds"), [(True, (5, None)), (False, (4, None))])
+def test_follower_does_with_a_resent_round_as_the_leader_did(store, accepted, rounds):
+    continuity(store)[0].save_part(4)
+    store.promote(4)
+    continuity(store)[0].save_part(5)
+
+    assert resume(store, FOLLOWER, (4, 5), accepted).state
+    assert store.rounds() == rounds
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (FOLLOWER, (3, None)),  # the leader is at another round
+        (FOLLOWER, (None, None)),  # the leader has nothing
+        (Part(1, 4), (4, None)),  # more ranks than before
+        (Part(1, 2, is_sharded=True), (4, None)),  # copies before, shards now
+    ],
+)
+def test_follower_whose_state_does_not_fit_starts_anew(store, part, told):
+    continuity(store)[0].save_part(4)
+    store.promote(4)
+
+    assert not resume(store, part, told).state
+    assert store.rounds() == (None, None)
+
+
+def test_state_from_before_there_were_ranks_is_that_of_one_process():
+    assert WHOLE.described() == [0, 1, 0]
+
+
+def test_follower_draws_from_a_random_stream_of_its_own(store):
+    continuity(store)
+    own = torch.rand(3)
+    continuity(store, WHOLE)
+
+    assert not torch.equal(torch.rand(3), own)
+
+
+def test_model_by_itself_on_several_ranks_is_refused():
+    with pytest.raises(ConfigError, match="DistributedDataParallel"):
+        combine.install(nn.Linear(2, 2), Share(0, 2), ranks=2)
+
+
+def test_unknown_way_to_spread_a_model_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="ddp, fsdp2"):
+        parallel.check("fsdp1")
+
+
+def test_placement_is_what_torchrun_says():
+    assert placement.found(TORCHRUN) == Placement(3, 4, 1)
+
+
+@pytest.mark.parametrize("name", TORCHRUN)
+def test_process_without_one_of_torchruns_variables_is_by_itself(name):
+    assert placement.found({k: v for k, v in TORCHRUN.items() if k != name}) is None
+
+
+def test_placement_that_is_no_number_is_named():
+    with pytest.raises(ConfigError, match="WORLD_SIZE='two'"):
+        placement.found({**TORCHRUN, "WORLD_SIZE": "two"})
