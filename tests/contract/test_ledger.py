@@ -172,6 +172,7 @@ def play(ledger: Ledger) -> None:
     ledger.add_snapshot(SnapshotRecord(0, "m", "p", ()))
     ledger.add_snapshot(SnapshotRecord(2, "m2", "p2", (("momentum", "s1"), ("a", "s2"))))
     ledger.add_evaluation(EvaluationRecord(1, "a", 2.0 / 3.0, 10))
+    ledger.set_control({"action": "pause", "number": "1"})
 
 
 # The run, its credentials and workers
@@ -194,6 +195,14 @@ def test_create_run_is_refused_when_the_ledger_holds_one(started: Ledger):
         started.create_run(replace(RUN, run_id="run-2"), replace(MANIFEST, version=2, sha256="x"))
 
     assert started.state_hash() == before
+
+
+def test_control_sets_and_takes_away_names(ledger: Ledger):
+    ledger.set_control({"action": "pause", "kicked/a": "1"})
+
+    ledger.set_control({"kicked/a": None, "number": "2", "absent": None})
+
+    assert ledger.control() == {"action": "pause", "number": "2"}
 
 
 def test_set_credentials_replaces_only_the_given_roles(ledger: Ledger):

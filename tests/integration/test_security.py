@@ -31,6 +31,7 @@ from atoll.errors import (
     UnknownWorker,
     WorkerTaken,
 )
+from atoll.protocol.control import ControlRequest, KickRequest, OuterRateRequest
 from atoll.protocol.messages import (
     AssignmentRequest,
     ErrorReply,
@@ -39,6 +40,7 @@ from atoll.protocol.messages import (
     LeaveRequest,
     RegisterRequest,
 )
+from atoll.protocol.samples import Sample, SamplesRequest
 from atoll.wire.proto import transfer_pb2
 from tests import served
 from tests.served import TOKENS, Served, Worker
@@ -55,6 +57,14 @@ ROUTES: Mapping[str, Role | None] = {
     "POST /workers/{worker_id}/heartbeat": Role.WORKER,
     "POST /workers/{worker_id}/assignment": Role.WORKER,
     "POST /workers/{worker_id}/evaluation": Role.WORKER,
+    "POST /workers/{worker_id}/samples": Role.WORKER,
+    "GET /metrics": Role.WORKER,
+    "GET /metrics/history": Role.WORKER,
+    "GET /control": Role.ADMIN,
+    "POST /control": Role.ADMIN,
+    "POST /control/kick": Role.ADMIN,
+    "POST /control/allow": Role.ADMIN,
+    "POST /control/outer-lr": Role.ADMIN,
     "GET /openapi.json": Role.ADMIN,
     "GET /ledger": Role.ADMIN,
 }
@@ -110,7 +120,15 @@ def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
         AssignmentRequest: AssignmentRequest(identity=identity),
         EvaluationReport: EvaluationReport(identity=identity, version=0, loss_sum=1.0, tokens=1),
         LeaveRequest: LeaveRequest(identity=identity),
+        SamplesRequest: SamplesRequest(identity=identity, samples=(SAMPLE,)),
+        # These change nothing, for the tests after a mutant that lets them in.
+        ControlRequest: ControlRequest(action="run"),
+        KickRequest: KickRequest(worker_id="nobody"),
+        OuterRateRequest: OuterRateRequest(lr=1.0),
     }
+
+
+SAMPLE = Sample(sequence=1, wall=1.0, round=1, step=1)
 
 
 def body_type(endpoint: Callable[..., object]) -> type[BaseModel] | None:
@@ -299,10 +317,9 @@ def test_walk_finds_an_admin_route_that_lets_workers_in(
 
     faults = http_faults(application, in_memory(application), alice, {})
 
-    assert [fault.split(":")[0] for fault in faults] == [
-        "GET /openapi.json with worker",
-        "GET /ledger with worker",
-    ]
+    assert {fault.split(":")[0] for fault in faults} == {
+        f"{name} with worker" for name, role in ROUTES.items() if role is Role.ADMIN
+    }
 
 
 def test_walk_finds_a_route_that_nobody_wrote_down(coordinator: Served, alice: Worker) -> None:
@@ -525,6 +542,9 @@ def mutations(worker: Worker) -> dict[str, Callable[..., object]]:
         "evaluation": lambda **c: link.evaluation(
             EvaluationReport(identity=worker.identity(**c), version=0, loss_sum=1.0, tokens=1)
         ),
+        "samples": lambda **c: link.samples(
+            SamplesRequest(identity=worker.identity(**c), samples=(SAMPLE,))
+        ),
         "leave": lambda **c: link.leave(worker.identity(**c)),
         "offset": lambda **c: rpc(worker, "Offset", c),
         "upload": lambda **c: rpc(worker, "Upload", c),
@@ -547,7 +567,10 @@ def rpc(worker: Worker, name: str, changes: dict[str, Any]) -> None:
             list(stub.Download(request, metadata=served.metadata()))
 
 
-MUTATIONS = ("heartbeat", "assignment", "evaluation", "leave", "offset", "upload", "download")
+MUTATIONS = (
+    *("heartbeat", "assignment", "evaluation", "samples", "leave"),
+    *("offset", "upload", "download"),
+)
 IDENTITY_FAULTS: Mapping[str, tuple[dict[str, Any], type[AtollError]]] = {
     "another worker's name": ({"worker_id": "alice"}, Fenced),
     "another island key": ({"island_key": "0" * 64}, Fenced),
@@ -595,7 +618,13 @@ def test_every_message_with_an_identity_is_among_the_tested_ones(
         or method.input_type.name == "UploadPart"
     }
 
-    assert http == {"HeartbeatRequest", "AssignmentRequest", "EvaluationReport", "LeaveRequest"}
+    assert http == {
+        "HeartbeatRequest",
+        "AssignmentRequest",
+        "EvaluationReport",
+        "LeaveRequest",
+        "SamplesRequest",
+    }
     assert rpcs == {method.name for method in rpc_methods()} == {"Offset", "Upload", "Download"}
     assert set(mutations(mallory)) == set(MUTATIONS)
 

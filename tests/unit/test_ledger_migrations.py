@@ -69,6 +69,7 @@ def make_tables_then_die(connection: Connection) -> None:
 
 
 TWO_STEPS = (STEPS[0], Step(2, add_note))
+NEWER = (*STEPS, Step(len(STEPS) + 1, add_note))
 
 
 def version(database: Database) -> int:
@@ -162,7 +163,7 @@ def test_migrate_again_changes_nothing(database: Database):
 
 
 def test_step_that_dies_leaves_version_and_tables_as_they_were(database: Database):
-    migrations.migrate(database)
+    migrations.migrate(database, STEPS[:1])
     before = tables(database)
 
     with pytest.raises(KeyboardInterrupt):
@@ -176,7 +177,7 @@ def test_step_that_dies_leaves_version_and_tables_as_they_were(database: Databas
 def test_step_that_the_database_refuses_leaves_version_and_tables_as_they_were(
     database: Database,
 ):
-    migrations.migrate(database)
+    migrations.migrate(database, STEPS[:1])
     before = tables(database)
 
     with pytest.raises(StoreError, match="already exists"):
@@ -186,7 +187,7 @@ def test_step_that_the_database_refuses_leaves_version_and_tables_as_they_were(
 
 
 def test_step_is_undone_when_its_version_cannot_be_recorded(database: Database):
-    migrations.migrate(database)
+    migrations.migrate(database, STEPS[:1])
     before = tables(database)
 
     with pytest.raises(StoreError, match="schema_version"):
@@ -210,23 +211,26 @@ def test_steps_before_one_that_dies_stay(database: Database):
 
 
 def test_older_program_refuses_a_newer_ledger_by_both_versions(database: Database):
-    migrations.migrate(database, TWO_STEPS)
+    migrations.migrate(database, NEWER)
 
-    with pytest.raises(LedgerTooNew, match=r"has version 2 .* up to 1; .* use the Atoll that"):
+    with pytest.raises(
+        LedgerTooNew,
+        match=rf"has version {len(NEWER)} .* up to {len(STEPS)}; .* use the Atoll that",
+    ):
         migrations.migrate(database)
 
-    assert version(database) == 2
+    assert version(database) == len(NEWER)
 
 
 def test_open_ledger_lets_go_of_a_newer_ledger_that_it_refuses(url: str):
     newer = engines.open_database(url)
-    migrations.migrate(newer, TWO_STEPS)
+    migrations.migrate(newer, NEWER)
     newer.close()
 
     with pytest.raises(LedgerTooNew) as refused:
         engines.open_ledger(url)
 
     again = engines.open_database(url)
-    assert version(again) == 2
+    assert version(again) == len(NEWER)
     del refused  # until here its traceback would have kept a forgotten connection alive
     again.close()

@@ -19,6 +19,7 @@ app = typer.Typer(
 RunFileArgument = Annotated[Path, typer.Argument(help="The run file (TOML).")]
 DirectoryArgument = Annotated[Path, typer.Argument(help="The coordinator's state directory.")]
 UrlArgument = Annotated[str, typer.Argument(help="The coordinator's URL.")]
+WorkerArgument = Annotated[str, typer.Argument(help="The worker's id.")]
 TokenOption = Annotated[
     str | None,
     typer.Option(help="The token `atoll serve` printed.", envvar="ATOLL_TOKEN", show_envvar=True),
@@ -176,6 +177,100 @@ def info(
     from atoll.cli import info as command
 
     command.info(url, token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command()
+def workers(
+    url: UrlArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who takes part, who is late and who is kept out (admin token)."""
+    from atoll.cli import control as command
+
+    command.workers(url, token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command()
+def pause(
+    url: UrlArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hand out no more rounds; the round under way is closed (admin token)."""
+    from atoll.cli import control as command
+
+    command.order(url, "pause", token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command()
+def resume(
+    url: UrlArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on after `pause` (admin token)."""
+    from atoll.cli import control as command
+
+    command.order(url, "run", token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command()
+def stop(
+    url: UrlArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End the run after the round under way, with a snapshot (admin token)."""
+    from atoll.cli import control as command
+
+    command.order(url, "stop", token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command()
+def kick(
+    url: UrlArgument,
+    worker_id: WorkerArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a worker out of the run and keep it out (admin token)."""
+    from atoll.cli import control as command
+
+    command.kick(url, worker_id, token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command()
+def allow(
+    url: UrlArgument,
+    worker_id: WorkerArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a worker in again after `kick` (admin token)."""
+    from atoll.cli import control as command
+
+    command.allow(url, worker_id, token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command("outer-lr")
+def outer_lr(
+    url: UrlArgument,
+    lr: Annotated[float, typer.Argument(help="The new outer learning rate.")],
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the outer learning rate from a later round on (admin token)."""
+    from atoll.cli import control as command
+
+    command.outer_lr(url, lr, token=token, fingerprint=fingerprint, as_json=as_json)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from atoll.clock import Clock
-from atoll.coordinator import gate, status
+from atoll.coordinator import gate, operations, status
 from atoll.coordinator.access import Access, Role
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, ProtocolError
@@ -33,6 +33,7 @@ from atoll.protocol.messages import (
     RegisterRequest,
     Status,
 )
+from atoll.protocol.samples import SamplesRequest
 
 log = logging.getLogger(__name__)
 
@@ -160,12 +161,19 @@ def _worker_routes(coordinator: Coordinator, changes: Changes, clock: Clock) -> 
                 return reply
             await _within(changed, left)
 
+    @router.post("/workers/{worker_id}/samples")
+    def samples(worker_id: str, request: SamplesRequest) -> Done:
+        _same_worker(worker_id, request.identity.worker_id)
+        coordinator.keep_samples(request)
+        return Done()
+
     @router.post("/workers/{worker_id}/evaluation")
     def evaluation(worker_id: str, report: EvaluationReport) -> Done:
         _same_worker(worker_id, report.identity.worker_id)
         coordinator.evaluation(report)
         return Done()
 
+    operations.add_figures(router, coordinator)
     return router
 
 
@@ -186,6 +194,7 @@ def _admin_routes(coordinator: Coordinator, access: Access, app: FastAPI) -> API
             itertools.chain([first], pieces), media_type="application/vnd.sqlite3"
         )
 
+    operations.add_control(router, coordinator)
     return router
 
 

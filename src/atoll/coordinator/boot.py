@@ -1,12 +1,13 @@
 """A run's durable state: created once from a run file, opened again after every restart."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
 from atoll.config import RunFile
+from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
 from atoll.data import registry as datasets
@@ -30,6 +31,7 @@ class Stores:
     ledger: Ledger
     blobs: Blobs
     spool: Spool
+    samples: SampleStore = field(default_factory=SampleStore)
 
 
 def create_or_check(
@@ -65,6 +67,7 @@ def open_coordinator(
         stores.spool,
         clock,
         layout=recorded.layout_of(manifest),
+        samples=stores.samples,
         threads=threads,
     )
 

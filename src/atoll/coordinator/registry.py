@@ -92,6 +92,24 @@ class Registry:
             self._workers = {w.worker_id: w for w in self._ledger.workers()}
         self._heartbeats.forget(identity.worker_id)
 
+    def must_know(self, worker_id: str) -> WorkerRecord:
+        """The record of a worker that registered once, or UnknownWorker."""
+        with self._lock:
+            known = self._workers.get(worker_id)
+        if known is None:
+            raise UnknownWorker(
+                f"worker_id={worker_id!r} has never registered in run {self._run_id!r}; "
+                f"`atoll workers` lists those that have"
+            )
+        return known
+
+    def remove(self, worker_id: str) -> None:
+        """Takes a worker out without its asking; UnknownWorker when there is no such one."""
+        self._ledger.deregister(worker_id, self.must_know(worker_id).incarnation)
+        with self._lock:
+            self._workers = {w.worker_id: w for w in self._ledger.workers()}
+        self._heartbeats.forget(worker_id)
+
     def check(self, identity: Identity) -> WorkerRecord:
         """The record of who speaks, or why they may not."""
         self.check_run(identity.run_id, identity.manifest_sha256)

@@ -130,6 +130,8 @@ class Server:
         await serving
         if not await asyncio.to_thread(closer.stop, timeout_seconds=STOP_SECONDS):
             log.warning("a round was being computed; it is frozen and replays at the next start")
+        elif self._coordinator.is_stopping() and self._failure is None:
+            await asyncio.to_thread(self._coordinator.save)
         pool.shutdown(wait=False, cancel_futures=True)
 
     def _http_config(self, control: FastAPI) -> uvicorn.Config:
@@ -172,12 +174,16 @@ class Server:
         await rpc.start()
         return rpc, port
 
+    def _is_ending(self) -> bool:
+        finished = self._coordinator.is_finished() and not self._listen.stay
+        return finished or self._coordinator.is_stopping()
+
     async def _over(self) -> None:
         """Returns when a finished run has been fetched by everybody who is still there."""
-        while self._listen.stay or not self._coordinator.is_finished():
+        while not self._is_ending():
             await asyncio.sleep(0.1)
         # A silent island is not waited for: it is no member once the heartbeat timeout is over.
-        while self._coordinator.members():
+        while self._coordinator.members() or self._coordinator.is_closing():
             await asyncio.sleep(0.1)
 
 

@@ -14,11 +14,13 @@ from atoll.blobs.base import Blobs
 from atoll.clock import Clock
 from atoll.coordinator import agreement
 from atoll.coordinator.admission import Admission, UploadRequest
+from atoll.coordinator.control import Control
 from atoll.coordinator.evaluation import Evaluation
 from atoll.coordinator.heartbeats import Heartbeats
 from atoll.coordinator.registry import Registry
 from atoll.coordinator.report import Report
 from atoll.coordinator.rounds import LatestRound, Rounds
+from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool, SpooledFrame
 from atoll.coordinator.uploads import Uploads, UploadStream
 from atoll.coordinator.versions import Versions
@@ -33,6 +35,7 @@ from atoll.ledger.records import (
     Published,
     RoundState,
 )
+from atoll.protocol.control import Action, ControlReply, OuterRateReply
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
     Assignment,
@@ -47,6 +50,7 @@ from atoll.protocol.messages import (
     RowRange,
     Status,
 )
+from atoll.protocol.samples import SamplesRequest
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class Coordinator:
         clock: Clock,
         *,
         layout: Layout,
+        samples: SampleStore | None = None,
         threads: int = 1,
     ) -> None:
         run = ledger.run()
@@ -69,6 +74,7 @@ class Coordinator:
         self.layout = layout
         self.run_id = run.run_id
         self.transfer_port = 0
+        self.samples = SampleStore() if samples is None else samples
         self.counters: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self._clock = clock
@@ -86,6 +92,7 @@ class Coordinator:
             run_id=run.run_id,
             manifest=lambda: self._rounds.in_force.sha256,
         )
+        self._control = Control(ledger)
         self._rounds = Rounds(ledger, self._registry, clock, manifests=self.manifests)
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         self.versions = Versions(
@@ -154,6 +161,7 @@ class Coordinator:
     def register(self, request: RegisterRequest) -> RegisterReply:
         """Takes a worker in, if its model and data are the run's."""
         with self._refusals():
+            self._control.check(request.worker_id)
             agreement.check(request, self._rounds.in_force, self.manifests, layout=self.layout)
             record = self._registry.register(request)
             self._rounds.admit()
@@ -181,7 +189,15 @@ class Coordinator:
         with self._refusals():
             self._registry.check(request.identity)
             self._heartbeats.hear(request.identity.worker_id, request.telemetry)
-        return HeartbeatReply(version=self.versions.current.version)
+            self._control.acknowledge(request.identity.worker_id, request.acknowledged)
+        return HeartbeatReply(version=self.versions.current.version, command=self._control.command)
+
+    def keep_samples(self, request: SamplesRequest) -> None:
+        """Keeps what a worker measured; a sign of life."""
+        with self._refusals():
+            self._registry.check(request.identity)
+            self._heartbeats.hear(request.identity.worker_id)
+        self.samples.add(request.identity, request.samples)
 
     # Rounds
 
@@ -222,10 +238,17 @@ class Coordinator:
                 evaluation=task,
                 reason="the run is finished",
             )
+        wanted = self._control.command.action
+        if wanted == "stop":
+            reason = "the operator stops the run"
+            return Assignment(action="stop", version=version, digest=digest, reason=reason)
         if latest is None or latest.record.state is not RoundState.OPEN:
             return Assignment(action="wait", version=version, digest=digest)
         if worker_id not in latest.planned or worker_id in latest.contributions:
             return Assignment(action="wait", version=version, digest=digest)
+        if wanted == "pause":
+            reason = "the operator has paused the run"
+            return Assignment(action="wait", version=version, digest=digest, reason=reason)
         return self._train(latest, worker_id).model_copy(
             update={"version": version, "digest": digest, "evaluation": task}
         )
@@ -376,6 +399,62 @@ class Coordinator:
         self._heartbeats.hear(identity.worker_id)
         self._count("bytes_sent", nbytes)
 
+    # The operator
+
+    def control(self) -> ControlReply:
+        """The command in force, and who knows of it."""
+        live = sorted(self._registry.live())
+        return ControlReply(
+            command=self._control.command,
+            acknowledged=tuple(w for w in live if self._control.acknowledged(w)),
+            missing=tuple(w for w in live if not self._control.acknowledged(w)),
+            kicked=self._control.kicked,
+        )
+
+    def order(self, action: Action) -> ControlReply:
+        """Run, pause after this round, or stop after it and save."""
+        command = self._control.order(action)
+        log.info("operator", extra={"action": command.action, "number": command.number})
+        self._changed()
+        return self.control()
+
+    def kick(self, worker_id: str) -> ControlReply:
+        """Takes a worker out at once and keeps it out; rounds no longer wait for it."""
+        with self._refusals():
+            self._registry.must_know(worker_id)
+            # Kept out first: it must not slip in again in between.
+            self._control.kick(worker_id, wall=self._clock.wall())
+            self._registry.remove(worker_id)
+        log.info("operator took a worker out", extra={"worker": worker_id})
+        self._changed()
+        return self.control()
+
+    def allow(self, worker_id: str) -> ControlReply:
+        """Lets a worker in again."""
+        self._control.allow(worker_id)
+        log.info("operator allows a worker", extra={"worker": worker_id})
+        return self.control()
+
+    def set_outer_lr(self, lr: float) -> OuterRateReply:
+        """A new outer learning rate, as a manifest version from a later round on."""
+        with self._refusals():
+            from_round = self.change_outer_lr(lr)
+        newest = self.manifests.newest
+        return OuterRateReply(
+            lr=newest.manifest.outer.lr, from_round=from_round, manifest_sha256=newest.sha256
+        )
+
+    def is_stopping(self) -> bool:
+        """Whether the operator has asked for the end."""
+        return self._control.command.action == "stop"
+
+    def save(self) -> None:
+        """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
+        version = self.versions.current.version
+        newest = self._ledger.snapshots()[-1:]
+        if version and not (newest and newest[0].version == version):
+            self._ledger.add_snapshot(self.versions.snapshot())
+
     # People
 
     def status(self) -> Status:
@@ -394,6 +473,10 @@ class Coordinator:
     def is_finished(self) -> bool:
         """Whether the last round is published."""
         return self._rounds.is_finished()
+
+    def is_closing(self) -> bool:
+        """Whether a round is due or being computed."""
+        return self._frozen_round() is not None or self._rounds.is_due()
 
     def members(self) -> list[str]:
         """Workers that are registered and heard from, in order."""

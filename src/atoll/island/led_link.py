@@ -23,6 +23,7 @@ from atoll.protocol.messages import (
     RegisterReply,
     RegisterRequest,
 )
+from atoll.protocol.samples import SamplesRequest
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -61,6 +62,10 @@ class LedLink:
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """The leader's alone, from a thread of its own."""
         return self._real.heartbeat(request)
+
+    def samples(self, request: SamplesRequest) -> None:
+        """The leader's alone, from a thread of its own."""
+        self._real.samples(request)
 
     def upload(
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]

@@ -21,6 +21,7 @@ from atoll.protocol.messages import (
     RegisterReply,
     RegisterRequest,
 )
+from atoll.protocol.samples import SamplesRequest
 
 
 class FrameSource(Protocol):
@@ -73,6 +74,8 @@ class Link(Protocol):
     def assignment(self, request: AssignmentRequest) -> Assignment: ...
 
     def evaluation(self, report: EvaluationReport) -> None: ...
+
+    def samples(self, request: SamplesRequest) -> None: ...
 
     def upload(
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]

@@ -41,6 +41,7 @@ from atoll.protocol.messages import (
     RegisterRequest,
     Status,
 )
+from atoll.protocol.samples import SamplesRequest
 from atoll.wire import chunks
 from atoll.wire.proto import transfer_pb2
 
@@ -99,7 +100,7 @@ class NetworkLink:
     # Control plane
 
     def info(self) -> Info:
-        info = self._ask("GET", "/info", None, Info)
+        info = self.ask("GET", "/info", None, Info)
         with self._lock:
             if self._channel_port != info.transfer_port:
                 # A restarted coordinator may listen on another port.
@@ -111,28 +112,31 @@ class NetworkLink:
 
     def status(self) -> Status:
         """What an operator sees."""
-        return self._ask("GET", "/status", None, Status)
+        return self.ask("GET", "/status", None, Status)
 
     def look(self) -> Info:
         return self.info()
 
     def register(self, request: RegisterRequest) -> RegisterReply:
-        return self._ask("POST", "/workers/register", request, RegisterReply)
+        return self.ask("POST", "/workers/register", request, RegisterReply)
 
     def leave(self, identity: Identity) -> None:
         path = f"/workers/{identity.worker_id}"
-        self._ask("DELETE", path, LeaveRequest(identity=identity), Done)
+        self.ask("DELETE", path, LeaveRequest(identity=identity), Done)
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         path = f"/workers/{request.identity.worker_id}/heartbeat"
-        return self._ask("POST", path, request, HeartbeatReply)
+        return self.ask("POST", path, request, HeartbeatReply)
 
     def assignment(self, request: AssignmentRequest) -> Assignment:
         path = f"/workers/{request.identity.worker_id}/assignment"
-        return self._ask("POST", path, request, Assignment)
+        return self.ask("POST", path, request, Assignment)
 
     def evaluation(self, report: EvaluationReport) -> None:
-        self._ask("POST", f"/workers/{report.identity.worker_id}/evaluation", report, Done)
+        self.ask("POST", f"/workers/{report.identity.worker_id}/evaluation", report, Done)
+
+    def samples(self, request: SamplesRequest) -> None:
+        self.ask("POST", f"/workers/{request.identity.worker_id}/samples", request, Done)
 
     def ledger(self, write: Callable[[bytes], object]) -> None:
         """Streams a consistent copy of the ledger into `write`; needs the admin role."""
@@ -146,7 +150,8 @@ class NetworkLink:
         except httpx.HTTPError as exc:
             raise self._no_answer("/ledger", exc) from exc
 
-    def _ask(self, method: str, path: str, body: BaseModel | None, reply: type[R]) -> R:
+    def ask(self, method: str, path: str, body: BaseModel | None, reply: type[R]) -> R:
+        """One call of the control plane; the coordinator's refusal as the error it names."""
         content = None if body is None else body.model_dump_json().encode()
         try:
             with self._client().stream(method, path, content=content) as response:

@@ -33,9 +33,10 @@ from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
 from atoll.island.share import Share
 from atoll.island.store import IslandIdentity, IslandStore
-from atoll.island.telemetry import Meter
+from atoll.island.telemetry import Meter, Samples
 from atoll.island.weights import IslandWeights
 from atoll.models import fingerprint
+from atoll.protocol.control import Command
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
     Assignment,
@@ -43,14 +44,17 @@ from atoll.protocol.messages import (
     EvaluationReport,
     EvaluationTask,
     HeartbeatRequest,
+    Identity,
     Telemetry,
 )
+from atoll.protocol.samples import SamplesRequest
 from atoll.strategies import build
 from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 20.0  # a long poll; well below any proxy's idle limit
+MAX_DELIVERIES = 4  # batches of samples with one heartbeat, so that a backlog cannot delay the next
 
 Evaluate = Callable[[nn.Module, Tensor], tuple[float, int]]
 
@@ -109,6 +113,8 @@ class Run:
         self._loaded: _Loaded | None = None
         self._round: _Round | None = None
         self._meter = Meter(clock)
+        self._samples = Samples(clock)
+        self._command = Command()
         self._on_close: tuple[Callable[[], None], ...] = ()
         log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
 
@@ -201,6 +207,7 @@ class Run:
         self._meter.step(
             current.assignment.round or 0, current.steps, tokens=done.tokens, loss=done.loss
         )
+        self._samples.add(self.telemetry())
 
     def close(self) -> None:
         """Leaves the run and lets go of what it holds; harmless when repeated."""
@@ -240,9 +247,28 @@ class Run:
 
     def _beat(self) -> None:
         identity = self._session.identity(self._beats_under)
-        self._session.link.heartbeat(
-            HeartbeatRequest(identity=identity, telemetry=self.telemetry())
+        reply = self._session.link.heartbeat(
+            HeartbeatRequest(
+                identity=identity, telemetry=self.telemetry(), acknowledged=self._command.number
+            )
         )
+        if reply.command != self._command:
+            self._command = reply.command
+            log.info("the operator asks", extra={"action": reply.command.action})
+            self._beat()  # acknowledged at once
+        else:
+            self._deliver_samples(identity)
+
+    def _deliver_samples(self, identity: Identity) -> None:
+        """Hands in what was measured; what a missed call leaves is sent with a later beat."""
+        for _ in range(MAX_DELIVERIES):
+            batch = self._samples.batch()
+            if not batch:
+                return
+            self._session.link.samples(
+                SamplesRequest(identity=identity, samples=batch, dropped=self._samples.dropped)
+            )
+            self._samples.delivered(batch[-1].sequence)
 
     def telemetry(self) -> Telemetry:
         """What this island tells about itself."""
@@ -265,7 +291,14 @@ class Run:
             if reply.evaluation is not None:
                 self._evaluate(loaded, dataset, reply.evaluation)
             if reply.action == "stop":
-                log.info("run finished", extra={"version": reply.version, "digest": reply.digest})
+                log.info(
+                    "stopped",
+                    extra={
+                        "reason": reply.reason,
+                        "version": reply.version,
+                        "digest": reply.digest,
+                    },
+                )
                 return None
             if reply.action == "train":
                 if not self._adopt(loaded, reply):

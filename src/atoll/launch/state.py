@@ -2,7 +2,7 @@
 
 coordinator.lock   who holds it          blobs/    contributions, snapshots, initial weights
 ledger.sqlite      the truth             spool/    frames being served; computed again at start
-stores.json        ledger and blobs, where they are elsewhere
+telemetry.sqlite   what islands measured  stores.json    ledger and blobs, where they are elsewhere
 """
 
 import json
@@ -16,6 +16,7 @@ from atoll.blobs import registry as blob_stores
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.coordinator.boot import Stores
+from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool
 from atoll.errors import ConfigError
 from atoll.ledger import engines, lock
@@ -42,7 +43,9 @@ def held(
         try:
             blobs = open_blobs(directory, addresses, s3=s3)
             _check_owner(ledger, blobs, addresses)
-            yield Stores(ledger, blobs, Spool(directory / "spool"))
+            samples = SampleStore(directory / "telemetry.sqlite")
+            yield Stores(ledger, blobs, Spool(directory / "spool"), samples)
+            samples.close()
             blobs.close()
         finally:
             ledger.close()

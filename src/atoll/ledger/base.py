@@ -5,6 +5,7 @@ its effect survives a crash. Refusals are typed errors and change nothing. Safe 
 threads; calls are serialised.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from atoll.ledger.records import (
@@ -60,6 +61,13 @@ class Ledger(Protocol):
 
     def workers(self) -> list[WorkerRecord]:
         """In worker_id order."""
+        ...
+
+    # What the operator wants: name -> value
+    def control(self) -> dict[str, str]: ...
+
+    def set_control(self, values: Mapping[str, str | None]) -> None:
+        """Sets each name to its value, all at once; None takes the name away."""
         ...
 
     # Rounds

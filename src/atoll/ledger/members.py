@@ -1,5 +1,7 @@
 """Statements about the run itself: its manifests, credentials and workers."""
 
+from collections.abc import Mapping
+
 from sqlalchemy import Connection, Update, delete, insert, select, update
 
 from atoll.errors import Fenced, StoreError, UnknownWorker
@@ -65,6 +67,21 @@ def set_credentials(connection: Connection, hashes: dict[str, str]) -> None:
     for role, sha256 in hashes.items():
         connection.execute(delete(schema.credentials).where(schema.credentials.c.role == role))
         connection.execute(insert(schema.credentials), {"role": role, "sha256": sha256})
+
+
+def control(connection: Connection) -> dict[str, str]:
+    """See `Ledger.control`."""
+    table = schema.control
+    statement = select(table.c.name, table.c.value).order_by(table.c.name)
+    return {name: value for name, value in connection.execute(statement)}
+
+
+def set_control(connection: Connection, values: Mapping[str, str | None]) -> None:
+    """See `Ledger.set_control`."""
+    for name, value in values.items():
+        connection.execute(delete(schema.control).where(schema.control.c.name == name))
+        if value is not None:
+            connection.execute(insert(schema.control), {"name": name, "value": value})
 
 
 def register(

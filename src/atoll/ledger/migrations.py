@@ -89,19 +89,27 @@ VERSION_1 = (
         tokens BIGINT NOT NULL,
         PRIMARY KEY (version, worker_id))""",
 )
+VERSION_2 = (
+    """CREATE TABLE control (
+        name {text} NOT NULL PRIMARY KEY,
+        value {text} NOT NULL)""",
+)
 _TYPES = {
     "sqlite": {"text": "TEXT", "bytes": "BLOB", "float": "DOUBLE"},
     "postgresql": {"text": 'TEXT COLLATE "C"', "bytes": "BYTEA", "float": "DOUBLE PRECISION"},
 }
 
 
-def _make_tables(connection: Connection) -> None:
-    types = _TYPES[connection.dialect.name]
-    for statement in VERSION_1:
-        connection.exec_driver_sql(statement.format_map(types))
+def _run(statements: Sequence[str]) -> Callable[[Connection], None]:
+    def apply(connection: Connection) -> None:
+        types = _TYPES[connection.dialect.name]
+        for statement in statements:
+            connection.exec_driver_sql(statement.format_map(types))
+
+    return apply
 
 
-STEPS: tuple[Step, ...] = (Step(1, _make_tables),)
+STEPS: tuple[Step, ...] = (Step(1, _run(VERSION_1)), Step(2, _run(VERSION_2)))
 
 
 def stored_version(connection: Connection) -> int:

@@ -126,3 +126,10 @@ evaluations = Table(
     Column("loss_sum", Double, nullable=False),
     Column("tokens", BigInteger, nullable=False),
 )
+
+control = Table(
+    "control",
+    metadata,
+    Column("name", TEXT, primary_key=True),
+    Column("value", TEXT, nullable=False),
+)

@@ -4,6 +4,8 @@ Only pairs each method of `base.Ledger` with its transaction; the statements are
 calls.
 """
 
+from collections.abc import Mapping
+
 from atoll.ledger import contributions, members, rounds, versions, whole
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
@@ -62,6 +64,14 @@ class SqlLedger:
     def workers(self) -> list[WorkerRecord]:
         with self._database.reading() as connection:
             return members.workers(connection)
+
+    def control(self) -> dict[str, str]:
+        with self._database.reading() as connection:
+            return members.control(connection)
+
+    def set_control(self, values: Mapping[str, str | None]) -> None:
+        with self._database.writing() as connection:
+            members.set_control(connection, values)
 
     def begin(self, plan: RoundPlan) -> None:
         with self._database.writing() as connection:

@@ -5,22 +5,12 @@ Sizes are bounded here, so a body can be refused by its schema before anything l
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from atoll.errors import VersionMismatch
+from atoll.protocol.control import Command
 from atoll.protocol.manifest import Manifest, Sha256
-
-Whole = Annotated[int, Field(ge=0, le=2**53)]
-WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
-# An island names a directory after it, so it holds nothing that a path gives a meaning to.
-RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class Message(BaseModel):
-    """Frozen and closed: an unknown field is refused by its name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from atoll.protocol.message import Message, Number, RunName, Whole, WorkerName
 
 
 class Identity(Message):
@@ -44,9 +34,9 @@ class RegisterRequest(Message):
     layout_digest: Sha256
     data_identity: dict[str, Any]
     # The settings the worker has adopted: a hash that differs is told by the first field.
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
     # By name, of every codec it speaks; one it does not state is version 1.
-    codec_versions: dict[str, Whole] = {}
+    codec_versions: dict[str, Whole] = Field(default_factory=dict)
 
 
 class RegisterReply(Message):
@@ -70,10 +60,12 @@ class Telemetry(Message):
 class HeartbeatRequest(Message):
     identity: Identity
     telemetry: Telemetry = Telemetry()
+    acknowledged: Whole = 0  # number of the operator's newest command that this island knows
 
 
 class HeartbeatReply(Message):
     version: Whole
+    command: Command = Command()
 
 
 class RowRange(Message):

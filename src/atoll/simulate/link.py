@@ -18,6 +18,7 @@ from atoll.protocol.messages import (
     RegisterReply,
     RegisterRequest,
 )
+from atoll.protocol.samples import SamplesRequest
 
 CHUNK_BYTES = 1 << 20
 POLL_SECONDS = 0.05  # virtual: how finely a waiting island looks again
@@ -68,6 +69,9 @@ class MemoryLink:
 
     def evaluation(self, report: EvaluationReport) -> None:
         self._coordinator.evaluation(report)
+
+    def samples(self, request: SamplesRequest) -> None:
+        self._coordinator.keep_samples(request)
 
     def upload(
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]

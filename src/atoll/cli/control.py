@@ -1,0 +1,107 @@
+"""`atoll workers`, `pause`, `resume`, `stop`, `kick`, `allow`, `outer-lr`: the operator's hand."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic import ValidationError
+
+from atoll import ids
+from atoll.cli import output
+from atoll.cli.status import workers_table
+from atoll.cli.token import required_token
+from atoll.errors import ConfigError
+from atoll.island.network import NetworkLink
+from atoll.island.operator import Operator
+from atoll.protocol.control import Action, ControlReply
+
+
+@contextmanager
+def _link(url: str, token: str | None, fingerprint: str | None) -> Iterator[NetworkLink]:
+    link = NetworkLink(url, token=required_token(token), fingerprint=fingerprint)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def workers(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
+    """Who takes part, who is late, who is kept out."""
+    with _link(url, token, fingerprint) as link:
+        found, control = link.status(), Operator(link).control()
+    if as_json:
+        output.print_json(
+            {
+                "workers": [w.model_dump(mode="json") for w in found.workers],
+                "waiting_for": list(found.waiting_for),
+                "control": control.model_dump(mode="json"),
+            }
+        )
+        return
+    output.console.print(workers_table(found))
+    if found.waiting_for:
+        output.say(f"the round waits for {', '.join(found.waiting_for)}")
+    _show(control)
+
+
+def order(
+    url: str, action: Action, *, token: str | None, fingerprint: str | None, as_json: bool
+) -> None:
+    """Runs, pauses or stops a run."""
+    with _link(url, token, fingerprint) as link:
+        _report(Operator(link).order(action), as_json=as_json)
+
+
+def kick(
+    url: str, worker_id: str, *, token: str | None, fingerprint: str | None, as_json: bool
+) -> None:
+    """Takes a worker out."""
+    with _link(url, token, fingerprint) as link:
+        _report(Operator(link).kick(ids.worker_id(worker_id)), as_json=as_json)
+
+
+def allow(
+    url: str, worker_id: str, *, token: str | None, fingerprint: str | None, as_json: bool
+) -> None:
+    """Lets a worker in again."""
+    with _link(url, token, fingerprint) as link:
+        _report(Operator(link).allow(ids.worker_id(worker_id)), as_json=as_json)
+
+
+def outer_lr(
+    url: str, lr: float, *, token: str | None, fingerprint: str | None, as_json: bool
+) -> None:
+    """Changes the outer learning rate from a later round on."""
+    with _link(url, token, fingerprint) as link:
+        try:
+            reply = Operator(link).set_outer_lr(lr)
+        except ValidationError as exc:
+            raise ConfigError(f"outer lr={lr} must be a finite number above 0") from exc
+    if as_json:
+        output.print_json(reply.model_dump(mode="json"))
+        return
+    output.say(
+        f"outer.lr is {reply.lr} from round {reply.from_round} on, as manifest "
+        f"{reply.manifest_sha256[:16]}…"
+    )
+
+
+def _report(reply: ControlReply, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(reply.model_dump(mode="json"))
+    else:
+        _show(reply)
+
+
+_MEANING = {
+    "run": "the run goes on",
+    "pause": "the run pauses once the round under way is closed",
+    "stop": "the run stops once the round under way is closed, and saves a snapshot",
+}
+
+
+def _show(reply: ControlReply) -> None:
+    output.say(f"{_MEANING[reply.command.action]} (command {reply.command.number})")
+    if reply.missing:
+        output.say(f"not acknowledged yet by {', '.join(reply.missing)}")
+    if reply.kicked:
+        output.say(f"kept out: {', '.join(reply.kicked)}")

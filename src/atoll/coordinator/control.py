@@ -1,0 +1,80 @@
+"""What the operator wants: run, pause or stop, and who is kept out. Durable, so a restart obeys.
+
+Islands learn of it on the heartbeat and acknowledge it there; acknowledgements are in memory.
+"""
+
+import threading
+from typing import cast
+
+from atoll.errors import Forbidden
+from atoll.ledger.base import Ledger
+from atoll.protocol.control import Action, Command
+
+_NUMBER, _ACTION, _KICKED = "number", "action", "kicked/"
+
+
+class Control:
+    """The command in force and the workers that are kept out. Thread-safe."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._acknowledged: dict[str, int] = {}
+        kept = ledger.control()
+        self._command = Command(
+            number=int(kept.get(_NUMBER, "0")), action=cast(Action, kept.get(_ACTION, "run"))
+        )
+        self._kicked = {name.removeprefix(_KICKED) for name in kept if name.startswith(_KICKED)}
+        if self._command.action == "stop":
+            self.order("run")  # it has stopped; starting it again is the wish to go on
+
+    @property
+    def command(self) -> Command:
+        return self._command
+
+    @property
+    def kicked(self) -> tuple[str, ...]:
+        """Workers that are kept out, in order."""
+        with self._lock:
+            return tuple(sorted(self._kicked))
+
+    def order(self, action: Action) -> Command:
+        """The command in force from now on; the same one again changes nothing."""
+        with self._lock:
+            if action != self._command.action:
+                command = Command(number=self._command.number + 1, action=action)
+                self._ledger.set_control({_NUMBER: str(command.number), _ACTION: action})
+                self._command = command
+            return self._command
+
+    def kick(self, worker_id: str, *, wall: float) -> None:
+        """Keeps a worker out until it is allowed again."""
+        with self._lock:
+            self._ledger.set_control({f"{_KICKED}{worker_id}": f"{wall:.3f}"})
+            self._kicked.add(worker_id)
+
+    def allow(self, worker_id: str) -> None:
+        """Lets a worker in again; harmless when it was not kept out."""
+        with self._lock:
+            self._ledger.set_control({f"{_KICKED}{worker_id}": None})
+            self._kicked.discard(worker_id)
+
+    def check(self, worker_id: str) -> None:
+        """Forbidden for a worker that the operator took out."""
+        with self._lock:
+            kicked = worker_id in self._kicked
+        if kicked:
+            raise Forbidden(
+                f"worker_id={worker_id!r} was taken out of the run by its operator; only "
+                f"`atoll allow URL {worker_id}` lets it in again"
+            )
+
+    def acknowledge(self, worker_id: str, number: int) -> None:
+        """An island says which command it knows."""
+        with self._lock:
+            self._acknowledged[worker_id] = number
+
+    def acknowledged(self, worker_id: str) -> bool:
+        """Whether an island knows the command in force."""
+        with self._lock:
+            return self._acknowledged.get(worker_id, 0) == self._command.number

@@ -1,0 +1,89 @@
+"""The run in Prometheus' text format, made from what `/status` shows."""
+
+import resource
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from atoll.protocol.messages import Status, WorkerStatus
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def render(found: Status) -> bytes:
+    """One scrape."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_StatusCollector(found))
+    return generate_latest(registry)
+
+
+class _StatusCollector(Collector):
+    def __init__(self, found: Status) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._run()
+        yield from self._workers()
+        yield from _process()
+
+    def _run(self) -> Iterator[Metric]:
+        found = self._found
+        yield _gauge("atoll_version", "Rounds published.", found.version)
+        yield _gauge(
+            "atoll_live_workers", "Workers heard from.", sum(w.live for w in found.workers)
+        )
+        yield _gauge("atoll_waiting_for", "Workers the round waits for.", len(found.waiting_for))
+        yield _counter("atoll_tokens", "Tokens accepted.", found.tokens)
+        yield _counter("atoll_received_bytes", "Bytes of uploads.", found.bytes_received)
+        yield _counter("atoll_sent_bytes", "Bytes of downloads.", found.bytes_sent)
+        yield _counter(
+            "atoll_stale", "Contributions that came too late.", found.stale_contributions
+        )
+        refused = CounterMetricFamily("atoll_refusals", "Refused messages.", labels=["code"])
+        for code, number in sorted(found.refusals.items()):
+            refused.add_metric([code], number)
+        yield refused
+        last = found.history[-1] if found.history else None
+        for name, value in (
+            ("train", None if last is None else last.train_loss),
+            ("held_out", None if last is None else last.evaluation_loss),
+        ):
+            if value is not None:
+                yield _gauge(f"atoll_{name}_loss", f"Newest {name.replace('_', '-')} loss.", value)
+
+    def _workers(self) -> Iterator[Metric]:
+        figures: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
+            "live": ("Whether the worker is heard from.", lambda w: float(w.live)),
+            "silence_seconds": ("Since the worker was heard.", lambda w: w.seconds_since_heard),
+            "round": ("Round in training.", lambda w: w.telemetry.round),
+            "step": ("Inner step of that round.", lambda w: w.telemetry.step),
+            "tokens_per_second": ("While training.", lambda w: w.telemetry.tokens_per_second),
+            "sent_bytes": ("Sent by this process.", lambda w: w.telemetry.bytes_sent),
+            "received_bytes": ("Received by this process.", lambda w: w.telemetry.bytes_received),
+        }
+        for name, (text, value) in figures.items():
+            family = GaugeMetricFamily(f"atoll_worker_{name}", text, labels=["worker_id"])
+            for worker in self._found.workers:
+                family.add_metric([worker.worker_id], value(worker))
+            yield family
+        losses = GaugeMetricFamily("atoll_worker_loss", "Newest.", labels=["worker_id"])
+        for worker in self._found.workers:
+            if worker.telemetry.loss is not None:
+                losses.add_metric([worker.worker_id], worker.telemetry.loss)
+        yield losses
+
+
+def _process() -> Iterator[Metric]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    yield _counter("atoll_cpu_seconds", "Of the coordinator.", used.ru_utime + used.ru_stime)
+    yield _gauge("atoll_peak_memory_bytes", "Of the coordinator.", used.ru_maxrss * 1024)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)

@@ -1,0 +1,222 @@
+"""The operator's hand on a run: pause, stop, kick; durable, acknowledged, admins only."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from atoll.coordinator.access import Role
+from atoll.errors import Forbidden, UnknownWorker
+from atoll.protocol.messages import HeartbeatRequest
+from atoll.protocol.samples import Sample, SamplesRequest
+from tests import served
+from tests.clusters import Cluster, HandIsland
+from tests.served import TOKENS, Served
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+def beat(island: HandIsland, *, acknowledged: int = 0) -> int:
+    """A heartbeat; the number of the command that came back."""
+    request = HeartbeatRequest(identity=island.identity, acknowledged=acknowledged)
+    return island.coordinator.heartbeat(request).command.number
+
+
+def test_pause_lets_the_round_under_way_close_and_hands_out_no_other(cluster):
+    a, b = cluster.pair()
+    a_work, b_work = a.assignment(), b.assignment()
+    cluster.coordinator.order("pause")
+
+    a.send(a.frame(a_work))
+    b.send(b.frame(b_work))
+    assert cluster.settle() == 1
+
+    assert [i.assignment().action for i in (a, b)] == ["wait", "wait"]
+    assert "paused" in a.assignment().reason
+    cluster.coordinator.order("run")
+    assert [i.assignment().action for i in (a, b)] == ["train", "train"]
+
+
+def test_paused_run_has_the_bits_of_one_that_was_not(cluster, tmp_path):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    cluster.coordinator.order("pause")
+    cluster.coordinator.order("run")
+    cluster.rounds(2, a, b)
+    calm = Cluster(tmp_path / "calm")
+    calm.rounds(3, *calm.pair())
+
+    assert cluster.digests_by_round() == calm.digests_by_round()
+    calm.close()
+
+
+def test_pause_survives_a_restart_and_stop_does_not(cluster):
+    cluster.pair()
+    cluster.coordinator.order("pause")
+    cluster.restart()
+    assert cluster.coordinator.control().command.action == "pause"
+
+    cluster.coordinator.order("stop")
+    cluster.restart()
+
+    command = cluster.coordinator.control().command
+    assert (command.action, command.number) == ("run", 3)
+
+
+def test_command_reaches_islands_on_the_heartbeat_and_is_acknowledged_there(cluster):
+    a, b = cluster.pair()
+    number = cluster.coordinator.order("pause").command.number
+
+    assert cluster.coordinator.control().missing == ("a", "b")
+    assert beat(a) == number
+    beat(a, acknowledged=number)
+
+    found = cluster.coordinator.control()
+    assert (found.acknowledged, found.missing) == (("a",), ("b",))
+    assert beat(b) == number
+
+
+def test_same_command_again_changes_nothing(cluster):
+    cluster.coordinator.order("pause")
+    before = cluster.coordinator.state_hash()
+
+    assert cluster.coordinator.order("pause").command.number == 1
+    assert cluster.coordinator.state_hash() == before
+
+
+def test_stop_ends_islands_after_their_round_and_the_round_closes(cluster):
+    a, b = cluster.pair()
+    b_work = b.assignment()
+    a.contribute()
+    cluster.coordinator.order("stop")
+
+    assert a.assignment().action == "stop"
+    a.leave()
+    b.send(b.frame(b_work))
+    assert cluster.settle() == 1
+    assert b.assignment().action == "stop"
+    b.leave()
+    cluster.coordinator.save()
+
+    assert [s.version for s in cluster.ledger.snapshots()] == [1]
+    cluster.restart()
+    a.join(), b.join()
+    cluster.rounds(1, a, b)
+    assert cluster.audit(with_replay=True).problems == []
+
+
+def test_saving_twice_writes_one_snapshot(cluster):
+    cluster.rounds(1, *cluster.pair())
+    cluster.coordinator.save()
+    cluster.coordinator.save()
+
+    assert [s.version for s in cluster.ledger.snapshots()] == [1]
+
+
+def test_kicked_worker_is_out_at_once_and_stays_out(cluster):
+    a, b = cluster.pair()
+    a.contribute()
+
+    cluster.coordinator.kick("b")
+
+    with pytest.raises(UnknownWorker):
+        b.beat()
+    with pytest.raises(Forbidden, match=r"'b' was taken out.*atoll allow URL b"):
+        b.join()
+    cluster.restart()
+    with pytest.raises(Forbidden):
+        b.join()
+    assert cluster.coordinator.control().kicked == ("b",)
+
+
+def test_round_does_not_wait_for_a_kicked_worker(tmp_path):
+    cluster = Cluster(tmp_path, {"membership.min_workers": 1})
+    a, _ = cluster.pair()
+    cluster.rounds(1, a)  # b joined after round 1 was planned
+    a.contribute()
+    assert cluster.settle() == 0, "the control: it waits for b"
+
+    cluster.coordinator.kick("b")
+
+    assert cluster.settle() == 1
+    cluster.close()
+
+
+def test_allowed_worker_may_join_again(cluster):
+    _, b = cluster.pair()
+    cluster.coordinator.kick("b")
+
+    cluster.coordinator.allow("b")
+
+    assert b.join().identity.incarnation > 1
+
+
+def test_kick_of_an_unknown_worker_is_refused_by_name(cluster):
+    with pytest.raises(UnknownWorker, match="'nobody'"):
+        cluster.coordinator.kick("nobody")
+
+    assert cluster.coordinator.control().kicked == ()
+
+
+def test_samples_of_an_unknown_worker_are_refused_and_not_kept(cluster):
+    a, _ = cluster.pair()
+    given = (Sample(sequence=1, wall=1.0, round=1, step=1),)
+    stranger = a.identity.model_copy(update={"worker_id": "stranger"})
+
+    with pytest.raises(UnknownWorker):
+        cluster.coordinator.keep_samples(SamplesRequest(identity=stranger, samples=given))
+    cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, samples=given))
+
+    assert [s.worker_id for s in cluster.coordinator.samples.history().samples] == ["a"]
+
+
+# Over HTTP
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served.serving(tmp_path_factory.mktemp("control") / "state") as running:
+        yield running
+
+
+@pytest.fixture
+def admin(serving: Served) -> Iterator[httpx.Client]:
+    headers = {"authorization": f"Bearer {TOKENS[Role.ADMIN]}"}
+    with httpx.Client(base_url=serving.url, headers=headers, trust_env=False) as client:
+        yield client
+
+
+def test_metrics_are_prometheus_text(serving, admin):
+    serving.worker("metric")
+
+    reply = admin.get("/metrics")
+
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = reply.text.splitlines()
+    assert "atoll_version 0.0" in lines
+    assert 'atoll_worker_live{worker_id="metric"} 1.0' in lines
+    assert any(line.startswith("atoll_cpu_seconds_total ") for line in lines)
+
+
+def test_refusals_are_counted_by_code_in_the_metrics(serving, admin):
+    httpx.get(f"{serving.url}/status", trust_env=False)
+
+    assert 'atoll_refusals_total{code="UNAUTHENTICATED"}' in admin.get("/metrics").text
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=10001", "after=-1", "worker_id=" + "x" * 65])
+def test_history_refuses_what_has_no_bound(admin, query):
+    assert admin.get(f"/metrics/history?{query}").status_code == 422
+
+
+def test_order_over_http_and_its_refusal(admin):
+    assert admin.post("/control", json={"action": "pause"}).json()["command"]["action"] == "pause"
+    assert admin.post("/control", json={"action": "run"}).json()["command"]["action"] == "run"
+    assert admin.post("/control", json={"action": "explode"}).status_code == 422
+    assert admin.get("/control").json()["command"]["action"] == "run"

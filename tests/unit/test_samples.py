@@ -1,0 +1,174 @@
+"""Telemetry: queued while nobody listens, kept once, bounded, put aside when damaged."""
+
+from pathlib import Path
+
+from atoll.clock import ManualClock
+from atoll.coordinator import samples as stored
+from atoll.coordinator.samples import SampleStore
+from atoll.island.telemetry import Samples
+from atoll.protocol.messages import Identity, Telemetry
+from atoll.protocol.samples import MAX_BATCH, Sample
+
+
+def identity(name: str = "a", incarnation: int = 1) -> Identity:
+    return Identity(
+        run_id="run",
+        manifest_sha256="0" * 64,
+        worker_id=name,
+        incarnation=incarnation,
+        island_key="0" * 64,
+    )
+
+
+def sample(sequence: int, **changes: float) -> Sample:
+    return Sample.model_validate(
+        {"sequence": sequence, "wall": 1.0, "round": 1, "step": sequence, **changes}
+    )
+
+
+def sequences(store: SampleStore) -> list[int]:
+    return [s.sequence for s in store.history().samples]
+
+
+def test_samples_come_back_in_the_order_they_came():
+    store = SampleStore()
+    store.add(identity("a"), [sample(1, loss=2.5), sample(2)])
+    store.add(identity("b"), [sample(1)])
+
+    found = store.history().samples
+
+    assert [(s.worker_id, s.sequence, s.loss) for s in found] == [
+        ("a", 1, 2.5),
+        ("a", 2, None),
+        ("b", 1, None),
+    ]
+
+
+def test_repeated_batch_is_kept_once():
+    store = SampleStore()
+    for _ in range(2):
+        store.add(identity(), [sample(1), sample(2)])
+
+    assert sequences(store) == [1, 2]
+
+
+def test_another_incarnation_counts_anew():
+    store = SampleStore()
+    store.add(identity(incarnation=1), [sample(1)])
+    store.add(identity(incarnation=2), [sample(1)])
+
+    assert [s.incarnation for s in store.history().samples] == [1, 2]
+
+
+def test_only_the_newest_are_kept():
+    store = SampleStore(limit=10)
+    for start in range(1, 100, 3):
+        store.add(identity(), [sample(start + i) for i in range(3)])
+
+    assert sequences(store) == list(range(90, 100))
+    assert store.history().kept == 10
+
+
+def test_history_is_read_page_by_page():
+    store = SampleStore()
+    store.add(identity(), [sample(i) for i in range(1, 8)])
+
+    seen, after = [], 0
+    while page := store.history(after=after, limit=3).samples:
+        seen += [s.sequence for s in page]
+        after = page[-1].position
+
+    assert seen == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_history_of_one_worker():
+    store = SampleStore()
+    store.add(identity("a"), [sample(1)])
+    store.add(identity("b"), [sample(1)])
+
+    assert [s.worker_id for s in store.history(worker_id="b").samples] == ["b"]
+
+
+def test_history_survives_a_restart(tmp_path: Path):
+    first = SampleStore(tmp_path / "telemetry.sqlite")
+    first.add(identity(), [sample(1)])
+    first.close()
+
+    assert sequences(SampleStore(tmp_path / "telemetry.sqlite")) == [1]
+
+
+def test_damaged_file_is_put_aside_and_begun_anew(tmp_path: Path):
+    path = tmp_path / "telemetry.sqlite"
+    path.write_bytes(b"not a database" * 1000)
+
+    store = SampleStore(path)
+    store.add(identity(), [sample(1)])
+
+    assert sequences(store) == [1]
+    assert (tmp_path / "telemetry.sqlite.damaged").read_bytes().startswith(b"not a database")
+
+
+def test_bound_of_the_store_is_the_documented_one():
+    assert SampleStore().history().limit == stored.KEPT_SAMPLES
+
+
+# The island's queue
+
+
+def told(step: int, *, sent: int = 0) -> Telemetry:
+    return Telemetry(round=1, step=step, bytes_sent=sent, loss=1.0)
+
+
+def test_samples_stay_queued_until_they_are_delivered():
+    clock = ManualClock()
+    queue = Samples(clock)
+    for step in range(1, 4):
+        queue.add(told(step))
+        clock.advance(seconds=1.0)
+
+    assert [s.sequence for s in queue.batch()] == [1, 2, 3]
+    assert [s.sequence for s in queue.batch()] == [1, 2, 3]
+    queue.delivered(2)
+    assert [s.step for s in queue.batch()] == [3]
+
+
+def test_fast_steps_give_one_sample_a_second():
+    clock = ManualClock()
+    queue = Samples(clock)
+    for step in range(100):
+        queue.add(told(step))
+        clock.advance(seconds=0.125)
+
+    assert len(queue.batch()) == 13
+
+
+def test_full_queue_drops_the_oldest_and_says_how_many():
+    clock = ManualClock()
+    queue = Samples(clock, limit=5)
+    for step in range(8):
+        queue.add(told(step))
+        clock.advance(seconds=1.0)
+
+    assert [s.step for s in queue.batch()] == [3, 4, 5, 6, 7]
+    assert queue.dropped == 3
+
+
+def test_batch_is_bounded():
+    clock = ManualClock()
+    queue = Samples(clock)
+    for step in range(MAX_BATCH + 10):
+        queue.add(told(step))
+        clock.advance(seconds=1.0)
+
+    assert len(queue.batch()) == MAX_BATCH
+
+
+def test_transfer_rate_is_what_moved_since_the_sample_before():
+    clock = ManualClock()
+    queue = Samples(clock)
+    queue.add(told(1, sent=1000))
+    clock.advance(seconds=4.0)
+    queue.add(told(2, sent=3000))
+
+    assert [s.sent_per_second for s in queue.batch()] == [0.0, 500.0]
+    assert queue.batch()[0].memory_bytes > 1 << 20
