@@ -74,7 +74,9 @@ def register(url: str, count: int) -> tuple[list[Identity], float]:
     found = [_register(link, info, f"worker-{n:04d}") for n in range(count)]
     seconds = (time.perf_counter() - began) / count
     link.close()
-    return found, seconds
+    # Every join made a generation; all beat in the last one.
+    last = found[-1].generation
+    return [who.model_copy(update={"generation": last}) for who in found], seconds
 
 
 def _register(link: NetworkLink, info: Info, name: str) -> Identity:
@@ -87,11 +89,13 @@ def _register(link: NetworkLink, info: Info, name: str) -> Identity:
         layout_digest=info.model_hash,
         data_identity=info.data.identity,
     )
+    reply = link.register(request)
     return Identity(
         run_id=info.run_id,
         manifest_sha256=info.manifest_sha256,
         worker_id=name,
-        incarnation=link.register(request).incarnation,
+        incarnation=reply.incarnation,
+        generation=reply.generation,
         island_key=key,
     )
 

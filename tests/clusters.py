@@ -322,18 +322,28 @@ class HandIsland:
     def __init__(self, cluster: Cluster, name: str, *, key: str | None = None) -> None:
         self.cluster = cluster
         self.name = name
-        self.identity = Identity(
+        self._identity = Identity(
             run_id=RUN_ID,
             manifest_sha256=cluster.manifest.sha256(),
             worker_id=name,
             incarnation=0,
             island_key=key or hashlib.sha256(name.encode()).hexdigest(),
+            generation=0,
         )
         self.codec = build.codec(cluster.manifest.upload)
 
     @property
     def coordinator(self) -> Coordinator:
         return self.cluster.coordinator
+
+    @property
+    def identity(self) -> Identity:
+        """Who it says it is; it always knows the present generation."""
+        return self._identity.model_copy(update={"generation": self.coordinator.generation})
+
+    def adopt(self, manifest_sha256: str) -> None:
+        """Speaks under another manifest from now on."""
+        self._identity = self._identity.model_copy(update={"manifest_sha256": manifest_sha256})
 
     def register_request(self, **changes: Any) -> RegisterRequest:
         fields = {
@@ -349,7 +359,7 @@ class HandIsland:
     def join(self) -> Self:
         """Registers; a second call is a new incarnation."""
         reply = self.coordinator.register(self.register_request())
-        self.identity = self.identity.model_copy(update={"incarnation": reply.incarnation})
+        self._identity = self._identity.model_copy(update={"incarnation": reply.incarnation})
         return self
 
     def leave(self) -> None:

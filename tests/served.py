@@ -239,6 +239,7 @@ class Worker:
             "worker_id": self.name,
             "incarnation": self.incarnation,
             "island_key": self.island_key,
+            "generation": self.served.coordinator.generation,
         }
         return Identity.model_validate({**fields, **changes})
 

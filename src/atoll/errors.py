@@ -6,8 +6,10 @@
       ProtocolError               FrameError, VersionMismatch, ManifestMismatch, ContributionError
       StoreError                  BlobMissing, BlobChanged, StorageFull, LedgerTooNew, StateHeld,
                                   StateDamaged
-      RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum
-      WorkError                   UnknownWorker, WorkerTaken, Fenced, LeaseLost
+      RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
+                                  BarrierTimeout
+      WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
+                                  StaleGeneration, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
       CoordinatorUnreachable      the network, a dead or restarting coordinator
 
@@ -186,6 +188,12 @@ class EmptySum(RoundError):
     code = "EMPTY_SUM"
 
 
+class BarrierTimeout(RoundError):
+    """Not every member of the generation came to the barrier in time."""
+
+    code = "BARRIER_TIMEOUT"
+
+
 class WorkError(AtollError):
     """A worker may not do this."""
 
@@ -196,6 +204,12 @@ class UnknownWorker(WorkError):
     """The coordinator does not know this worker_id; register first."""
 
     code = "UNKNOWN_WORKER"
+
+
+class Evicted(UnknownWorker):
+    """The coordinator took this worker for dead; register again, the work done so far counts."""
+
+    code = "EVICTED"
 
 
 class WorkerTaken(WorkError):
@@ -214,6 +228,22 @@ class LeaseLost(WorkError):
     """The rows of this contribution are not leased to this worker."""
 
     code = "LEASE_LOST"
+
+
+class StaleGeneration(WorkError):
+    """The message was made in a generation that is over; adopt the present one and repeat it."""
+
+    code = "STALE_GENERATION"
+
+    def __init__(self, message: str | None = None, *, present: int = 0) -> None:
+        super().__init__(message)
+        self.present = present  # the number to repeat the message with
+
+
+class AddressUnreachable(WorkError):
+    """The coordinator could not connect to the address that a worker advertises."""
+
+    code = "ADDRESS_UNREACHABLE"
 
 
 class GroupBroken(AtollError):

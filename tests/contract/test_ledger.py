@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 
 from atoll import errors
-from atoll.ledger import connect, engines, migrations, schema, sql, whole
+from atoll.ledger import connect, engines, generations, migrations, schema, sql, whole
 from atoll.ledger.base import Ledger
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
@@ -159,7 +159,7 @@ def play(ledger: Ledger) -> None:
     for name in NAMES:
         ledger.register(name, f"key {name}", wall=-0.0)
     ledger.register("B", "new key", wall=7.125)
-    ledger.deregister("b", 1)
+    ledger.deregister("b", 1, wall=0.0)
     ledger.begin(plan(1, [lease(1, name, 8 * n, 8 * n + 8) for n, name in enumerate(NAMES)]))
     ledger.accept(contribution("a"))
     ledger.accept(contribution("B", incarnation=2))
@@ -221,7 +221,7 @@ def test_register_gives_the_first_incarnation_to_a_new_worker(ledger: Ledger):
 
 
 def test_register_again_is_the_next_incarnation_with_the_new_key(started: Ledger):
-    started.deregister("a", 1)
+    started.deregister("a", 1, wall=0.0)
 
     record = started.register("a", "other", wall=2.5)
 
@@ -230,7 +230,7 @@ def test_register_again_is_the_next_incarnation_with_the_new_key(started: Ledger
 
 
 def test_deregister_marks_the_worker_inactive(started: Ledger):
-    started.deregister("b", 1)
+    started.deregister("b", 1, wall=0.0)
 
     assert [(w.worker_id, w.active) for w in started.workers()] == [
         ("a", True),
@@ -244,14 +244,14 @@ def test_deregister_of_an_earlier_incarnation_is_fenced(started: Ledger):
     before = started.state_hash()
 
     with pytest.raises(errors.Fenced, match="incarnation 2"):
-        started.deregister("a", 1)
+        started.deregister("a", 1, wall=0.0)
 
     assert started.state_hash() == before
 
 
 def test_deregister_of_an_unknown_worker_is_refused(started: Ledger):
     with pytest.raises(errors.UnknownWorker, match="'nobody'"):
-        started.deregister("nobody", 1)
+        started.deregister("nobody", 1, wall=0.0)
 
 
 def test_workers_come_in_code_point_order(ledger: Ledger):
@@ -801,8 +801,78 @@ def test_ledger_has_the_same_state_when_opened_again(url: str):
     again.close()
 
 
+# Generations
+
+
+def ranks(ledger: Ledger) -> list[tuple[int, str, int, str, int]]:
+    return [
+        (m.rank, m.worker_id, m.incarnation, m.ip_address, m.port)
+        for m in ledger.generation().members
+    ]
+
+
+def test_ledger_that_nobody_joined_is_at_generation_0(ledger: Ledger):
+    assert (ledger.generation().number, ledger.generation().members) == (0, ())
+
+
+def test_generation_has_the_active_workers_ranked_by_worker_id(ledger: Ledger):
+    ledger.register("b", "key", wall=1.0, ip_address="10.0.0.2", port=7)
+    ledger.register("a", "key", wall=2.0, ip_address="10.0.0.1", port=8)
+    ledger.register("B", "key", wall=3.0)
+
+    assert ledger.generation().number == 3
+    assert ledger.generation().created_wall == 3.0
+    assert ranks(ledger) == [
+        (0, "B", 1, "", 0),
+        (1, "a", 1, "10.0.0.1", 8),
+        (2, "b", 1, "10.0.0.2", 7),
+    ]
+
+
+def test_takeover_is_a_new_generation_at_the_new_address(ledger: Ledger):
+    ledger.register("a", "key", wall=1.0, ip_address="10.0.0.1", port=8)
+    ledger.register("b", "key", wall=1.0, ip_address="10.0.0.2", port=7)
+
+    ledger.register("a", "key", wall=2.0, ip_address="10.0.0.9", port=8)
+
+    assert ledger.generation().number == 3
+    assert ranks(ledger) == [(0, "a", 2, "10.0.0.9", 8), (1, "b", 1, "10.0.0.2", 7)]
+
+
+def test_leave_is_a_new_generation_in_which_the_others_are_ranked_anew(ledger: Ledger):
+    ledger.register("a", "key", wall=1.0)
+    ledger.register("b", "key", wall=1.0, ip_address="10.0.0.2", port=7)
+
+    ledger.deregister("a", 1, wall=2.0)
+
+    assert ledger.generation().number == 3
+    assert ranks(ledger) == [(0, "b", 1, "10.0.0.2", 7)]
+
+
+def test_leave_that_is_repeated_or_refused_makes_no_generation(ledger: Ledger):
+    ledger.register("a", "key", wall=1.0)
+    ledger.deregister("a", 1, wall=2.0)
+
+    ledger.deregister("a", 1, wall=3.0)
+    with pytest.raises(errors.UnknownWorker):
+        ledger.deregister("nobody", 1, wall=3.0)
+
+    assert ledger.generation().number == 2
+
+
+def test_numbers_of_generations_grow_while_few_are_kept(ledger: Ledger):
+    for _ in range(generations.KEPT + 5):
+        ledger.register("a", "key", wall=1.0)
+
+    assert ledger.generation().number == generations.KEPT + 5
+    assert isinstance(ledger, sql.SqlLedger)
+    with ledger._database.reading() as connection:
+        kept = connection.execute(schema.generations.select()).all()
+    assert len(kept) == generations.KEPT
+
+
 # Changes only with the history above or with the tables; every engine must give this same value.
-STATE_OF_PLAY = "05298542a85d04e5c473a6627e13211c4ddfe81cc61aa033260707de5115d308"
+STATE_OF_PLAY = "c9b689ece232ffdc7d180ac3b46493546a886342d75a86e7da959bd8e246545e"
 
 
 def test_state_hash_of_one_history_is_the_same_on_every_engine(ledger: Ledger):
@@ -830,7 +900,7 @@ def test_play_leaves_rows_in_every_table(url: str):
 ONE_MORE = [
     lambda ledger: ledger.set_credentials({"worker": "x"}),
     lambda ledger: ledger.register("new", "key", wall=0.0),
-    lambda ledger: ledger.deregister("a", 1),
+    lambda ledger: ledger.deregister("a", 1, wall=0.0),
     lambda ledger: ledger.drop_snapshots(below_version=1),
     lambda ledger: ledger.add_snapshot(SnapshotRecord(9, "m", "p", ())),
     lambda ledger: ledger.add_evaluation(EvaluationRecord(9, "a", 0.0, 1)),

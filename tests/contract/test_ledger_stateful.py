@@ -132,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
         incarnation = self.model.incarnations.get(worker_id, 1) - older
         refusal = self.model.lookup(worker_id, incarnation)
 
-        self.expect(refusal, lambda: self.ledger.deregister(worker_id, incarnation))
+        self.expect(refusal, lambda: self.ledger.deregister(worker_id, incarnation, wall=0.0))
 
         if refusal is None:
             self.model.active[worker_id] = False
@@ -226,6 +226,9 @@ class LedgerMachine(RuleBasedStateMachine):
         model = self.model
         assert {r.round: r.state for r in self.ledger.rounds()} == model.states
         assert {w.worker_id: w.active for w in self.ledger.workers()} == model.active
+        members = [(m.rank, m.worker_id, m.incarnation) for m in self.ledger.generation().members]
+        active = sorted(name for name, is_active in model.active.items() if is_active)
+        assert members == [(r, w, model.incarnations[w]) for r, w in enumerate(active)]
         assert [(le.round, le.worker_id, le.start) for le in self.ledger.reopened()] == (
             model.reopened()
         )

@@ -92,8 +92,8 @@ def idle(round_number: int, die: Die) -> None:
     assignment, advance, start = Coordinator.assignment, Coordinator.advance, Closer.start
     training: set[tuple[int | None, str]] = set()
 
-    def assigned(self: Coordinator, request: Any) -> Any:
-        reply = assignment(self, request)
+    def assigned(self: Coordinator, request: Any, *, begun: bool = False) -> Any:
+        reply = assignment(self, request, begun=begun)
         if reply.action == "train":
             training.add((reply.round, request.identity.worker_id))
         return reply

@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
+from atoll.blobs.directory import DirectoryBlobs
 from atoll.ledger.records import LeaseState
 from atoll.protocol.messages import Status
+from atoll.wire import frame
 from tests import processes
 from tests.processes import KILLED, ROUNDS, Cluster, Finished, Settings
 
 pytestmark = pytest.mark.xdist_group("island-killed")
 
-SETTINGS = Settings(min_workers=1, heartbeat_interval=0.3, heartbeat_timeout=2.0)
+# Heartbeats of the default interval and timeout: what is noticed within 2 s is noticed by presence.
+SETTINGS = Settings(min_workers=1)
 SURVIVOR, VICTIM = processes.ISLANDS
 KILLED_IN = 2
 BACK_BY = 3  # the survivor stands still in this round until the victim is back
@@ -66,10 +69,10 @@ def test_island_dies_by_sigkill_between_two_steps(returned: Returned) -> None:
     assert returned.marker["round"] == KILLED_IN
 
 
-def test_round_closes_within_the_timeout_and_two_seconds_of_an_islands_kill(
-    returned: Returned,
-) -> None:
-    assert returned.seconds_to_publication() <= SETTINGS.heartbeat_timeout + 2.0
+def test_round_closes_within_two_seconds_of_an_islands_kill(returned: Returned) -> None:
+    """The survivor's own compute, two steps of a tiny model, is in the two seconds."""
+    assert SETTINGS.heartbeat_timeout == 10.0
+    assert returned.seconds_to_publication() <= 2.0
 
 
 def test_round_closes_without_the_killed_island(returned: Returned) -> None:
@@ -88,6 +91,20 @@ def test_restarted_island_contributes_to_the_rounds_after_its_return(returned: R
     assert [returned.finished.records.workers_in(number) for number in rounds] == [
         [SURVIVOR, VICTIM] for _ in rounds
     ]
+
+
+def test_restarted_island_starts_from_the_published_weights(returned: Returned) -> None:
+    records = returned.finished.records
+    [first, *_] = [c for c in records.contributions if c.worker_id == VICTIM and c.round > BACK_BY]
+    blobs = DirectoryBlobs(returned.finished.directory / "blobs")
+    with blobs.open(first.sha256) as stored:
+        header, _ = frame.read_preamble(stored)
+    blobs.close()
+
+    published = records.rounds[first.round - 2].published_digest
+
+    assert header.base_digest == published
+    assert published != records.rounds[0].published_digest
 
 
 def test_restarted_island_ends_with_the_others_digest(returned: Returned) -> None:

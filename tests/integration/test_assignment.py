@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from atoll.errors import (
     AtollError,
+    Evicted,
     Fenced,
     LayoutMismatch,
     ManifestMismatch,
@@ -216,13 +217,17 @@ def test_evicted_worker_learns_at_its_next_heartbeat(cluster):
         a.beat()
 
 
-def test_worker_taken_for_dead_is_live_again_once_it_is_heard(cluster):
+def test_worker_taken_for_dead_is_told_and_is_live_again_once_it_registers(cluster):
     """C16."""
     a, _ = cluster.pair()
     cluster.run_clock(seconds=60, tick_seconds=1.0)
     dead = cluster.coordinator.members()
 
-    a.beat()
+    with pytest.raises(
+        Evicted, match=r"taken for dead, since nothing was heard of it for 1\d\.\d s"
+    ):
+        a.beat()
+    a.join()
 
     assert dead == []
     assert cluster.coordinator.members() == ["a"]
@@ -319,9 +324,9 @@ def test_message_of_somebody_else_is_refused_and_changes_nothing(cluster, messag
 
 def test_fenced_worker_gets_no_assignment(cluster):
     a, _ = cluster.pair()
-    old = a.identity
+    old = a._identity
     a.join()
-    a.identity = old
+    a._identity = old
 
     with pytest.raises(Fenced):
         a.assignment()

@@ -132,8 +132,8 @@ def test_answer_that_takes_longer_than_the_limit_is_not_cut(
     real = coordinator.coordinator.assignment
     asked, may_stop = threading.Event(), threading.Event()
 
-    def assignment(request: AssignmentRequest) -> Any:
-        reply = real(request)
+    def assignment(request: AssignmentRequest, **how: Any) -> Any:
+        reply = real(request, **how)
         asked.set()
         return reply.model_copy(update={"action": "stop" if may_stop.is_set() else "wait"})
 

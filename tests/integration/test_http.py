@@ -400,8 +400,10 @@ def test_waiting_worker_hears_of_a_change_that_comes_while_it_is_being_answered(
     answered: list[Any] = []
     loop_turned = threading.Event()
 
-    def assignment(request: AssignmentRequest) -> Any:
-        reply = real(request).model_copy(update={"action": "stop" if answered else "wait"})
+    def assignment(request: AssignmentRequest, *, begun: bool) -> Any:
+        reply = real(request, begun=begun).model_copy(
+            update={"action": "stop" if answered else "wait"}
+        )
         if not answered:
             # The change is known to the event loop before the first answer is.
             coordinator.server.app.state.changes.notify()

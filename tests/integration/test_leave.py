@@ -43,7 +43,7 @@ class Lossy(MemoryLink):
 
 @pytest.fixture
 def link(cluster: Cluster) -> Lossy:
-    return Lossy(cluster.coordinator, ManualClock())
+    return Lossy(lambda: cluster.coordinator, ManualClock())
 
 
 @pytest.fixture

@@ -38,9 +38,7 @@ def adopt(*islands: HandIsland) -> None:
     """What an island does at a round boundary."""
     for island in islands:
         info = island.coordinator.info()
-        island.identity = island.identity.model_copy(
-            update={"manifest_sha256": info.manifest_sha256}
-        )
+        island.adopt(info.manifest_sha256)
         island.cluster.manifest = info.manifest()
         island.codec = build.codec(info.upload)
 

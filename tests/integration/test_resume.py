@@ -53,7 +53,7 @@ class FaultyLink:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            link = MemoryLink(self._sea.coordinator, self._sea.scheduler)
+            link = MemoryLink(lambda: self._sea.coordinator, self._sea.scheduler)
             return self._sea.through(
                 self._name, method, lambda: getattr(link, method)(*args, **kwargs), kwargs
             )
@@ -205,6 +205,13 @@ def coordinator_restarts_after(sea: Sea, call: Call) -> Any:
     raise CoordinatorUnreachable
 
 
+def evicted(sea: Sea, call: Call) -> Any:
+    """The coordinator takes `a` for dead, and `a` goes on with what it is doing."""
+    [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
+    assert sea.coordinator._registry.evict("a", worker.incarnation, reason="a test says so")
+    return call()
+
+
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of a run in which nothing goes wrong."""
@@ -238,6 +245,11 @@ FAULTS: dict[str, dict[tuple[str, str, int], Fault]] = {
     "killed in a download": {("a", "download", 2): killed_before},
     "killed while waiting": {("a", "assignment", 5): killed_before},
     "both killed": {("a", "upload", 2): killed_after, ("b", "step", 3): killed_before},
+    "evicted in training": {("a", "step", 3): evicted},
+    "evicted before an upload": {("a", "upload", 2): evicted},
+    "evicted before a download": {("a", "download", 2): evicted},
+    "evicted while waiting": {("a", "assignment", 5): evicted},
+    "evicted in every round": {("a", "step", 1): evicted, ("a", "step", 3): evicted},
     "coordinator restarts before an upload": {("a", "upload", 2): coordinator_restarts_before},
     "coordinator restarts before a receipt": {("a", "upload", 2): coordinator_restarts_after},
     "coordinator restarts before a download": {("a", "download", 2): coordinator_restarts_before},
@@ -398,7 +410,7 @@ def test_island_that_was_deregistered_registers_again(sea, calm):
 
     def forgotten(sea: Sea, call: Call) -> Any:
         [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
-        sea.stores.ledger.deregister("a", worker.incarnation)
+        sea.stores.ledger.deregister("a", worker.incarnation, wall=0.0)
         sea.coordinator._registry._workers = {w.worker_id: w for w in sea.stores.ledger.workers()}
         return call()
 

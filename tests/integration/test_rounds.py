@@ -314,7 +314,7 @@ class Storm:
         self.events[move.__name__] += 1
         move()
         for name in sorted(self.islands.keys() - self.silent):
-            self.islands[name].beat()
+            self.present(self.islands[name]).beat()
         self.cluster.settle()
 
     def any_of(self, names) -> HandIsland | None:
@@ -327,9 +327,13 @@ class Storm:
             if name not in self.islands:
                 self.islands[name] = self.cluster.island(name)
 
+    def present(self, island: HandIsland) -> HandIsland:
+        """The island; one that was evicted while nobody beat has registered again."""
+        return island if island.name in self.cluster.coordinator.members() else island.join()
+
     def contribute(self) -> None:
         island = self.any_of(self.islands.keys() - self.silent)
-        if island is not None and island.assignment().action == "train":
+        if island is not None and self.present(island).assignment().action == "train":
             island.contribute()
 
     def pass_time(self) -> None:
@@ -339,7 +343,7 @@ class Storm:
     def leave(self) -> None:
         island = self.any_of(self.islands.keys() - self.silent)
         if island is not None:
-            island.leave()
+            self.present(island).leave()
             del self.islands[island.name]
 
     def die(self) -> None:

@@ -27,6 +27,7 @@ from atoll.errors import (
     Fenced,
     Forbidden,
     ManifestMismatch,
+    StaleGeneration,
     Unauthenticated,
     UnknownWorker,
     WorkerTaken,
@@ -34,6 +35,7 @@ from atoll.errors import (
 from atoll.protocol.control import ControlRequest, KickRequest, OuterRateRequest
 from atoll.protocol.messages import (
     AssignmentRequest,
+    BarrierRequest,
     ErrorReply,
     EvaluationReport,
     HeartbeatRequest,
@@ -52,6 +54,9 @@ ROUTES: Mapping[str, Role | None] = {
     "GET /health": None,
     "GET /info": Role.WORKER,
     "GET /status": Role.WORKER,
+    "GET /workers": Role.WORKER,
+    "GET /training/ready": Role.WORKER,
+    "POST /generations/{number}/barriers/{name}": Role.WORKER,
     "POST /workers/register": Role.WORKER,
     "DELETE /workers/{worker_id}": Role.WORKER,
     "POST /workers/{worker_id}/heartbeat": Role.WORKER,
@@ -125,6 +130,7 @@ def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
         ControlRequest: ControlRequest(action="run"),
         KickRequest: KickRequest(worker_id="nobody"),
         OuterRateRequest: OuterRateRequest(lr=1.0),
+        BarrierRequest: BarrierRequest(identity=identity),
     }
 
 
@@ -157,7 +163,9 @@ def routes(application: FastAPI, worker: Worker) -> list[Route]:
         kind = body_type(context.endpoint)
         content = None if kind is None else messages[kind].model_dump_json().encode()
         for method in sorted(context.methods or {"?"}):
-            path = context.path.replace("{worker_id}", worker.name)
+            path = context.path.format(
+                worker_id=worker.name, number=worker.served.coordinator.generation, name="walk"
+            )
             found.append(Route(f"{method} {context.path}", method, path, content))
     return found
 
@@ -352,7 +360,8 @@ def rpc_answer(
     try:
         reply = call(sent, metadata=metadata, timeout=served.WAIT_SECONDS)
         if method.server_streaming:
-            list(reply)
+            next(reply)
+            reply.cancel()
     except grpc.RpcError as error:
         found: Any = error
         trailers = dict(found.trailing_metadata() or ())
@@ -365,20 +374,30 @@ def rpc_methods() -> list[Any]:
     return list(service.methods)
 
 
-def rpc_requests(worker: Worker) -> dict[str, Any]:
+@pytest.fixture
+def attendee(coordinator: Served) -> Iterator[Worker]:
+    """A worker whose presence stream may be broken off: it is gone before anybody misses it."""
+    made = coordinator.worker(f"attendee-{secrets.token_hex(4)}")
+    yield made
+    made.link.leave(made.identity())
+
+
+def rpc_requests(worker: Worker, attendee: Worker) -> dict[str, Any]:
     """A good message of every method: it would be answered if it were let in."""
+    present = served.proto_identity(attendee.identity())
     identity = served.proto_identity(worker.identity())
     opened = transfer_pb2.UploadOpen(identity=identity, sha256="0" * 64)
     return {
         "Offset": opened,
         "Upload": transfer_pb2.UploadPart(open=opened),
         "Download": transfer_pb2.DownloadRequest(identity=identity),
+        "Presence": transfer_pb2.PresenceOpen(identity=present),
     }
 
 
-def rpc_faults(coordinator: Served, worker: Worker) -> list[str]:
+def rpc_faults(coordinator: Served, worker: Worker, attendee: Worker) -> list[str]:
     faults = []
-    requests = rpc_requests(worker)
+    requests = rpc_requests(worker, attendee)
     channel = coordinator.channel()
     before = coordinator.coordinator.state_hash()
     for method in rpc_methods():
@@ -391,8 +410,10 @@ def rpc_faults(coordinator: Served, worker: Worker) -> list[str]:
     return faults
 
 
-def test_every_rpc_method_refuses_strangers(coordinator: Served, alice: Worker) -> None:
-    assert rpc_faults(coordinator, alice) == []
+def test_every_rpc_method_refuses_strangers(
+    coordinator: Served, alice: Worker, attendee: Worker
+) -> None:
+    assert rpc_faults(coordinator, alice, attendee) == []
     assert len(STRANGERS) * len(rpc_methods()) >= 36
 
 
@@ -403,17 +424,19 @@ def test_every_rpc_method_is_in_the_walk() -> None:
 
 
 def test_walk_finds_rpc_methods_that_let_strangers_in(
-    coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
+    coordinator: Served, alice: Worker, attendee: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Access, "require", lambda *_: Role.WORKER)
 
-    faults = rpc_faults(coordinator, alice)
+    faults = rpc_faults(coordinator, alice, attendee)
 
     assert len(faults) == len(STRANGERS) * len(rpc_methods())
 
 
-def test_rpc_methods_let_both_roles_in(coordinator: Served, alice: Worker) -> None:
-    requests = rpc_requests(alice)
+def test_rpc_methods_let_both_roles_in(
+    coordinator: Served, alice: Worker, attendee: Worker
+) -> None:
+    requests = rpc_requests(alice, attendee)
     channel = coordinator.channel()
 
     codes = {
@@ -440,7 +463,11 @@ def test_messages_of_the_walk_pass_with_a_known_token(coordinator: Served, role:
     bob = coordinator.worker(f"bob-{role.value}")
     client, send = over_network(coordinator)
     may = [r for r in routes(coordinator.server.app, bob) if ROUTES[r.name] is not Role.ADMIN]
-    leaving_last = sorted(may, key=lambda route: route.method == "DELETE")
+    # These change the membership, after which the other messages are of an old generation.
+    last = ["DELETE /workers/{worker_id}", "POST /workers/register"]
+    leaving_last = sorted(
+        may, key=lambda route: last.index(route.name) if route.name in last else -1
+    )
 
     with client:
         answers = {
@@ -546,9 +573,11 @@ def mutations(worker: Worker) -> dict[str, Callable[..., object]]:
             SamplesRequest(identity=worker.identity(**c), samples=(SAMPLE,))
         ),
         "leave": lambda **c: link.leave(worker.identity(**c)),
+        "barrier": lambda **c: link.barrier("b", BarrierRequest(identity=worker.identity(**c))),
         "offset": lambda **c: rpc(worker, "Offset", c),
         "upload": lambda **c: rpc(worker, "Upload", c),
         "download": lambda **c: rpc(worker, "Download", c),
+        "presence": lambda **c: link.attend(worker.identity(**c)),
     }
     return found
 
@@ -568,8 +597,8 @@ def rpc(worker: Worker, name: str, changes: dict[str, Any]) -> None:
 
 
 MUTATIONS = (
-    *("heartbeat", "assignment", "evaluation", "samples", "leave"),
-    *("offset", "upload", "download"),
+    *("heartbeat", "assignment", "evaluation", "samples", "leave", "barrier"),
+    *("offset", "upload", "download", "presence"),
 )
 IDENTITY_FAULTS: Mapping[str, tuple[dict[str, Any], type[AtollError]]] = {
     "another worker's name": ({"worker_id": "alice"}, Fenced),
@@ -579,6 +608,8 @@ IDENTITY_FAULTS: Mapping[str, tuple[dict[str, Any], type[AtollError]]] = {
     "another run": ({"run_id": "another-run"}, ManifestMismatch),
     "another manifest": ({"manifest_sha256": "0" * 64}, ManifestMismatch),
     "a name nobody has": ({"worker_id": "nobody"}, UnknownWorker),
+    "an earlier generation": ({"generation": 0}, StaleGeneration),
+    "a later generation": ({"generation": 2**40}, StaleGeneration),
 }
 
 
@@ -624,8 +655,10 @@ def test_every_message_with_an_identity_is_among_the_tested_ones(
         "EvaluationReport",
         "LeaveRequest",
         "SamplesRequest",
+        "BarrierRequest",
     }
-    assert rpcs == {method.name for method in rpc_methods()} == {"Offset", "Upload", "Download"}
+    assert rpcs == {method.name for method in rpc_methods()}
+    assert rpcs == {"Offset", "Upload", "Download", "Presence"}
     assert set(mutations(mallory)) == set(MUTATIONS)
 
 

@@ -11,12 +11,13 @@ from atoll.coordinator import quorum
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, ConfigError, NotFinite
 from atoll.history import audit, recorded
-from atoll.island import inner, trainer
+from atoll.island import inner, presence, trainer
 from atoll.ledger import engines
 from atoll.models import gpt
 from atoll.models import registry as models
 from atoll.simulate import cluster as simulation
-from atoll.simulate.cluster import Simulated
+from atoll.simulate.cluster import Outage, Simulated
+from atoll.simulate.fibers import Stopped
 from tests import clusters
 from tests.clusters import one_thread  # noqa: F401
 
@@ -92,7 +93,8 @@ def test_simulation_counts_its_rounds_and_tokens(once):
     assert once.status.state == "finished"
     assert once.status.version == ROUNDS
     assert once.status.tokens == ROUNDS * 2 * 2 * 2 * 8
-    assert once.status.refusals == {}
+    # Of the island that hears from the other's leave at its own next message.
+    assert once.status.refusals.keys() <= {"STALE_GENERATION"}
 
 
 def test_simulated_run_passes_its_audit(once, home):
@@ -122,6 +124,56 @@ def test_rounds_of_the_command_line_end_the_run():
     result = simulation.simulate(file, islands=2, rounds=1)
 
     assert result.status.version == 1
+
+
+AWAY_SECONDS = 60.0
+
+
+@pytest.mark.parametrize("version", range(1, ROUNDS))
+def test_islands_wait_for_a_coordinator_that_is_away_and_lose_nothing(once, version):
+    """Killed with its memory and started again a minute later: the bits are the calm run's."""
+    away = simulation.simulate(
+        clusters.run_file(TABLE), islands=2, outage=Outage(version, AWAY_SECONDS)
+    )
+
+    assert (away.digest, away.published_digest) == (once.digest, once.published_digest)
+    assert away.virtual_seconds >= once.virtual_seconds + AWAY_SECONDS
+    assert [w.incarnation for w in away.status.workers] == [1, 1]
+
+
+def _killed_in_its_first_step(run: Any, *, after_step: Any, **options: Any) -> None:
+    def after() -> None:
+        after_step()
+        if run.worker_id == "island-1":
+            raise Stopped
+
+    _train(run, after_step=after, **options)
+
+
+_train = trainer.train
+ONE_MAY_DIE: dict[str, Any] = {"membership.min_workers": 1, "stop.rounds": 2}
+
+
+def test_killed_island_is_missed_long_before_the_heartbeat_timeout(monkeypatch):
+    """A killed fiber drops its presence, as a killed process does."""
+    monkeypatch.setattr(trainer, "train", _killed_in_its_first_step)
+
+    result = simulate(**ONE_MAY_DIE)
+
+    assert result.status.version == 2
+    assert [w.live for w in result.status.workers] == [False, False]
+    assert result.virtual_seconds < 4.0
+
+
+def test_killed_island_without_presence_is_missed_at_the_heartbeat_timeout(monkeypatch):
+    """The control: the other detector alone takes its 10 s."""
+    monkeypatch.setattr(trainer, "train", _killed_in_its_first_step)
+    monkeypatch.setattr(presence.Attending, "once", lambda _: 1000.0)
+
+    result = simulate(**ONE_MAY_DIE)
+
+    assert result.status.version == 2
+    assert result.virtual_seconds > 10.0
 
 
 def test_progress_is_told_after_every_round():

@@ -68,8 +68,8 @@ def make_tables_then_die(connection: Connection) -> None:
     raise KeyboardInterrupt
 
 
-TWO_STEPS = (STEPS[0], Step(2, add_note))
-NEWER = (*STEPS, Step(len(STEPS) + 1, add_note))
+LAST, NEXT = len(STEPS), len(STEPS) + 1
+ONE_MORE = (*STEPS, Step(NEXT, add_note))
 
 
 def version(database: Database) -> int:
@@ -131,25 +131,43 @@ def test_first_step_is_the_released_one():
     assert hashlib.sha256(text.encode()).hexdigest() == VERSION_1_SHA256
 
 
-def test_ledger_of_version_1_keeps_its_rows_when_migrated_to_version_2(database: Database):
-    migrations.migrate(database, STEPS[:1])
+def test_ledger_keeps_its_rows_when_a_step_is_added(database: Database):
+    migrations.migrate(database)
     ledger = sql.SqlLedger(database)
     ledger.register("a", "key", wall=1.5)
     before = ledger.workers()
 
-    migrations.migrate(database, TWO_STEPS)
+    migrations.migrate(database, ONE_MORE)
 
-    assert version(database) == 2
+    assert version(database) == NEXT
     with database.reading() as connection:
         rows = connection.exec_driver_sql("SELECT worker_id, note FROM workers").all()
     assert [tuple(row) for row in rows] == [("a", "none")]
     assert ledger.workers() == before
 
 
-def test_empty_database_goes_through_all_steps(database: Database):
-    migrations.migrate(database, TWO_STEPS)
+def test_registered_workers_of_version_1_are_the_first_generation(database: Database):
+    migrations.migrate(database, STEPS[:1])
+    with database.writing() as connection:
+        for name, life, active in (("b", 3, "TRUE"), ("a", 1, "TRUE"), ("left", 2, "FALSE")):
+            connection.exec_driver_sql(
+                f"INSERT INTO workers VALUES ('{name}', 'key', {life}, {active}, 1.5)"
+            )
 
-    assert version(database) == 2
+    migrations.migrate(database)
+
+    generation = sql.SqlLedger(database).generation()
+    assert generation.number == 1
+    assert [(m.rank, m.worker_id, m.incarnation) for m in generation.members] == [
+        (0, "a", 1),
+        (1, "b", 3),
+    ]
+
+
+def test_empty_database_goes_through_all_steps(database: Database):
+    migrations.migrate(database, ONE_MORE)
+
+    assert version(database) == NEXT
     assert "notes" in tables(database)
 
 
@@ -163,37 +181,37 @@ def test_migrate_again_changes_nothing(database: Database):
 
 
 def test_step_that_dies_leaves_version_and_tables_as_they_were(database: Database):
-    migrations.migrate(database, STEPS[:1])
+    migrations.migrate(database)
     before = tables(database)
 
     with pytest.raises(KeyboardInterrupt):
-        migrations.migrate(database, (STEPS[0], Step(2, add_note_then_die)))
+        migrations.migrate(database, (*STEPS, Step(NEXT, add_note_then_die)))
 
-    assert (version(database), tables(database)) == (1, before)
-    migrations.migrate(database, TWO_STEPS)
-    assert version(database) == 2
+    assert (version(database), tables(database)) == (LAST, before)
+    migrations.migrate(database, ONE_MORE)
+    assert version(database) == NEXT
 
 
 def test_step_that_the_database_refuses_leaves_version_and_tables_as_they_were(
     database: Database,
 ):
-    migrations.migrate(database, STEPS[:1])
+    migrations.migrate(database)
     before = tables(database)
 
     with pytest.raises(StoreError, match="already exists"):
-        migrations.migrate(database, (STEPS[0], Step(2, add_note_then_break_sql)))
+        migrations.migrate(database, (*STEPS, Step(NEXT, add_note_then_break_sql)))
 
-    assert (version(database), tables(database)) == (1, before)
+    assert (version(database), tables(database)) == (LAST, before)
 
 
 def test_step_is_undone_when_its_version_cannot_be_recorded(database: Database):
-    migrations.migrate(database, STEPS[:1])
+    migrations.migrate(database)
     before = tables(database)
 
     with pytest.raises(StoreError, match="schema_version"):
-        migrations.migrate(database, (STEPS[0], Step(2, add_note_and_lose_the_version)))
+        migrations.migrate(database, (*STEPS, Step(NEXT, add_note_and_lose_the_version)))
 
-    assert (version(database), tables(database)) == (1, before)
+    assert (version(database), tables(database)) == (LAST, before)
 
 
 def test_first_step_that_dies_leaves_an_empty_database(database: Database):
@@ -205,32 +223,31 @@ def test_first_step_that_dies_leaves_an_empty_database(database: Database):
 
 def test_steps_before_one_that_dies_stay(database: Database):
     with pytest.raises(KeyboardInterrupt):
-        migrations.migrate(database, (STEPS[0], Step(2, add_note_then_die)))
+        migrations.migrate(database, (*STEPS, Step(NEXT, add_note_then_die)))
 
-    assert version(database) == 1
+    assert version(database) == LAST
 
 
 def test_older_program_refuses_a_newer_ledger_by_both_versions(database: Database):
-    migrations.migrate(database, NEWER)
+    migrations.migrate(database, ONE_MORE)
 
     with pytest.raises(
-        LedgerTooNew,
-        match=rf"has version {len(NEWER)} .* up to {len(STEPS)}; .* use the Atoll that",
+        LedgerTooNew, match=rf"has version {NEXT} .* up to {LAST}; .* use the Atoll"
     ):
         migrations.migrate(database)
 
-    assert version(database) == len(NEWER)
+    assert version(database) == NEXT
 
 
 def test_open_ledger_lets_go_of_a_newer_ledger_that_it_refuses(url: str):
     newer = engines.open_database(url)
-    migrations.migrate(newer, NEWER)
+    migrations.migrate(newer, ONE_MORE)
     newer.close()
 
     with pytest.raises(LedgerTooNew) as refused:
         engines.open_ledger(url)
 
     again = engines.open_database(url)
-    assert version(again) == len(NEWER)
+    assert version(again) == NEXT
     del refused  # until here its traceback would have kept a forgotten connection alive
     again.close()

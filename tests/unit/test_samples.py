@@ -16,6 +16,7 @@ def identity(name: str = "a", incarnation: int = 1) -> Identity:
         manifest_sha256="0" * 64,
         worker_id=name,
         incarnation=incarnation,
+        generation=1,
         island_key="0" * 64,
     )
 

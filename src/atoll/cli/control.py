@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pydantic import ValidationError
+from rich.table import Table
 
 from atoll import ids
 from atoll.cli import output
-from atoll.cli.status import workers_table
 from atoll.cli.token import required_token
 from atoll.errors import ConfigError
 from atoll.island.network import NetworkLink
 from atoll.island.operator import Operator
 from atoll.protocol.control import Action, ControlReply
+from atoll.protocol.messages import Workers
 
 
 @contextmanager
@@ -27,20 +28,42 @@ def _link(url: str, token: str | None, fingerprint: str | None) -> Iterator[Netw
 def workers(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
     """Who takes part, who is late, who is kept out."""
     with _link(url, token, fingerprint) as link:
-        found, control = link.status(), Operator(link).control()
+        found, control = link.workers(), Operator(link).control()
+        waiting_for = list(link.status().waiting_for)
     if as_json:
         output.print_json(
             {
-                "workers": [w.model_dump(mode="json") for w in found.workers],
-                "waiting_for": list(found.waiting_for),
+                **found.model_dump(mode="json"),
+                "waiting_for": waiting_for,
                 "control": control.model_dump(mode="json"),
             }
         )
         return
-    output.console.print(workers_table(found))
-    if found.waiting_for:
-        output.say(f"the round waits for {', '.join(found.waiting_for)}")
+    output.console.print(_table(found))
+    if waiting_for:
+        output.say(f"the round waits for {', '.join(waiting_for)}")
     _show(control)
+
+
+def _table(found: Workers) -> Table:
+    return output.table(
+        f"generation {found.generation}",
+        ("island", "state", "rank", "life", "presence", "heard", "address", "host", "why"),
+        (
+            (
+                w.worker_id,
+                w.state,
+                w.rank,
+                w.incarnation,
+                w.presence,
+                None if w.seconds_since_heard is None else f"{w.seconds_since_heard:.0f} s ago",
+                f"{w.ip_address}:{w.port}" if w.port else w.ip_address,
+                w.hostname,
+                w.reason or None,
+            )
+            for w in found.workers
+        ),
+    )
 
 
 def order(

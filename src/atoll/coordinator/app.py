@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
@@ -19,9 +20,13 @@ from atoll.coordinator import gate, operations, status
 from atoll.coordinator.access import Access, Role
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, ProtocolError
+from atoll.protocol.message import Whole
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
+    BarrierName,
+    BarrierReply,
+    BarrierRequest,
     Done,
     ErrorReply,
     EvaluationReport,
@@ -29,14 +34,17 @@ from atoll.protocol.messages import (
     HeartbeatRequest,
     Info,
     LeaveRequest,
+    Ready,
     RegisterReply,
     RegisterRequest,
     Status,
+    Workers,
 )
 from atoll.protocol.samples import SamplesRequest
 
 log = logging.getLogger(__name__)
 
+MinWorkers = Annotated[int | None, Query(ge=1, le=2**31)]
 _REFUSALS: dict[int | str, dict[str, object]] = {
     code: {"model": ErrorReply} for code in (401, 403, 404, 409, 413, 422, 500, 503)
 }
@@ -135,8 +143,28 @@ def _worker_routes(coordinator: Coordinator, changes: Changes, clock: Clock) -> 
         return coordinator.status()
 
     @router.post("/workers/register")
-    def register(request: RegisterRequest) -> RegisterReply:
-        return coordinator.register(request)
+    def register(request: RegisterRequest, http: Request) -> RegisterReply:
+        peer = "" if http.client is None else http.client.host
+        return coordinator.register(request, peer=peer)
+
+    @router.get("/workers")
+    def workers() -> Workers:
+        return coordinator.workers()
+
+    @router.get("/training/ready")
+    def ready(min_workers: MinWorkers = None) -> Ready:
+        return coordinator.ready(min_workers)
+
+    @router.post("/generations/{number}/barriers/{name}")
+    async def barrier(number: Whole, name: BarrierName, request: BarrierRequest) -> BarrierReply:
+        deadline = clock.now() + request.wait_seconds
+        while True:
+            changed = changes.next()
+            reply = await run_in_threadpool(coordinator.barrier, number, name, request)
+            left = deadline - clock.now()
+            if reply.complete or left <= 0 or changes.closed:
+                return reply
+            await _within(changed, left)
 
     @router.delete("/workers/{worker_id}")
     def deregister(worker_id: str, request: LeaveRequest) -> Done:
@@ -153,9 +181,11 @@ def _worker_routes(coordinator: Coordinator, changes: Changes, clock: Clock) -> 
     async def assignment(worker_id: str, request: AssignmentRequest) -> Assignment:
         _same_worker(worker_id, request.identity.worker_id)
         deadline = clock.now() + request.wait_seconds
+        begun = False
         while True:
             changed = changes.next()
-            reply = await run_in_threadpool(coordinator.assignment, request)
+            reply = await run_in_threadpool(coordinator.assignment, request, begun=begun)
+            begun = True
             left = deadline - clock.now()
             if reply.action != "wait" or left <= 0 or changes.closed:
                 return reply

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from atoll.coordinator import status
 from atoll.coordinator.access import Access, Role
-from atoll.errors import AtollError, ProtocolError
+from atoll.errors import AtollError, ProtocolError, StaleGeneration
 from atoll.wire import chunks
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,11 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 
 def trailing(error: AtollError) -> tuple[tuple[str, str], ...]:
-    """The error's code as trailing metadata; the sentence travels as the status detail."""
-    return (("atoll-code", error.code), ("atoll-retry", str(error.retry).lower()))
+    """What a program reads of the error; the sentence travels as the status detail."""
+    said = [("atoll-code", error.code), ("atoll-retry", str(error.retry).lower())]
+    if isinstance(error, StaleGeneration):
+        said.append(("atoll-generation", str(error.present)))
+    return tuple(said)
 
 
 async def _abort(context: "Context", error: AtollError) -> NoReturn:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.coordinator import status
 from atoll.coordinator.access import Access
-from atoll.errors import AtollError, FrameTooLarge
+from atoll.errors import AtollError, FrameTooLarge, StaleGeneration
 from atoll.protocol.messages import ErrorReply
 
 log = logging.getLogger(__name__)
@@ -75,13 +75,18 @@ def reply(error: AtollError, *, code: int | None = None, close: bool = False) ->
     headers = {"WWW-Authenticate": 'Bearer realm="atoll"'} if found == 401 else {}
     if close:
         headers["Connection"] = "close"
-    body = ErrorReply(code=error.code, message=status.sentence(error), retry=error.retry)
-    return JSONResponse(body.model_dump(), status_code=found, headers=headers)
+    body = ErrorReply(
+        code=error.code,
+        message=status.sentence(error),
+        retry=error.retry,
+        generation=error.present if isinstance(error, StaleGeneration) else None,
+    )
+    return JSONResponse(body.model_dump(exclude_none=True), status_code=found, headers=headers)
 
 
 def _accident() -> JSONResponse:
     body = ErrorReply(code=status.INTERNAL, message=status.ACCIDENT, retry=True)
-    return JSONResponse(body.model_dump(), status_code=500)
+    return JSONResponse(body.model_dump(exclude_none=True), status_code=500)
 
 
 def _check_size(headers: Headers) -> None:

@@ -7,10 +7,12 @@ import hashlib
 import hmac
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from atoll.clock import Clock
+from atoll.coordinator.generations import Generations
 from atoll.coordinator.heartbeats import Heartbeats
-from atoll.errors import Fenced, ManifestMismatch, UnknownWorker, WorkerTaken
+from atoll.errors import Evicted, Fenced, ManifestMismatch, UnknownWorker, WorkerTaken
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import WorkerRecord
 from atoll.protocol.messages import Identity, RegisterRequest
@@ -40,7 +42,9 @@ class Registry:
         self._manifest = manifest  # hash of the one in force
         self._lock = threading.Lock()
         self._workers = {w.worker_id: w for w in ledger.workers()}
+        self.generations = Generations(ledger)
         self._hostnames: dict[str, str] = {}
+        self._evictions: dict[str, str] = {}  # why, of those that have not come back
         for worker in self._workers.values():
             # After a restart every registered worker gets a full timeout to be heard again.
             if worker.active:
@@ -64,8 +68,11 @@ class Registry:
                 f"fetch /info again or use another URL"
             )
 
-    def register(self, request: RegisterRequest) -> WorkerRecord:
-        """A new incarnation; the same key takes over at once, another one waits for silence."""
+    def register(self, request: RegisterRequest, *, peer: str = "") -> WorkerRecord:
+        """A new incarnation; the same key takes over at once, another one waits for silence.
+
+        `peer` is where the request came from: the address of a worker that advertises none.
+        """
         self.check_run(request.run_id, request.manifest_sha256)
         hashed = key_hash(request.island_key)
         with self._lock:
@@ -78,19 +85,47 @@ class Registry:
                         f"{silent:.1f} s ago under another island key; choose another --worker-id "
                         f"or stop that process"
                     )
-            record = self._ledger.register(request.worker_id, hashed, wall=self._clock.wall())
+            record = self._ledger.register(
+                request.worker_id,
+                hashed,
+                wall=self._clock.wall(),
+                ip_address=request.ip_address or peer,
+                port=request.port,
+            )
+            self.generations.refresh()
             self._workers[request.worker_id] = record
+            self._evictions.pop(request.worker_id, None)
             self._hostnames[request.worker_id] = request.hostname
             self._heartbeats.hear(request.worker_id)
             return record
 
     def deregister(self, identity: Identity) -> None:
         """The worker leaves for good; its rows reopen when the round closes."""
-        self.check(identity)
-        self._ledger.deregister(identity.worker_id, identity.incarnation)
+        known = self.check(identity)
         with self._lock:
-            self._workers = {w.worker_id: w for w in self._ledger.workers()}
-        self._heartbeats.forget(identity.worker_id)
+            self._remove(known)
+
+    def evict(self, worker_id: str, incarnation: int, *, reason: str) -> bool:
+        """Takes a worker for dead; False when that life of it is over already."""
+        with self._lock:
+            known = self._workers.get(worker_id)
+            if known is None or not known.active or known.incarnation != incarnation:
+                return False
+            self._remove(known)
+            self._evictions[worker_id] = reason
+            return True
+
+    def _remove(self, known: WorkerRecord) -> None:
+        wall = self._clock.wall()
+        self._ledger.deregister(known.worker_id, known.incarnation, wall=wall)
+        self.generations.refresh()
+        self._workers[known.worker_id] = replace(known, active=False)
+        self._heartbeats.forget(known.worker_id)
+
+    def eviction(self, worker_id: str) -> str | None:
+        """Why the worker was taken for dead, if it was and has not come back."""
+        with self._lock:
+            return self._evictions.get(worker_id)
 
     def must_know(self, worker_id: str) -> WorkerRecord:
         """The record of a worker that registered once, or UnknownWorker."""
@@ -105,17 +140,19 @@ class Registry:
 
     def remove(self, worker_id: str) -> None:
         """Takes a worker out without its asking; UnknownWorker when there is no such one."""
-        self._ledger.deregister(worker_id, self.must_know(worker_id).incarnation)
+        self.must_know(worker_id)
         with self._lock:
-            self._workers = {w.worker_id: w for w in self._ledger.workers()}
-        self._heartbeats.forget(worker_id)
+            known = self._workers[worker_id]
+            if known.active:
+                self._remove(known)
 
     def check(self, identity: Identity) -> WorkerRecord:
         """The record of who speaks, or why they may not."""
         self.check_run(identity.run_id, identity.manifest_sha256)
         with self._lock:
             known = self._workers.get(identity.worker_id)
-        if known is None or not known.active:
+            evicted = self._evictions.get(identity.worker_id)
+        if known is None or not (known.active or evicted):
             raise UnknownWorker(
                 f"worker_id={identity.worker_id!r} is not registered in run {self._run_id!r}; "
                 f"register first"
@@ -129,6 +166,11 @@ class Registry:
             raise Fenced(
                 f"incarnation={identity.incarnation} of worker_id={identity.worker_id!r} was "
                 f"followed by {known.incarnation}; this process must stop"
+            )
+        if evicted:
+            raise Evicted(
+                f"worker_id={identity.worker_id!r} was taken for dead, since {evicted}; register "
+                f"again and repeat the message, the work done so far still counts"
             )
         return known
 

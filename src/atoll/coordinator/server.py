@@ -125,6 +125,7 @@ class Server:
         log.info("coordinator stops")
         over.cancel()
         self.app.state.changes.close()  # long polls end now; islands ask again after a restart
+        self._coordinator.stop_watching()
         http.should_exit = True
         await rpc.stop(grace=1.0)
         await serving

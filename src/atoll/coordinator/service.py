@@ -12,11 +12,16 @@ from contextlib import contextmanager
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
-from atoll.coordinator import agreement
+from atoll.coordinator import agreement, readiness
 from atoll.coordinator.admission import Admission, UploadRequest
+from atoll.coordinator.barriers import Barriers
 from atoll.coordinator.control import Control
 from atoll.coordinator.evaluation import Evaluation
 from atoll.coordinator.heartbeats import Heartbeats
+from atoll.coordinator.liveness import Liveness
+from atoll.coordinator.presence import Presence, Stream
+from atoll.coordinator.reach import DIALLING, Reach
+from atoll.coordinator.readiness import Roster
 from atoll.coordinator.registry import Registry
 from atoll.coordinator.report import Report
 from atoll.coordinator.rounds import LatestRound, Rounds
@@ -24,7 +29,7 @@ from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool, SpooledFrame
 from atoll.coordinator.uploads import Uploads, UploadStream
 from atoll.coordinator.versions import Versions
-from atoll.errors import AtollError, StaleContribution
+from atoll.errors import AtollError, ProtocolError, StaleContribution
 from atoll.history import boundary, retention
 from atoll.history.manifests import Manifests
 from atoll.layout import Layout
@@ -32,6 +37,7 @@ from atoll.ledger import chain
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
+    GenerationRecord,
     Published,
     RoundState,
 )
@@ -40,15 +46,19 @@ from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
+    BarrierReply,
+    BarrierRequest,
     EvaluationReport,
     HeartbeatReply,
     HeartbeatRequest,
     Identity,
     Info,
+    Ready,
     RegisterReply,
     RegisterRequest,
     RowRange,
     Status,
+    Workers,
 )
 from atoll.protocol.samples import SamplesRequest
 
@@ -68,6 +78,7 @@ class Coordinator:
         layout: Layout,
         samples: SampleStore | None = None,
         threads: int = 1,
+        reach: Reach | None = None,
     ) -> None:
         run = ledger.run()
         assert run is not None, "boot creates the run before the coordinator opens it"
@@ -93,8 +104,18 @@ class Coordinator:
             manifest=lambda: self._rounds.in_force.sha256,
         )
         self._control = Control(ledger)
+        self._presence = Presence(clock)
+        self._liveness = Liveness(self._registry, self._heartbeats, self._presence)
+        self._barriers = Barriers(on_complete=self._changed)
+        self._reach = reach or Reach(clock)
         self._rounds = Rounds(ledger, self._registry, clock, manifests=self.manifests)
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
+        self._roster = Roster(
+            self._registry,
+            self._heartbeats,
+            self._presence,
+            heartbeat_interval=manifest.heartbeat_interval,
+        )
         self.versions = Versions(
             ledger,
             blobs,
@@ -158,12 +179,19 @@ class Coordinator:
             }
         )
 
-    def register(self, request: RegisterRequest) -> RegisterReply:
-        """Takes a worker in, if its model and data are the run's."""
+    def register(self, request: RegisterRequest, *, peer: str = "") -> RegisterReply:
+        """Takes a worker in, if its model and data are the run's; a new generation.
+
+        `peer` is the address the request came from.
+        """
         with self._refusals():
             self._control.check(request.worker_id)
             agreement.check(request, self._rounds.in_force, self.manifests, layout=self.layout)
-            record = self._registry.register(request)
+            if self.manifest.strategy in DIALLING:
+                self._reach.check(request.worker_id, request.ip_address or peer, request.port)
+            record = self._registry.register(request, peer=peer)
+            # A stream of an earlier life says nothing about this one.
+            self._presence.forget(request.worker_id, record.incarnation - 1)
             self._rounds.admit()
             current = self.versions.current
         log.info(
@@ -173,6 +201,7 @@ class Coordinator:
         self._changed()
         return RegisterReply(
             incarnation=record.incarnation,
+            generation=self._registry.generations.current.number,
             version=current.version,
             digest=current.digests.published.root,
         )
@@ -180,32 +209,100 @@ class Coordinator:
     def deregister(self, identity: Identity) -> None:
         """Lets a worker go; the round no longer waits for it."""
         with self._refusals():
+            self._enter(identity)
             self._registry.deregister(identity)
+        self._presence.forget(identity.worker_id, identity.incarnation)
         log.info("worker left", extra={"worker": identity.worker_id})
         self._changed()
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """A sign of life and what the worker tells about itself."""
         with self._refusals():
-            self._registry.check(request.identity)
+            generation = self._enter(request.identity)
             self._heartbeats.hear(request.identity.worker_id, request.telemetry)
             self._control.acknowledge(request.identity.worker_id, request.acknowledged)
-        return HeartbeatReply(version=self.versions.current.version, command=self._control.command)
+        return HeartbeatReply(
+            generation=generation.number,
+            version=self.versions.current.version,
+            command=self._control.command,
+        )
 
     def keep_samples(self, request: SamplesRequest) -> None:
         """Keeps what a worker measured; a sign of life."""
         with self._refusals():
-            self._registry.check(request.identity)
+            self._enter(request.identity)
             self._heartbeats.hear(request.identity.worker_id)
         self.samples.add(request.identity, request.samples)
 
+    def _enter(self, identity: Identity) -> GenerationRecord:
+        """Who speaks, in which life and generation; refused before anything else is looked at.
+
+        A message belongs to the generation in which it began: what takes long is not asked again.
+        """
+        self._registry.check(identity)
+        return self._registry.generations.check(identity.generation)
+
+    def attend(self, identity: Identity, *, close: Callable[[], None]) -> Stream:
+        """A presence stream begins; `close` ends it from this side, from any thread."""
+        with self._refusals():
+            self._enter(identity)
+            self._heartbeats.hear(identity.worker_id)
+            return self._presence.open(identity.worker_id, identity.incarnation, close)
+
+    def absent(self, stream: Stream) -> None:
+        """A presence stream ended; harmless when repeated."""
+        if self._presence.lose(stream):
+            log.info("presence lost", extra={"worker": stream.worker_id})
+            self._changed()
+
+    def stop_watching(self) -> None:
+        """The transports close: what ends from now on is no sign of a death."""
+        self._presence.stop()
+
+    def workers(self) -> Workers:
+        """Every worker that ever registered, and how it fares."""
+        return self._roster.workers(self._reach.pings_ms())
+
+    def ready(self, min_workers: int | None = None) -> Ready:
+        """Whether so many workers are in (the manifest's `min_workers` if none is given)."""
+        wanted = self.manifest.membership.min_workers if min_workers is None else min_workers
+        return readiness.ready(self._registry.generations.current, min_workers=wanted)
+
+    @property
+    def generation(self) -> int:
+        """The number that messages carry now."""
+        return self._registry.generations.current.number
+
+    def barrier(self, number: int, name: str, request: BarrierRequest) -> BarrierReply:
+        """The worker has come to a barrier of its generation; says who is missing."""
+        identity = request.identity
+        with self._refusals():
+            if number != identity.generation:
+                raise ProtocolError(
+                    f"the path names generation {number}, the body {identity.generation}; "
+                    f"they must agree"
+                )
+            generation = self._enter(identity)
+            self._heartbeats.hear(identity.worker_id)
+            return self._barriers.arrive(generation, name, identity.worker_id)
+
     # Rounds
 
-    def assignment(self, request: AssignmentRequest) -> Assignment:
-        """What the worker does next; `wait` when nothing is to be done yet."""
+    def assignment(self, request: AssignmentRequest, *, begun: bool = False) -> Assignment:
+        """What the worker does next; `wait` when nothing is to be done yet.
+
+        `begun` says that this is the same request looked at again: its generation was checked.
+        """
         with self._refusals():
-            self._registry.check(request.identity)
+            if begun:
+                self._registry.check(request.identity)
+            else:
+                self._enter(request.identity)
             self._heartbeats.hear(request.identity.worker_id)
+        reply = self._assignment(request)
+        return reply.model_copy(update={"generation": self.generation})
+
+    def _assignment(self, request: AssignmentRequest) -> Assignment:
         current = self.versions.current
         digest = current.digests.published.root
         if request.version != current.version or request.digest != digest:
@@ -270,16 +367,18 @@ class Coordinator:
     def evaluation(self, report: EvaluationReport) -> None:
         """Takes a worker's share of a version's held-out loss."""
         with self._refusals():
-            self._registry.check(report.identity)
+            self._enter(report.identity)
             self._evaluation.check(report, current_version=self.versions.current.version)
             self._evaluation.add(report)
 
     def advance(self) -> bool:
-        """Does what is due: fills up a short round, closes a round; whether anything moved.
+        """Does what is due: evicts, fills up a short round, closes a round; whether one closed.
 
         When this raises, the weights in memory may be torn: the process must end and start again.
         """
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
+        if self._liveness.scan():
+            self._changed()
         self._rounds.admit()
         frozen = self._frozen_round()
         if frozen is None:
@@ -360,11 +459,13 @@ class Coordinator:
     def upload_offset(self, request: UploadRequest) -> int:
         """Where an upload of this frame resumes."""
         with self._refusals():
+            self._enter(request.identity)
             return self._uploads.offset(request)
 
     def begin_upload(self, request: UploadRequest) -> UploadStream | ContributionRecord:
         """Checks everything that can be checked without a body."""
         with self._refusals():
+            self._enter(request.identity)
             found = self._uploads.begin(request)
             self._heartbeats.hear(request.identity.worker_id)
             return found
@@ -390,7 +491,7 @@ class Coordinator:
     def download(self, identity: Identity, *, have_digest: str) -> SpooledFrame:
         """The frame that brings the worker to the current version."""
         with self._refusals():
-            self._registry.check(identity)
+            self._enter(identity)
             self._heartbeats.hear(identity.worker_id)
             return self.versions.frame_for(have_digest=have_digest)
 

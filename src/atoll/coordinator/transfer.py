@@ -4,6 +4,7 @@ Hashing, decoding and disk run in worker threads, so the event loop keeps answer
 """
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from atoll.coordinator import calls
 from atoll.coordinator.admission import UploadRequest
+from atoll.coordinator.presence import Stream
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, FrameError, ProtocolError, StoreError
 from atoll.ledger.records import ContributionRecord
@@ -128,6 +130,30 @@ class TransferService:
                 offset += len(data)
                 self._coordinator.sent(identity, len(data))
 
+    async def Presence(
+        self, asked: transfer_pb2.PresenceOpen | None, context: "Context"
+    ) -> AsyncIterator[transfer_pb2.PresenceState]:
+        async with calls.answering(context):
+            identity = self._checked(lambda message: _identity(message.identity), asked)
+            ended = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            opening = asyncio.ensure_future(
+                self._run(
+                    lambda: self._coordinator.attend(identity, close=lambda: _set_soon(loop, ended))
+                )
+            )
+            try:
+                # Shielded: a caller who is gone by now must be found lost, not kept as present.
+                await asyncio.shield(opening)
+                yield transfer_pb2.PresenceState(generation=identity.generation)
+                await ended.wait()
+            finally:
+                opening.add_done_callback(self._lost)
+
+    def _lost(self, opening: "asyncio.Future[Stream]") -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self._coordinator.absent(opening.result())
+
     def _checked(self, read: Callable[[M], T], message: M | None) -> T:
         """What `read` makes of a message; what it refuses is counted like any refusal."""
         try:
@@ -139,6 +165,12 @@ class TransferService:
     def _run(self, work: Callable[..., T], *args: Any) -> Awaitable[T]:
         """Starts `work` in a thread at once."""
         return asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Sets `event` from any thread; a loop that has ended has nobody who waits."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(event.set)
 
 
 def _opening(part: transfer_pb2.UploadPart) -> UploadRequest:
@@ -175,6 +207,7 @@ def _identity(message: transfer_pb2.Identity) -> Identity:
             worker_id=message.worker_id,
             incarnation=message.incarnation,
             island_key=message.island_key,
+            generation=message.generation,
         )
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]

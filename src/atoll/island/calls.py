@@ -13,7 +13,7 @@ _SERVICE = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"].full_name
 
 
 class TransferCalls:
-    """What `channel` offers: `offset`, `upload`, `download`."""
+    """What `channel` offers: `offset`, `upload`, `download`, `presence`."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.offset: Callable[..., transfer_pb2.UploadOffset] = channel.unary_unary(
@@ -32,6 +32,11 @@ class TransferCalls:
             f"/{_SERVICE}/Download",
             request_serializer=_written,
             response_deserializer=_part,
+        )
+        self.presence: Callable[..., Any] = channel.unary_stream(
+            f"/{_SERVICE}/Presence",
+            request_serializer=_written,
+            response_deserializer=transfer_pb2.PresenceState.FromString,
         )
 
 

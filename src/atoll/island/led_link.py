@@ -11,10 +11,12 @@ from pydantic import BaseModel
 
 from atoll.errors import AtollError
 from atoll.island.group import Group
-from atoll.island.link import DownloadProgress, FrameSource, Link
+from atoll.island.link import Attendance, DownloadProgress, FrameSource, Link
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
+    BarrierReply,
+    BarrierRequest,
     EvaluationReport,
     HeartbeatReply,
     HeartbeatRequest,
@@ -66,6 +68,14 @@ class LedLink:
     def samples(self, request: SamplesRequest) -> None:
         """The leader's alone, from a thread of its own."""
         self._real.samples(request)
+
+    def attend(self, identity: Identity) -> Attendance:
+        """The leader's alone, from a thread of its own."""
+        return self._real.attend(identity)
+
+    def barrier(self, name: str, request: BarrierRequest) -> BarrierReply:
+        """The leader stands for the island."""
+        return self._message(BarrierReply, lambda: self._real.barrier(name, request))
 
     def upload(
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]

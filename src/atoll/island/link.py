@@ -13,6 +13,8 @@ from atoll.errors import FrameError
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
+    BarrierReply,
+    BarrierRequest,
     EvaluationReport,
     HeartbeatReply,
     HeartbeatRequest,
@@ -56,6 +58,18 @@ class DownloadProgress:
         self.tag = tag
 
 
+class Attendance(Protocol):
+    """An open presence stream."""
+
+    def wait(self) -> None:
+        """Returns when the coordinator or `close` ended it; a typed error when it broke."""
+        ...
+
+    def close(self) -> None:
+        """Ends it, from any thread."""
+        ...
+
+
 class Link(Protocol):
     """What an island asks of its coordinator."""
 
@@ -70,6 +84,14 @@ class Link(Protocol):
     def leave(self, identity: Identity) -> None: ...
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply: ...
+
+    def attend(self, identity: Identity) -> Attendance:
+        """Opens a presence stream: while it lasts, the coordinator knows that this island lives."""
+        ...
+
+    def barrier(self, name: str, request: BarrierRequest) -> BarrierReply:
+        """Arrives at a barrier of the identity's generation and waits there for the others."""
+        ...
 
     def assignment(self, request: AssignmentRequest) -> Assignment: ...
 

@@ -20,6 +20,7 @@ from atoll.errors import (
     CoordinatorUnreachable,
     FrameError,
     ProtocolError,
+    StaleGeneration,
     StoreError,
 )
 from atoll.island import pinning
@@ -29,6 +30,8 @@ from atoll.island.pinning import Trust
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
+    BarrierReply,
+    BarrierRequest,
     Done,
     ErrorReply,
     EvaluationReport,
@@ -37,9 +40,11 @@ from atoll.protocol.messages import (
     Identity,
     Info,
     LeaveRequest,
+    Ready,
     RegisterReply,
     RegisterRequest,
     Status,
+    Workers,
 )
 from atoll.protocol.samples import SamplesRequest
 from atoll.wire import chunks
@@ -127,6 +132,19 @@ class NetworkLink:
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         path = f"/workers/{request.identity.worker_id}/heartbeat"
         return self.ask("POST", path, request, HeartbeatReply)
+
+    def workers(self) -> Workers:
+        """Every worker that ever registered, and how it fares."""
+        return self.ask("GET", "/workers", None, Workers)
+
+    def ready(self, min_workers: int | None = None) -> Ready:
+        """Whether so many workers are in, and who, in one generation."""
+        query = "" if min_workers is None else f"?min_workers={min_workers}"
+        return self.ask("GET", f"/training/ready{query}", None, Ready)
+
+    def barrier(self, name: str, request: BarrierRequest) -> BarrierReply:
+        path = f"/generations/{request.identity.generation}/barriers/{name}"
+        return self.ask("POST", path, request, BarrierReply)
 
     def assignment(self, request: AssignmentRequest) -> Assignment:
         path = f"/workers/{request.identity.worker_id}/assignment"
@@ -341,6 +359,15 @@ class NetworkLink:
                     f"the download ended at byte {progress.offset} of {nbytes}"
                 )
 
+    def attend(self, identity: Identity) -> "NetworkAttendance":
+        with self._transfer_errors():
+            call = self._calls().presence(
+                transfer_pb2.PresenceOpen(identity=_identity(identity)), metadata=self._metadata()
+            )
+            if next(call, None) is None:
+                raise CoordinatorUnreachable("the presence stream ended before it began")
+        return NetworkAttendance(call)
+
     @contextlib.contextmanager
     def _transfer_errors(self) -> Iterator[None]:
         try:
@@ -356,6 +383,26 @@ def _given(error: ErrorDetails) -> str:
     """The value that breaks a rule, where it is a plain one."""
     value = error["input"]
     return f" (it says {value!r})" if isinstance(value, (str, int, float, bool)) else ""
+
+
+class NetworkAttendance:
+    """An open presence stream of gRPC."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._closed = False
+
+    def wait(self) -> None:
+        try:
+            for _ in self._call:
+                pass
+        except grpc.RpcError as exc:
+            if not self._closed:
+                raise _rpc_error(exc) from exc
+
+    def close(self) -> None:
+        self._closed = True
+        self._call.cancel()
 
 
 def _bounded(response: httpx.Response) -> bytes:
@@ -378,7 +425,10 @@ def _refusal(response: httpx.Response, body: bytes) -> AtollError:
         if response.status_code >= 500:
             return CoordinatorUnreachable(f"{response.url} answers {response.status_code}")
         return ProtocolError(f"{response.url} answers {response.status_code}; is it a coordinator?")
-    return _reported(reply.code, reply.message, retry=reply.retry)
+    error = _reported(reply.code, reply.message, retry=reply.retry)
+    if isinstance(error, StaleGeneration):
+        error.present = reply.generation or 0
+    return error
 
 
 def _rpc_error(exc: grpc.RpcError) -> AtollError:
@@ -386,8 +436,15 @@ def _rpc_error(exc: grpc.RpcError) -> AtollError:
     metadata = {str(key): str(value) for key, value in (call.trailing_metadata() or ())}
     if "atoll-code" in metadata:
         retry = metadata.get("atoll-retry") == "true"
-        return _reported(metadata["atoll-code"], str(call.details()), retry=retry)
+        error = _reported(metadata["atoll-code"], str(call.details()), retry=retry)
+        if isinstance(error, StaleGeneration):
+            error.present = _number(metadata.get("atoll-generation", ""))
+        return error
     return CoordinatorUnreachable(f"transfer broken: {call.code()}: {call.details()}")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
 def _reported(code: str, message: str, *, retry: bool) -> AtollError:
@@ -423,4 +480,5 @@ def _identity(identity: Identity) -> transfer_pb2.Identity:
         worker_id=identity.worker_id,
         incarnation=identity.incarnation,
         island_key=identity.island_key,
+        generation=identity.generation,
     )

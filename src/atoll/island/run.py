@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from atoll.history import recorded
 from atoll.island import combine, contribute, inner, ranks
 from atoll.island.continuity import Continuity, Part
 from atoll.island.group import SOLO, Group
-from atoll.island.link import Link
+from atoll.island.link import Attendance, Link
 from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
 from atoll.island.share import Share
@@ -52,6 +53,8 @@ from atoll.strategies import build
 from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 WAIT_SECONDS = 20.0  # a long poll; well below any proxy's idle limit
 MAX_DELIVERIES = 4  # batches of samples with one heartbeat, so that a backlog cannot delay the next
@@ -89,7 +92,7 @@ class _Round:
 
 
 class Run:
-    """This process's part in a run. Not thread-safe, except `beat`."""
+    """This process's part in a run. Not thread-safe, except `beat` and `attend`."""
 
     def __init__(
         self,
@@ -237,25 +240,41 @@ class Run:
     def beat(self) -> None:
         """One heartbeat; called from a thread of its own."""
         if self._session.is_registered:
-            try:
-                self._beat()
-            except ManifestMismatch:
-                # A long step must not be taken for a death because a new version is in force. It
-                # is taken over between two rounds; until then only heartbeats know of it.
-                self._beats_under = self._session.look()
-                self._beat()
+            self._beside(self._beat)
 
-    def _beat(self) -> None:
-        identity = self._session.identity(self._beats_under)
+    def attend(self) -> Attendance | None:
+        """Opens the presence stream, from a thread of its own; None before and after the run."""
+        if not self._session.is_registered:
+            return None
+        return self._beside(self._session.link.attend)
+
+    def _beside(self, work: Callable[[Identity], T]) -> T:
+        """One try of `work` beside the training, under the manifest that is in force now.
+
+        A new version is taken over between two rounds; until then only what goes on beside the
+        training knows of it, so that a long step is not taken for a death.
+        """
+
+        def try_once() -> T:
+            return work(self._session.identity(self._beats_under))
+
+        try:
+            return self._session.knock(try_once)
+        except ManifestMismatch:
+            self._beats_under = self._session.look()
+            return self._session.knock(try_once)
+
+    def _beat(self, identity: Identity) -> None:
         reply = self._session.link.heartbeat(
             HeartbeatRequest(
                 identity=identity, telemetry=self.telemetry(), acknowledged=self._command.number
             )
         )
+        self._session.generation = reply.generation
         if reply.command != self._command:
             self._command = reply.command
             log.info("the operator asks", extra={"action": reply.command.action})
-            self._beat()  # acknowledged at once
+            self._beat(self._session.identity(self._beats_under))  # acknowledged at once
         else:
             self._deliver_samples(identity)
 
@@ -328,7 +347,7 @@ class Run:
         return True
 
     def _ask(self, weights: IslandWeights) -> Assignment:
-        return self._session.link.assignment(
+        reply = self._session.link.assignment(
             AssignmentRequest(
                 identity=self._session.identity(),
                 version=weights.version,
@@ -336,6 +355,8 @@ class Run:
                 wait_seconds=WAIT_SECONDS,
             )
         )
+        self._session.generation = reply.generation
+        return reply
 
     def _train(self, loaded: _Loaded, dataset: Dataset, assignment: Assignment) -> Iterator[Tensor]:
         settings = self.manifest.inner

@@ -8,14 +8,22 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from atoll.codecs import registry as codecs
-from atoll.errors import CoordinatorUnreachable, ManifestMismatch, UnknownWorker
+from atoll.errors import (
+    CoordinatorUnreachable,
+    Fenced,
+    ManifestMismatch,
+    StaleGeneration,
+    UnknownWorker,
+)
 from atoll.island import adoption
 from atoll.island.link import Link
 from atoll.island.reconnect import Backoff, Reconnect
 from atoll.island.store import IslandIdentity
-from atoll.protocol.messages import Identity, Info, RegisterReply, RegisterRequest
+from atoll.protocol.messages import Identity, Info, RegisterRequest
 
 log = logging.getLogger(__name__)
+
+MAX_ADOPTIONS = 100  # in a row, for one message; more is no churn but a fault
 
 T = TypeVar("T")
 
@@ -23,8 +31,9 @@ T = TypeVar("T")
 class Session:
     """One island's standing with one coordinator.
 
-    `info` is the newest manifest that this island knows of; what a round is trained under is the
-    run's affair. Not thread-safe, except `identity`, `refresh` and `look`. Sessions that are
+    One thread trains and uses `register`, `call` and `leave`; others beside it use `knock`,
+    `identity` and `look`. `info` is the newest manifest that this island knows of; what a round is
+    trained under is the run's affair. Sessions that are
     `in_step`, on the ranks of one island, make the same calls in the same order.
     """
 
@@ -41,11 +50,15 @@ class Session:
         self.info: Info = reconnect.call(link.info)
         self._reconnect = reconnect
         self.version = self.info.version  # the coordinator's, when it last registered us
+        self.generation = 0  # the membership we know; whoever says otherwise is believed
         self._incarnation = 0
         self._request: RegisterRequest | None = None
         self._away = False  # whether the last call found nobody
         self._in_step = in_step
         self._refreshing = threading.Lock()
+        # Beside the training thread nobody waits for it, or waits for anything while holding it:
+        # the simulator's fibers would never give it back.
+        self._joining = threading.Lock()
 
     @property
     def is_registered(self) -> bool:
@@ -64,6 +77,7 @@ class Session:
             worker_id=self.island.worker_id,
             incarnation=self._incarnation,
             island_key=self.island.island_key,
+            generation=self.generation,
         )
 
     def register(self, *, layout_digest: str, data_identity: dict[str, object]) -> None:
@@ -78,21 +92,21 @@ class Session:
             data_identity=data_identity,
             codec_versions=codecs.VERSIONS,
         )
-        self._register(self._request)
+        with self._joining:
+            self._reconnect.call(lambda: self._under_newest(self._register))
 
-    def _register(self, request: RegisterRequest) -> None:
-        def register() -> RegisterReply:
-            return self.link.register(
-                request.model_copy(
-                    update={
-                        "manifest_sha256": self.info.manifest_sha256,
-                        "settings": self.info.manifest().model_dump(mode="json"),
-                    }
-                )
+    def _register(self) -> None:
+        assert self._request is not None
+        reply = self.link.register(
+            self._request.model_copy(
+                update={
+                    "manifest_sha256": self.info.manifest_sha256,
+                    "settings": self.info.manifest().model_dump(mode="json"),
+                }
             )
-
-        reply = self._reconnect.call(lambda: self._under_newest(register))
+        )
         self._incarnation = reply.incarnation
+        self.generation = reply.generation
         self.version = reply.version
         log.info(
             "registered",
@@ -100,15 +114,58 @@ class Session:
         )
 
     def call(self, work: Callable[[], T]) -> T:
-        """Repeats `work` while the coordinator is away; registers again when it forgot us."""
+        """Repeats `work` while the coordinator is away; registers again when it forgot us.
+
+        `work` makes its identity anew each time, since incarnation and generation may move on.
+        """
         while True:
+            life = self._incarnation
             try:
-                return self._reconnect.call(lambda: self._under_newest(work))
-            except UnknownWorker:
+                return self._reconnect.call(
+                    lambda: self._under_newest(lambda: self._adopting(work))
+                )
+            except UnknownWorker as error:
                 if self._request is None:
                     raise
-                log.warning("the coordinator does not know this island, registering again")
-                self._register(self._request)
+                with self._joining:
+                    if self._incarnation == life:
+                        log.warning("registering again", extra={"reason": str(error)})
+                        self._reconnect.call(lambda: self._under_newest(self._register))
+            except Fenced:
+                # By ourselves, when another thread of this process registered again meanwhile.
+                if self._incarnation == life:
+                    raise
+
+    def knock(self, work: Callable[[], T]) -> T:
+        """One try of `work` from a thread beside the training; registers again when we are out.
+
+        So an island that was evicted during a long step is back before the step ends.
+        """
+        life = self._incarnation
+        try:
+            return self._adopting(work)
+        except UnknownWorker as error:
+            # Ranks that go in step register together, from their training threads.
+            if self._in_step or not self._joining.acquire(blocking=False):
+                raise
+            try:
+                if self._request is None:  # it is leaving
+                    raise
+                if self._incarnation == life:
+                    log.warning("registering again", extra={"reason": str(error)})
+                    self._register()
+            finally:
+                self._joining.release()
+            return self._adopting(work)
+
+    def _adopting(self, work: Callable[[], T]) -> T:
+        """Repeats `work` at once in the generation that a refusal names: nothing was read of it."""
+        for _ in range(MAX_ADOPTIONS):
+            try:
+                return work()
+            except StaleGeneration as stale:
+                self.generation = stale.present
+        return work()
 
     def backoff(self) -> Backoff:
         """Pauses between tries of something that `call` does not repeat."""
@@ -162,15 +219,23 @@ class Session:
     def leave_once(self) -> None:
         """Says goodbye with one try."""
         if self.is_registered:
-            self.link.leave(self.identity())
+            self._come_back_no_more()
+            self._adopting(lambda: self.link.leave(self.identity()))
             self._incarnation = 0
 
     def leave(self) -> None:
         """Takes part no more; harmless when repeated."""
         if self.is_registered:
+            self._come_back_no_more()
             # Unknown: an earlier try got through and its answer was lost.
             with contextlib.suppress(UnknownWorker):
                 self._reconnect.call(
-                    lambda: self._under_newest(lambda: self.link.leave(self.identity()))
+                    lambda: self._under_newest(
+                        lambda: self._adopting(lambda: self.link.leave(self.identity()))
+                    )
                 )
             self._incarnation = 0
+
+    def _come_back_no_more(self) -> None:
+        with self._joining:
+            self._request = None

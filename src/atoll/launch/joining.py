@@ -13,6 +13,7 @@ from atoll.island.group import Group
 from atoll.island.led_link import LedLink
 from atoll.island.link import Link
 from atoll.island.network import NetworkLink
+from atoll.island.presence import Presence
 from atoll.island.pulse import Pulse
 from atoll.island.reconnect import Reconnect
 from atoll.island.run import Run
@@ -62,9 +63,9 @@ def join(
         held.callback(store.close)
         run = Run(link, store, clock, identity=identity, jitter=jitter, group=group)
         if group.is_leader:
-            pulse = Pulse(run)
-            pulse.start()
-            held.callback(pulse.stop)
+            for beside in (Pulse(run), Presence(run)):
+                beside.start()
+                held.callback(beside.stop)
         run.on_close(held.pop_all().close)
     return run
 

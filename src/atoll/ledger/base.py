@@ -11,6 +11,7 @@ from typing import Protocol
 from atoll.ledger.records import (
     ContributionRecord,
     EvaluationRecord,
+    GenerationRecord,
     LeaseRecord,
     ManifestRecord,
     Published,
@@ -51,12 +52,24 @@ class Ledger(Protocol):
         ...
 
     # Workers
-    def register(self, worker_id: str, key_sha256: str, *, wall: float) -> WorkerRecord:
-        """A new incarnation of `worker_id` (1 for a new one), active, with this key."""
+    def register(
+        self, worker_id: str, key_sha256: str, *, wall: float, ip_address: str = "", port: int = 0
+    ) -> WorkerRecord:
+        """A new incarnation of `worker_id` (1 for a new one), active, with this key.
+
+        In the same transaction a new generation, in which it is reached at this address.
+        """
         ...
 
-    def deregister(self, worker_id: str, incarnation: int) -> None:
-        """Marks the worker inactive. UnknownWorker; Fenced when a later incarnation exists."""
+    def deregister(self, worker_id: str, incarnation: int, *, wall: float) -> None:
+        """Marks the worker inactive, with a new generation without it.
+
+        UnknownWorker; Fenced when a later incarnation exists.
+        """
+        ...
+
+    def generation(self) -> GenerationRecord:
+        """The newest generation: the active workers by rank. Numbers only grow."""
         ...
 
     def workers(self) -> list[WorkerRecord]:

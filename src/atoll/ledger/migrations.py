@@ -7,8 +7,9 @@ before it. A released step is never edited: what changes is a new step at the en
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, insert, inspect, select
+from sqlalchemy import Connection, delete, insert, inspect, select, text
 
+from atoll import canonical
 from atoll.errors import LedgerTooNew
 from atoll.ledger import schema
 from atoll.ledger.database import Database
@@ -90,6 +91,12 @@ VERSION_1 = (
         PRIMARY KEY (version, worker_id))""",
 )
 VERSION_2 = (
+    """CREATE TABLE generations (
+        number BIGINT NOT NULL PRIMARY KEY,
+        created_wall {float} NOT NULL,
+        members {text} NOT NULL)""",
+)
+VERSION_3 = (
     """CREATE TABLE control (
         name {text} NOT NULL PRIMARY KEY,
         value {text} NOT NULL)""",
@@ -100,16 +107,43 @@ _TYPES = {
 }
 
 
-def _run(statements: Sequence[str]) -> Callable[[Connection], None]:
-    def apply(connection: Connection) -> None:
-        types = _TYPES[connection.dialect.name]
-        for statement in statements:
-            connection.exec_driver_sql(statement.format_map(types))
-
-    return apply
+def _make_tables(connection: Connection) -> None:
+    _run(connection, VERSION_1)
 
 
-STEPS: tuple[Step, ...] = (Step(1, _run(VERSION_1)), Step(2, _run(VERSION_2)))
+def _make_generations(connection: Connection) -> None:
+    """Workers that were registered before are the members of the first generation."""
+    _run(connection, VERSION_2)
+    registered = connection.exec_driver_sql(
+        "SELECT worker_id, incarnation, registered_wall FROM workers WHERE active "
+        "ORDER BY worker_id"
+    ).all()
+    members = [
+        {"rank": rank, "worker_id": name, "incarnation": life, "ip_address": "", "port": 0}
+        for rank, (name, life, _) in enumerate(registered)
+    ]
+    if members:
+        connection.execute(
+            text("INSERT INTO generations (number, created_wall, members) VALUES (1, :wall, :all)"),
+            {"wall": max(wall for _, _, wall in registered), "all": canonical.dumps(members)},
+        )
+
+
+def _run(connection: Connection, statements: Sequence[str]) -> None:
+    types = _TYPES[connection.dialect.name]
+    for statement in statements:
+        connection.exec_driver_sql(statement.format_map(types))
+
+
+def _make_control(connection: Connection) -> None:
+    _run(connection, VERSION_3)
+
+
+STEPS: tuple[Step, ...] = (
+    Step(1, _make_tables),
+    Step(2, _make_generations),
+    Step(3, _make_control),
+)
 
 
 def stored_version(connection: Connection) -> int:

@@ -47,6 +47,26 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """A worker's place in a generation."""
+
+    rank: int
+    worker_id: str
+    incarnation: int
+    ip_address: str  # where the worker says it is reached; "" when it was never told
+    port: int  # 0: it only dials out
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRecord:
+    """A frozen membership; number 0, without members, is that of a run nobody has joined."""
+
+    number: int
+    created_wall: float
+    members: tuple[MemberRecord, ...]  # by rank, which is worker_id order
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """Rows `[start, stop)` of the run's row sequence, given to one worker for one round."""
 

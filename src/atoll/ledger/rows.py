@@ -2,19 +2,22 @@
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from sqlalchemy import Row
 
+from atoll import canonical
 from atoll.errors import StoreError
 from atoll.ledger.records import (
     ContributionRecord,
     EvaluationRecord,
+    GenerationRecord,
     LeaseRecord,
     LeaseState,
     ManifestRecord,
+    MemberRecord,
     Published,
     RoundRecord,
     RoundState,
@@ -51,6 +54,16 @@ def _stored(name: str, value: object) -> object:
     return value
 
 
+def generation_values(record: GenerationRecord) -> dict[str, object]:
+    """The columns of a generation; its members are one text."""
+    members = [asdict(member) for member in record.members]
+    return {
+        "number": record.number,
+        "created_wall": _storable("created_wall", record.created_wall),
+        "members": canonical.dumps(members),
+    }
+
+
 def _storable(name: str, value: float) -> float:
     # SQLite keeps NaN as NULL.
     if not math.isfinite(value):
@@ -77,6 +90,12 @@ def worker(row: Row[Any]) -> WorkerRecord:
 def round_(row: Row[Any]) -> RoundRecord:
     """The round in `row`."""
     return RoundRecord(**{**row._asdict(), "state": RoundState(row.state)})
+
+
+def generation(row: Row[Any]) -> GenerationRecord:
+    """The generation in `row`."""
+    members = tuple(MemberRecord(**member) for member in json.loads(row.members))
+    return GenerationRecord(row.number, row.created_wall, members)
 
 
 def lease(row: Row[Any]) -> LeaseRecord:

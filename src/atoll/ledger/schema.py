@@ -63,6 +63,14 @@ workers = Table(
     Column("registered_wall", Double, nullable=False),
 )
 
+generations = Table(
+    "generations",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("created_wall", Double, nullable=False),
+    Column("members", TEXT, nullable=False),  # JSON: [{rank, worker_id, ...}, ...] by rank
+)
+
 rounds = Table(
     "rounds",
     metadata,

@@ -6,11 +6,12 @@ calls.
 
 from collections.abc import Mapping
 
-from atoll.ledger import contributions, members, rounds, versions, whole
+from atoll.ledger import contributions, generations, members, rounds, versions, whole
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
     ContributionRecord,
     EvaluationRecord,
+    GenerationRecord,
     LeaseRecord,
     ManifestRecord,
     Published,
@@ -53,13 +54,22 @@ class SqlLedger:
         with self._database.writing() as connection:
             members.set_credentials(connection, hashes)
 
-    def register(self, worker_id: str, key_sha256: str, *, wall: float) -> WorkerRecord:
+    def register(
+        self, worker_id: str, key_sha256: str, *, wall: float, ip_address: str = "", port: int = 0
+    ) -> WorkerRecord:
         with self._database.writing() as connection:
-            return members.register(connection, worker_id, key_sha256=key_sha256, wall=wall)
+            record = members.register(connection, worker_id, key_sha256=key_sha256, wall=wall)
+            generations.renew(connection, wall=wall, placed={worker_id: (ip_address, port)})
+            return record
 
-    def deregister(self, worker_id: str, incarnation: int) -> None:
+    def deregister(self, worker_id: str, incarnation: int, *, wall: float) -> None:
         with self._database.writing() as connection:
             members.deregister(connection, worker_id, incarnation)
+            generations.renew(connection, wall=wall, placed={})
+
+    def generation(self) -> GenerationRecord:
+        with self._database.reading() as connection:
+            return generations.newest(connection)
 
     def workers(self) -> list[WorkerRecord]:
         with self._database.reading() as connection:

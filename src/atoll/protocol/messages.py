@@ -12,6 +12,10 @@ from atoll.protocol.control import Command
 from atoll.protocol.manifest import Manifest, Sha256
 from atoll.protocol.message import Message, Number, RunName, Whole, WorkerName
 
+BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
 
 class Identity(Message):
     """Who speaks, in which life, under which manifest; on every mutating message."""
@@ -21,6 +25,7 @@ class Identity(Message):
     worker_id: WorkerName
     incarnation: Whole
     island_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    generation: Whole  # the membership the sender knows; an earlier one is refused
 
 
 class RegisterRequest(Message):
@@ -31,6 +36,8 @@ class RegisterRequest(Message):
     worker_id: WorkerName
     island_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     hostname: Annotated[str, Field(max_length=255)] = ""
+    ip_address: Host | None = None  # where others reach it; without one, where it speaks from
+    port: Port = 0  # 0: it only dials out
     layout_digest: Sha256
     data_identity: dict[str, Any]
     # The settings the worker has adopted: a hash that differs is told by the first field.
@@ -41,6 +48,7 @@ class RegisterRequest(Message):
 
 class RegisterReply(Message):
     incarnation: Whole
+    generation: Whole
     version: Whole
     digest: Sha256
 
@@ -64,6 +72,7 @@ class HeartbeatRequest(Message):
 
 
 class HeartbeatReply(Message):
+    generation: Whole
     version: Whole
     command: Command = Command()
 
@@ -106,6 +115,7 @@ class Assignment(Message):
     global_tokens: Whole = 0  # accepted in the run before this round
     num_planned: Whole = 0  # islands that train this round
     evaluation: EvaluationTask | None = None
+    generation: Whole = 0  # the present one
     reason: str = ""
 
 
@@ -120,6 +130,67 @@ class EvaluationReport(Message):
 
 class LeaveRequest(Message):
     identity: Identity
+
+
+class BarrierRequest(Message):
+    """The sender has come to a barrier; the answer waits for the others, so long at most."""
+
+    identity: Identity
+    wait_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
+
+
+class BarrierReply(Message):
+    """`complete` once every member of the generation has come; else `missing` names the others."""
+
+    generation: Whole
+    name: BarrierName
+    complete: bool
+    arrived: Whole
+    missing: tuple[WorkerName, ...]
+
+
+class ReadyMember(Message):
+    """A member of the present generation; ranks are 0 to n-1 in worker_id order."""
+
+    worker_id: WorkerName
+    ip_address: str
+    port: Port
+    rank: Whole
+
+
+class Ready(Message):
+    """Whether so many workers are in, and who: one generation, never a mixture of two."""
+
+    ready: bool
+    active_workers: Whole
+    min_workers: Whole
+    generation: Whole
+    workers: tuple[ReadyMember, ...]
+
+
+class WorkerEntry(Message):
+    """A worker that ever registered.
+
+    `live`: a member that is heard. `late`: a member that is overdue or whose presence is lost.
+    `evicted`: taken for dead. `left`: it said goodbye.
+    """
+
+    worker_id: WorkerName
+    incarnation: Whole
+    state: Literal["live", "late", "evicted", "left"]
+    presence: Literal["open", "lost", "none"]
+    seconds_since_heard: float | None  # None: not in this life of the coordinator
+    rank: Whole | None  # None: no member
+    ip_address: str
+    port: Port
+    hostname: str
+    ping_ms: float | None = None  # where ranks dial each other
+    reason: str = ""  # why it was evicted
+
+
+class Workers(Message):
+    generation: Whole
+    workers: tuple[WorkerEntry, ...]
 
 
 class Done(Message):
@@ -214,3 +285,4 @@ class ErrorReply(Message):
     code: str
     message: str
     retry: bool
+    generation: Whole | None = None  # of STALE_GENERATION: the one to repeat the message with

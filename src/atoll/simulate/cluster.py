@@ -1,5 +1,6 @@
 """One coordinator and N islands in one process, on a virtual clock."""
 
+import contextlib
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
 from atoll.island import trainer
+from atoll.island.presence import Attending
 from atoll.island.run import Run
 from atoll.island.store import IslandIdentity, IslandStore
 from atoll.ledger import engines
@@ -32,6 +34,14 @@ LIMIT_SECONDS = 1e7
 STUCK_SECONDS = 60.0
 
 Progress = Callable[[Status], None]
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The coordinator is killed once `version` is published, and started again so much later."""
+
+    version: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -57,35 +67,64 @@ def simulate(
     location: str | None = None,
     directory: Path | None = None,
     progress: Progress = lambda _: None,
+    outage: Outage | None = None,
 ) -> Simulated:
     """Runs `run_file` with so many islands to its end; keeps the state in `directory` if given."""
     if rounds is not None:
         stop = {**run_file.settings.get("stop", {}), "rounds": rounds}
         run_file = replace(run_file, settings={**run_file.settings, "stop": stop})
     with _somewhere(directory) as home, _one_thread():
-        return _Cluster(run_file, home, location).run(islands, progress)
+        return _Cluster(run_file, home, location, outage).run(islands, progress)
 
 
 class _Cluster:
-    def __init__(self, run_file: RunFile, home: Path, location: str | None) -> None:
+    def __init__(
+        self, run_file: RunFile, home: Path, location: str | None, outage: Outage | None
+    ) -> None:
+        self._outage = outage
         self._scheduler = Scheduler()
         self._home = home
         self._location = location
-        self._stores = Stores(
-            engines.open_ledger(home / "ledger.sqlite"),
-            DirectoryBlobs(home / "blobs"),
-            Spool(home / "spool"),
-        )
+        self._stores = self._open_stores()
+        self._is_away = False
         manifest = boot.create_or_check(
             self._stores, run_file, self._scheduler, new_run_id="simulated"
         )
         wait_seconds = manifest.heartbeat_timeout + manifest.membership.grace_seconds
+        if outage is not None:
+            wait_seconds += outage.seconds
         self._stuck_seconds = 2 * wait_seconds + STUCK_SECONDS
         self._moved_at = 0.0
         self._coordinator: Coordinator = boot.open_coordinator(
             self._stores, self._scheduler, manifest
         )
         torch.set_num_threads(manifest.inner.threads)
+
+    def _open_stores(self) -> Stores:
+        return Stores(
+            engines.open_ledger(self._home / "ledger.sqlite"),
+            DirectoryBlobs(self._home / "blobs"),
+            Spool(self._home / "spool"),
+        )
+
+    def _reach(self) -> Coordinator:
+        if self._is_away:
+            raise CoordinatorUnreachable("the simulated coordinator is away")
+        return self._coordinator
+
+    def _go_away(self, seconds: float) -> None:
+        """Dies without a word, keeping only what is durable, and comes back."""
+        manifest = self._coordinator.manifest
+        self._is_away = True
+        self._close_stores()
+        self._scheduler.sleep(seconds)
+        self._stores = self._open_stores()
+        self._coordinator = boot.open_coordinator(self._stores, self._scheduler, manifest)
+        self._is_away = False
+
+    def _close_stores(self) -> None:
+        self._stores.ledger.close()
+        self._stores.blobs.close()
 
     def run(self, islands: int, progress: Progress) -> Simulated:
         try:
@@ -105,8 +144,7 @@ class _Cluster:
                 status=self._coordinator.status(),
             )
         finally:
-            self._stores.ledger.close()
-            self._stores.blobs.close()
+            self._close_stores()
 
     def _check(self, islands: int) -> None:
         needed = self._coordinator.manifest.membership.min_workers
@@ -121,9 +159,16 @@ class _Cluster:
             while self._coordinator.advance():
                 self._moved_at = self._scheduler.now()
                 progress(self._coordinator.status())
+                self._outage_if_due()
             if self._scheduler.now() - self._moved_at > self._stuck_seconds:
                 raise self._stuck()
             self._scheduler.sleep(TICK_SECONDS)
+
+    def _outage_if_due(self) -> None:
+        outage = self._outage
+        if outage is not None and self._coordinator.versions.current.version == outage.version:
+            self._outage = None
+            self._go_away(outage.seconds)
 
     def _stuck(self) -> AtollError:
         status = self._coordinator.status()
@@ -146,13 +191,14 @@ class _Cluster:
             keys = random.Random(f"island key {index}")
             identity = IslandIdentity(name, keys.randbytes(32).hex())
             run = Run(
-                MemoryLink(self._coordinator, self._scheduler),
+                MemoryLink(self._reach, self._scheduler),
                 store,
                 self._scheduler,
                 identity=identity,
                 jitter=random.Random(index),
             )
             pulse = self._scheduler.spawn(f"{name} pulse", self._pulse(run))
+            presence = self._scheduler.spawn(f"{name} presence", self._presence(run))
             try:
                 trainer.train(
                     run,
@@ -161,6 +207,7 @@ class _Cluster:
                 )
             finally:
                 self._scheduler.stop(pulse)
+                self._scheduler.stop(presence)
                 store.close()
 
         return work
@@ -169,7 +216,17 @@ class _Cluster:
         def work() -> None:
             while True:
                 self._scheduler.sleep(run.manifest.heartbeat_interval)
-                run.beat()
+                # As in a process: the training fiber meets the same error and acts on it.
+                with contextlib.suppress(AtollError):
+                    run.beat()
+
+        return work
+
+    def _presence(self, run: Run) -> Callable[[], None]:
+        def work() -> None:
+            attending = Attending(run)
+            while True:
+                self._scheduler.sleep(attending.once())
 
         return work
 

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from atoll.clock import Clock
 from atoll.coordinator.admission import UploadRequest
 from atoll.coordinator.service import Coordinator
+from atoll.errors import CoordinatorUnreachable
 from atoll.island.link import DownloadProgress, FrameSource
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
+    BarrierReply,
+    BarrierRequest,
     EvaluationReport,
     HeartbeatReply,
     HeartbeatRequest,
@@ -21,17 +24,25 @@ from atoll.protocol.messages import (
 from atoll.protocol.samples import SamplesRequest
 
 CHUNK_BYTES = 1 << 20
+PEER = "127.0.0.1"
 POLL_SECONDS = 0.05  # virtual: how finely a waiting island looks again
 
 
 class MemoryLink:
-    """Calls without a network; messages take no virtual time."""
+    """Calls without a network; messages take no virtual time.
 
-    def __init__(self, coordinator: Coordinator, clock: Clock) -> None:
-        self._coordinator = coordinator
+    `reach` gives the coordinator, or raises CoordinatorUnreachable while it is away.
+    """
+
+    def __init__(self, reach: Callable[[], Coordinator], clock: Clock) -> None:
+        self._reach = reach
         self._clock = clock
         self._sent = 0
         self._received = 0
+
+    @property
+    def _coordinator(self) -> Coordinator:
+        return self._reach()
 
     @property
     def bytes_sent(self) -> int:
@@ -51,7 +62,7 @@ class MemoryLink:
         return self.info()
 
     def register(self, request: RegisterRequest) -> RegisterReply:
-        return self._coordinator.register(request)
+        return self._coordinator.register(request, peer=PEER)
 
     def leave(self, identity: Identity) -> None:
         self._coordinator.deregister(identity)
@@ -59,10 +70,23 @@ class MemoryLink:
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         return self._coordinator.heartbeat(request)
 
-    def assignment(self, request: AssignmentRequest) -> Assignment:
+    def attend(self, identity: Identity) -> "MemoryAttendance":
+        return MemoryAttendance(self._reach, self._clock, identity)
+
+    def barrier(self, name: str, request: BarrierRequest) -> BarrierReply:
         deadline = self._clock.now() + request.wait_seconds
         while True:
-            reply = self._coordinator.assignment(request)
+            reply = self._coordinator.barrier(request.identity.generation, name, request)
+            if reply.complete or self._clock.now() >= deadline:
+                return reply
+            self._clock.sleep(POLL_SECONDS)
+
+    def assignment(self, request: AssignmentRequest) -> Assignment:
+        deadline = self._clock.now() + request.wait_seconds
+        begun = False
+        while True:
+            reply = self._coordinator.assignment(request, begun=begun)
+            begun = True
             if reply.action != "wait" or self._clock.now() >= deadline:
                 return reply
             self._clock.sleep(POLL_SECONDS)
@@ -103,3 +127,26 @@ class MemoryLink:
             progress.offset += len(data)
             self._received += len(data)
             self._coordinator.sent(identity, len(data))
+
+
+class MemoryAttendance:
+    """A presence stream on the virtual clock; a fiber that is stopped while it waits drops it."""
+
+    def __init__(self, reach: Callable[[], Coordinator], clock: Clock, identity: Identity) -> None:
+        self._reach = reach
+        self._coordinator = reach()
+        self._clock = clock
+        self._closed = False
+        self._stream = self._coordinator.attend(identity, close=self.close)
+
+    def wait(self) -> None:
+        try:
+            while not self._closed:
+                self._clock.sleep(POLL_SECONDS)
+                if self._reach() is not self._coordinator:
+                    raise CoordinatorUnreachable("the coordinator of this stream is gone")
+        finally:
+            self._coordinator.absent(self._stream)
+
+    def close(self) -> None:
+        self._closed = True

@@ -50,6 +50,11 @@ class TransferStub:
                 request_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadRequest.SerializeToString,
                 response_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.FromString,
                 _registered_method=True)
+        self.Presence = channel.unary_stream(
+                '/atoll.v1.Transfer/Presence',
+                request_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PresenceOpen.SerializeToString,
+                response_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PresenceState.FromString,
+                _registered_method=True)
 
 
 class TransferServicer:
@@ -77,6 +82,13 @@ class TransferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Presence(self, request, context):
+        """Answers once and then stays open while the island is there: its end is how a death is noticed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TransferServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_TransferServicer_to_server(servicer, server):
                     servicer.Download,
                     request_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadRequest.FromString,
                     response_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.SerializeToString,
+            ),
+            'Presence': grpc.unary_stream_rpc_method_handler(
+                    servicer.Presence,
+                    request_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PresenceOpen.FromString,
+                    response_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PresenceState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class Transfer:
             '/atoll.v1.Transfer/Download',
             atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadRequest.SerializeToString,
             atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Presence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Transfer/Presence',
+            atoll_dot_wire_dot_proto_dot_transfer__pb2.PresenceOpen.SerializeToString,
+            atoll_dot_wire_dot_proto_dot_transfer__pb2.PresenceState.FromString,
             options,
             channel_credentials,
             insecure,

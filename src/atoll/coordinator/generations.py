@@ -1,0 +1,41 @@
+"""The present generation, and the refusal of messages that were made in an earlier one.
+
+The ledger makes generations; this is a copy of its newest one that is cheap to look at.
+"""
+
+from atoll.errors import StaleGeneration
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import GenerationRecord, MemberRecord
+
+
+class Generations:
+    """A copy of the ledger's newest generation. Thread-safe: the copy is replaced whole."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._current = ledger.generation()
+
+    @property
+    def current(self) -> GenerationRecord:
+        """Who is in, by rank."""
+        return self._current
+
+    def refresh(self) -> None:
+        """Copies the newest generation; called by whoever changed the membership."""
+        self._current = self._ledger.generation()
+
+    def check(self, number: int) -> GenerationRecord:
+        """The present generation, if it is the message's; else StaleGeneration with its number."""
+        current = self._current
+        if number != current.number:
+            raise StaleGeneration(
+                f"generation={number} is not the present one, which is {current.number}: a worker "
+                f"joined, left or was evicted; repeat the message in generation {current.number}, "
+                f"and ask /training/ready where ranks and addresses matter",
+                present=current.number,
+            )
+        return current
+
+    def member(self, worker_id: str) -> MemberRecord | None:
+        """The worker's place in the present generation."""
+        return next((m for m in self._current.members if m.worker_id == worker_id), None)

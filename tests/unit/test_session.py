@@ -1,0 +1,145 @@
+"""An island's standing: generations are adopted, evictions answered by registering again."""
+
+import random
+from typing import Any
+
+import pytest
+
+from atoll.clock import ManualClock
+from atoll.errors import CoordinatorUnreachable, Evicted, Fenced, StaleGeneration, UnknownWorker
+from atoll.island import session as sessions
+from atoll.island.reconnect import Reconnect
+from atoll.island.session import Session
+from atoll.island.store import IslandIdentity
+from atoll.protocol.manifest import Manifest
+from atoll.protocol.messages import Info, RegisterReply
+from tests.clusters import SMALL, manifest_for
+
+
+class Coordinator:
+    """A link whose calls are answered by what a test put in `answers`, one each."""
+
+    def __init__(self) -> None:
+        self.registrations = 0
+        self.generation = 1
+        self.seen: list[tuple[int, int]] = []  # incarnation and generation of every message
+        self.answers: list[Any] = []
+        self.left = 0
+
+    def info(self) -> Any:
+        manifest = manifest_for(SMALL)
+        return Info(
+            **{name: getattr(manifest, name) for name in Manifest.model_fields},
+            run_id="run",
+            manifest_sha256=manifest.sha256(),
+            model_hash="0" * 64,
+            version=0,
+            transfer_port=1,
+        )
+
+    def register(self, _: Any) -> RegisterReply:
+        self.registrations += 1
+        return RegisterReply(
+            incarnation=self.registrations, generation=self.generation, version=0, digest="0" * 64
+        )
+
+    def leave(self, _: Any) -> None:
+        self.left += 1
+
+    def message(self, session: Session) -> str:
+        identity = session.identity()
+        self.seen.append((identity.incarnation, identity.generation))
+        answer = self.answers.pop(0) if self.answers else "done"
+        if callable(answer):
+            answer = answer()
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+
+@pytest.fixture
+def coordinator() -> Coordinator:
+    return Coordinator()
+
+
+@pytest.fixture
+def session(coordinator: Coordinator) -> Session:
+    link: Any = coordinator
+    made = Session(link, IslandIdentity("a", "1" * 64), Reconnect(ManualClock(), random.Random(0)))
+    made.register(layout_digest="0" * 64, data_identity={})
+    return made
+
+
+@pytest.mark.parametrize("how", ["call", "knock"])
+def test_refused_message_is_repeated_at_once_in_the_present_generation(session, coordinator, how):
+    coordinator.answers = [StaleGeneration(present=5), StaleGeneration(present=7)]
+
+    answer = getattr(session, how)(lambda: coordinator.message(session))
+
+    assert answer == "done"
+    assert coordinator.seen == [(1, 1), (1, 5), (1, 7)]
+
+
+def test_coordinator_that_refuses_every_generation_is_not_asked_for_ever(session, coordinator):
+    coordinator.answers = [StaleGeneration(present=n) for n in range(sessions.MAX_ADOPTIONS + 1)]
+
+    with pytest.raises(StaleGeneration):
+        session.call(lambda: coordinator.message(session))
+
+
+@pytest.mark.parametrize("how", ["call", "knock"])
+@pytest.mark.parametrize("error", [Evicted(), UnknownWorker()])
+def test_worker_that_is_out_registers_again_and_repeats_its_message(
+    session, coordinator, how, error
+):
+    coordinator.answers = [error]
+
+    answer = getattr(session, how)(lambda: coordinator.message(session))
+
+    assert answer == "done"
+    assert coordinator.seen == [(1, 1), (2, 1)]
+
+
+def test_worker_fenced_by_its_own_later_life_goes_on(session, coordinator):
+    """The heartbeats registered again while an upload was on its way."""
+
+    def evicted_meanwhile() -> Fenced:
+        coordinator.answers.insert(0, Evicted())
+        session.knock(lambda: coordinator.message(session))
+        return Fenced()
+
+    coordinator.answers = [evicted_meanwhile]
+
+    assert session.call(lambda: coordinator.message(session)) == "done"
+    assert coordinator.seen[-1] == (2, 1)
+
+
+def test_worker_fenced_by_another_process_stops(session, coordinator):
+    coordinator.answers = [Fenced()]
+
+    with pytest.raises(Fenced):
+        session.call(lambda: coordinator.message(session))
+
+
+def test_knock_tries_once_when_the_coordinator_is_away(session, coordinator):
+    coordinator.answers = [CoordinatorUnreachable()]
+
+    with pytest.raises(CoordinatorUnreachable):
+        session.knock(lambda: coordinator.message(session))
+
+    assert len(coordinator.seen) == 1
+
+
+def test_worker_that_left_is_not_brought_back_by_its_heartbeats(session, coordinator):
+    def beat_meanwhile() -> None:
+        coordinator.answers = [UnknownWorker()]
+        with pytest.raises(UnknownWorker):
+            session.knock(lambda: coordinator.message(session))
+        coordinator.left += 1
+
+    coordinator.leave = lambda _: beat_meanwhile()
+
+    session.leave()
+
+    assert (coordinator.left, coordinator.registrations) == (1, 1)
+    assert not session.is_registered
