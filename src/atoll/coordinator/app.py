@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
@@ -172,10 +172,13 @@ def _worker_routes(coordinator: Coordinator, changes: Changes, clock: Clock) -> 
         coordinator.deregister(request.identity)
         return Done()
 
-    @router.post("/workers/{worker_id}/heartbeat")
-    def heartbeat(worker_id: str, request: HeartbeatRequest) -> HeartbeatReply:
+    # Without a thread and without checking our own answer: the call of which there are most, and
+    # it waits for nothing.
+    @router.post("/workers/{worker_id}/heartbeat", response_model=HeartbeatReply)
+    async def heartbeat(worker_id: str, request: HeartbeatRequest) -> Response:
         _same_worker(worker_id, request.identity.worker_id)
-        return coordinator.heartbeat(request)
+        reply = coordinator.heartbeat(request)
+        return Response(reply.model_dump_json(), media_type="application/json")
 
     @router.post("/workers/{worker_id}/assignment")
     async def assignment(worker_id: str, request: AssignmentRequest) -> Assignment:

@@ -149,9 +149,11 @@ class Registry:
     def check(self, identity: Identity) -> WorkerRecord:
         """The record of who speaks, or why they may not."""
         self.check_run(identity.run_id, identity.manifest_sha256)
-        with self._lock:
-            known = self._workers.get(identity.worker_id)
-            evicted = self._evictions.get(identity.worker_id)
+        # Without the lock, which a registration holds for a whole transaction: every message of
+        # every worker comes here. In this order: a worker that comes back is active before its
+        # eviction is forgotten.
+        evicted = self._evictions.get(identity.worker_id)
+        known = self._workers.get(identity.worker_id)
         if known is None or not (known.active or evicted):
             raise UnknownWorker(
                 f"worker_id={identity.worker_id!r} is not registered in run {self._run_id!r}; "
