@@ -4,8 +4,8 @@ import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc, malloc.h
 ARENAS = 2
-KEPT_BYTES = 48 << 20  # freed memory that an arena may keep
-MAPPED_BYTES = 16 << 20  # what is larger is mapped by itself and given back at once
+KEPT_BYTES = 8 << 20  # freed memory that an arena may keep
+MAPPED_BYTES = 4 << 20  # what is larger is mapped by itself and given back at once
 
 
 def bound_arenas() -> None:
