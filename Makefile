@@ -36,6 +36,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.sync
 	$(BIN)/python -m benchmarks.loss
+	$(BIN)/python -m benchmarks.control_plane
 
 proto: $(STAMP)
 	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \

@@ -113,7 +113,7 @@ def _tell(run: Run, *, as_json: bool) -> None:
         output.print_json(summary)
     else:
         output.say(
-            f"run finished at version {run.version}, params digest {run.digest}; "
+            f"ended at version {run.version}, params digest {run.digest}; "
             f"sent {output.size(telemetry.bytes_sent)}, "
             f"received {output.size(telemetry.bytes_received)}"
         )
