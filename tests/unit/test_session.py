@@ -25,8 +25,10 @@ class Coordinator:
         self.seen: list[tuple[int, int]] = []  # incarnation and generation of every message
         self.answers: list[Any] = []
         self.left = 0
+        self.infos = 0
 
     def info(self) -> Any:
+        self.infos += 1
         manifest = manifest_for(SMALL)
         return Info(
             **{name: getattr(manifest, name) for name in Manifest.model_fields},
@@ -64,8 +66,13 @@ def coordinator() -> Coordinator:
 
 @pytest.fixture
 def session(coordinator: Coordinator) -> Session:
+    return joined(coordinator)
+
+
+def joined(coordinator: Coordinator, *, in_step: bool = False) -> Session:
     link: Any = coordinator
-    made = Session(link, IslandIdentity("a", "1" * 64), Reconnect(ManualClock(), random.Random(0)))
+    reconnect = Reconnect(ManualClock(), random.Random(0))
+    made = Session(link, IslandIdentity("a", "1" * 64), reconnect, in_step=in_step)
     made.register(layout_digest="0" * 64, data_identity={})
     return made
 
@@ -143,3 +150,28 @@ def test_worker_that_left_is_not_brought_back_by_its_heartbeats(session, coordin
 
     assert (coordinator.left, coordinator.registrations) == (1, 1)
     assert not session.is_registered
+
+
+@pytest.mark.parametrize(("in_step", "registrations"), [(True, 1), (False, 2)])
+def test_only_a_rank_of_its_own_registers_beside_the_training(coordinator, in_step, registrations):
+    """Ranks that go in step register together; one alone would leave the others behind."""
+    session = joined(coordinator, in_step=in_step)
+    coordinator.answers = [UnknownWorker("gone")]
+
+    if in_step:
+        with pytest.raises(UnknownWorker):
+            session.knock(lambda: coordinator.message(session))
+    else:
+        session.knock(lambda: coordinator.message(session))
+
+    assert coordinator.registrations == registrations
+
+
+@pytest.mark.parametrize(("in_step", "looks"), [(True, 1), (False, 2)])
+def test_only_a_rank_of_its_own_looks_again_after_an_absence(coordinator, in_step, looks):
+    session = joined(coordinator, in_step=in_step)
+    coordinator.answers = [CoordinatorUnreachable("away")]
+
+    session.call(lambda: coordinator.message(session))
+
+    assert coordinator.infos == looks
