@@ -1,12 +1,21 @@
 """An island's standing: generations are adopted, evictions answered by registering again."""
 
 import random
+import threading
 from typing import Any
 
 import pytest
 
 from atoll.clock import ManualClock
-from atoll.errors import CoordinatorUnreachable, Evicted, Fenced, StaleGeneration, UnknownWorker
+from atoll.errors import (
+    CoordinatorUnreachable,
+    Evicted,
+    Fenced,
+    ManifestMismatch,
+    StaleGeneration,
+    UnknownWorker,
+)
+from atoll.history import boundary
 from atoll.island import session as sessions
 from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
@@ -121,6 +130,66 @@ def test_worker_fenced_by_its_own_later_life_goes_on(session, coordinator):
     assert coordinator.seen[-1] == (2, 1)
 
 
+def test_worker_fenced_before_its_later_life_is_known_here_waits_for_the_answer(
+    session, coordinator
+):
+    """The heartbeats' registration has arrived; its answer has not."""
+    arrived, may_answer = threading.Event(), threading.Event()
+    register = coordinator.register
+
+    def slow(request: Any) -> Any:
+        reply = register(request)
+        arrived.set()
+        assert may_answer.wait(20.0)
+        return reply
+
+    def fenced_meanwhile() -> Fenced:
+        coordinator.register = slow
+        coordinator.answers.insert(0, Evicted())
+        beats.start()
+        assert arrived.wait(20.0)
+        threading.Timer(0.2, may_answer.set).start()
+        return Fenced()
+
+    beats = threading.Thread(target=lambda: session.knock(lambda: coordinator.message(session)))
+    coordinator.answers = [fenced_meanwhile]
+
+    assert session.call(lambda: coordinator.message(session)) == "done"
+    beats.join()
+    assert coordinator.seen[-1] == (2, 1)
+    assert coordinator.registrations == 2
+
+
+def test_worker_fenced_by_a_registration_that_got_no_answer_registers_again(session, coordinator):
+    register = coordinator.register
+
+    def lost(request: Any) -> RegisterReply:
+        register(request)
+        coordinator.register = register
+        raise CoordinatorUnreachable
+
+    coordinator.register = lost
+    coordinator.answers = [Evicted(), Fenced(), "done", Fenced()]
+    with pytest.raises(CoordinatorUnreachable):
+        session.knock(lambda: coordinator.message(session))
+
+    assert session.call(lambda: coordinator.message(session)) == "done"
+    assert coordinator.seen[-1] == (3, 1)
+    with pytest.raises(Fenced):  # that doubt is gone: now it was somebody else
+        session.call(lambda: coordinator.message(session))
+
+
+def test_worker_that_is_fenced_while_it_leaves_has_left(session, coordinator):
+    def fenced(_: Any) -> None:
+        raise Fenced
+
+    coordinator.leave = fenced
+
+    session.leave()
+
+    assert not session.is_registered
+
+
 def test_worker_fenced_by_another_process_stops(session, coordinator):
     coordinator.answers = [Fenced()]
 
@@ -135,6 +204,28 @@ def test_knock_tries_once_when_the_coordinator_is_away(session, coordinator):
         session.knock(lambda: coordinator.message(session))
 
     assert len(coordinator.seen) == 1
+
+
+def test_worker_that_is_out_comes_back_beside_the_training_under_a_new_manifest(
+    session, coordinator
+):
+    """Evicted during a long step, in which the operator changed the outer learning rate."""
+    first = coordinator.info()
+    manifest = boundary.with_outer_lr(first.manifest(), first.outer.lr / 2)
+    settings = {name: getattr(manifest, name) for name in Manifest.model_fields}
+    newer = first.model_copy(update={**settings, "manifest_sha256": manifest.sha256()})
+    register = coordinator.register
+
+    def under_newer(request: Any) -> Any:
+        if request.manifest_sha256 != newer.manifest_sha256:
+            raise ManifestMismatch
+        return register(request)
+
+    coordinator.info, coordinator.register = lambda: newer, under_newer
+    coordinator.answers = [Evicted()]
+
+    assert session.knock(lambda: coordinator.message(session)) == "done"
+    assert coordinator.seen[-1] == (2, 1)
 
 
 def test_worker_that_left_is_not_brought_back_by_its_heartbeats(session, coordinator):

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from atoll.codecs import registry as codecs
 from atoll.errors import (
+    AtollError,
     CoordinatorUnreachable,
     Fenced,
     ManifestMismatch,
@@ -54,6 +55,7 @@ class Session:
         self._incarnation = 0
         self._request: RegisterRequest | None = None
         self._away = False  # whether the last call found nobody
+        self._unanswered = False  # whether a registration may have begun a life we do not know of
         self._in_step = in_step
         self._refreshing = threading.Lock()
         # Beside the training thread nobody waits for it, or waits for anything while holding it:
@@ -97,14 +99,18 @@ class Session:
 
     def _register(self) -> None:
         assert self._request is not None
-        reply = self.link.register(
-            self._request.model_copy(
-                update={
-                    "manifest_sha256": self.info.manifest_sha256,
-                    "settings": self.info.manifest().model_dump(mode="json"),
-                }
-            )
+        request = self._request.model_copy(
+            update={
+                "manifest_sha256": self.info.manifest_sha256,
+                "settings": self.info.manifest().model_dump(mode="json"),
+            }
         )
+        try:
+            reply = self.link.register(request)
+        except CoordinatorUnreachable:
+            self._unanswered = True
+            raise
+        self._unanswered = False
         self._incarnation = reply.incarnation
         self.generation = reply.generation
         self.version = reply.version
@@ -124,17 +130,23 @@ class Session:
                 return self._reconnect.call(
                     lambda: self._under_newest(lambda: self._adopting(work))
                 )
-            except UnknownWorker as error:
-                if self._request is None:
-                    raise
-                with self._joining:
-                    if self._incarnation == life:
-                        log.warning("registering again", extra={"reason": str(error)})
-                        self._reconnect.call(lambda: self._under_newest(self._register))
-            except Fenced:
-                # By ourselves, when another thread of this process registered again meanwhile.
-                if self._incarnation == life:
-                    raise
+            except (UnknownWorker, Fenced) as error:
+                self._come_back(life, error)
+
+    def _come_back(self, life: int, error: AtollError) -> None:
+        """Registers again where `error`, met in `life`, says that we are out; else raises it.
+
+        We may also be fenced by ourselves: another thread of this process registered again
+        meanwhile, whose answer is waited for here, or tried to and got no answer.
+        """
+        with self._joining:
+            if self._incarnation != life:
+                return
+            by_another = isinstance(error, Fenced) and not self._unanswered
+            if by_another or self._request is None:
+                raise error
+            log.warning("registering again", extra={"reason": str(error)})
+            self._reconnect.call(lambda: self._under_newest(self._register))
 
     def knock(self, work: Callable[[], T]) -> T:
         """One try of `work` from a thread beside the training; registers again when we are out.
@@ -153,7 +165,7 @@ class Session:
                     raise
                 if self._incarnation == life:
                     log.warning("registering again", extra={"reason": str(error)})
-                    self._register()
+                    self._under_newest(self._register)
             finally:
                 self._joining.release()
             return self._adopting(work)
@@ -227,8 +239,9 @@ class Session:
         """Takes part no more; harmless when repeated."""
         if self.is_registered:
             self._come_back_no_more()
-            # Unknown: an earlier try got through and its answer was lost.
-            with contextlib.suppress(UnknownWorker):
+            # Unknown: an earlier try got through and its answer was lost. Fenced: what there is to
+            # leave is another life's.
+            with contextlib.suppress(UnknownWorker, Fenced):
                 self._reconnect.call(
                     lambda: self._under_newest(
                         lambda: self._adopting(lambda: self.link.leave(self.identity()))
