@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from atoll.errors import (
 )
 from atoll.history import boundary
 from atoll.island import session as sessions
+from atoll.island.group import SOLO, Group, SoloGroup
 from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
 from atoll.island.store import IslandIdentity
@@ -30,6 +32,7 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.registrations = 0
+        self.beside = 0  # of them
         self.generation = 1
         self.seen: list[tuple[int, int]] = []  # incarnation and generation of every message
         self.answers: list[Any] = []
@@ -53,6 +56,10 @@ class Coordinator:
         return RegisterReply(
             incarnation=self.registrations, generation=self.generation, version=0, digest="0" * 64
         )
+
+    def come_back(self, request: Any) -> RegisterReply:
+        self.beside += 1
+        return self.register(request)
 
     def leave(self, _: Any) -> None:
         self.left += 1
@@ -78,10 +85,10 @@ def session(coordinator: Coordinator) -> Session:
     return joined(coordinator)
 
 
-def joined(coordinator: Coordinator, *, in_step: bool = False) -> Session:
+def joined(coordinator: Coordinator, *, group: Group = SOLO) -> Session:
     link: Any = coordinator
     reconnect = Reconnect(ManualClock(), random.Random(0))
-    made = Session(link, IslandIdentity("a", "1" * 64), reconnect, in_step=in_step)
+    made = Session(link, IslandIdentity("a", "1" * 64), reconnect, group=group)
     made.register(layout_digest="0" * 64, data_identity={})
     return made
 
@@ -243,24 +250,79 @@ def test_worker_that_left_is_not_brought_back_by_its_heartbeats(session, coordin
     assert not session.is_registered
 
 
-@pytest.mark.parametrize(("in_step", "registrations"), [(True, 1), (False, 2)])
-def test_only_a_rank_of_its_own_registers_beside_the_training(coordinator, in_step, registrations):
-    """Ranks that go in step register together; one alone would leave the others behind."""
-    session = joined(coordinator, in_step=in_step)
+class Leader(SoloGroup):
+    """Rank 0 of 2; what it leads, the other rank is told."""
+
+    size = 2
+
+
+@pytest.mark.parametrize("group", [SOLO, Leader()], ids=["solo", "leader"])
+def test_leader_registers_alone_beside_the_training(coordinator, group):
+    """The other ranks may be anywhere: nothing of it is collective."""
+    session = joined(coordinator, group=group)
     coordinator.answers = [UnknownWorker("gone")]
 
-    if in_step:
-        with pytest.raises(UnknownWorker):
-            session.knock(lambda: coordinator.message(session))
+    session.knock(lambda: coordinator.message(session))
+
+    assert (coordinator.beside, coordinator.registrations) == (1, 2)
+    assert coordinator.seen == [(1, 1), (2, 1)]
+
+
+class Follower(SoloGroup):
+    """Rank 1 of 2: the outcomes are what the leader tells, whatever this rank knows."""
+
+    rank = 1
+    size = 2
+    is_leader = False
+
+    def __init__(self, *told: Any) -> None:
+        self.told = list(told)
+
+    def lead(self, work: Callable[[], Any]) -> Any:
+        return self.told.pop(0)
+
+
+def test_follower_is_in_the_life_that_the_leader_has(coordinator):
+    session = joined(coordinator, group=Follower((1, 1, 0), False, (3, 8, 5)))
+    coordinator.answers = [UnknownWorker("gone")]
+
+    session.call(lambda: coordinator.message(session))
+
+    assert coordinator.seen == [(1, 1), (3, 8)]
+    assert session.version == 5
+    assert coordinator.registrations == 0, "only the leader registers"
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_follower_that_is_told_of_a_fence_does_as_the_leader(coordinator, goes_on):
+    """The leader knows whether it was its own heartbeat thread that registered again."""
+    session = joined(coordinator, group=Follower((1, 1, 0), not goes_on, (2, 1, 0)))
+    coordinator.answers = [Fenced()]
+
+    if goes_on:
+        assert session.call(lambda: coordinator.message(session)) == "done"
+        assert session.incarnation == 2
     else:
-        session.knock(lambda: coordinator.message(session))
+        with pytest.raises(Fenced):
+            session.call(lambda: coordinator.message(session))
 
-    assert coordinator.registrations == registrations
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_follower_that_is_told_of_another_manifest_does_as_the_leader(coordinator, goes_on):
+    """The leader may have heard of the newest one before, while it sent: then it is final."""
+    session = joined(coordinator, group=Follower((1, 1, 0), goes_on))
+    coordinator.answers = [ManifestMismatch()]
+
+    if goes_on:
+        assert session.call(lambda: coordinator.message(session)) == "done"
+    else:
+        with pytest.raises(ManifestMismatch):
+            session.call(lambda: coordinator.message(session))
 
 
-@pytest.mark.parametrize(("in_step", "looks"), [(True, 1), (False, 2)])
-def test_only_a_rank_of_its_own_looks_again_after_an_absence(coordinator, in_step, looks):
-    session = joined(coordinator, in_step=in_step)
+@pytest.mark.parametrize(("group", "looks"), [(Leader(), 1), (SOLO, 2)])
+def test_only_a_rank_of_its_own_looks_again_after_an_absence(coordinator, group, looks):
+    session = joined(coordinator, group=group)
     coordinator.answers = [CoordinatorUnreachable("away")]
 
     session.call(lambda: coordinator.message(session))

@@ -124,6 +124,9 @@ class NetworkLink:
     def register(self, request: RegisterRequest) -> RegisterReply:
         return self.ask("POST", "/workers/register", request, RegisterReply)
 
+    def come_back(self, request: RegisterRequest) -> RegisterReply:
+        return self.register(request)
+
     def leave(self, identity: Identity) -> None:
         path = f"/workers/{identity.worker_id}"
         self.ask("DELETE", path, LeaveRequest(identity=identity), Done)
