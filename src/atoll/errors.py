@@ -9,7 +9,7 @@
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout
       WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
-                                  StaleGeneration, AddressUnreachable
+                                  DatasetMismatch, StaleGeneration, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
       CoordinatorUnreachable      the network, a dead or restarting coordinator
 
@@ -228,6 +228,12 @@ class LeaseLost(WorkError):
     """The rows of this contribution are not leased to this worker."""
 
     code = "LEASE_LOST"
+
+
+class DatasetMismatch(WorkError):
+    """A dataset is known by another length."""
+
+    code = "DATASET_MISMATCH"
 
 
 class StaleGeneration(WorkError):

@@ -373,7 +373,7 @@ def test_blob_between_store_and_record_survives_garbage_collection(tmp_path):
     record = uploads._record
     removed = []
 
-    def collecting(contribution):
+    def collecting(contribution, header):
         removed.append(
             retention.prune(
                 cluster.ledger,
@@ -382,7 +382,7 @@ def test_blob_between_store_and_record_survives_garbage_collection(tmp_path):
                 in_flight=uploads.in_flight,
             )
         )
-        return record(contribution)
+        return record(contribution, header)
 
     uploads._record = collecting
 
@@ -400,9 +400,9 @@ def test_blob_between_store_and_record_is_garbage_to_who_does_not_ask(tmp_path):
     uploads = cluster.coordinator._uploads
     record = uploads._record
 
-    def collecting(contribution):
+    def collecting(contribution, header):
         retention.prune(cluster.ledger, cluster.blobs, cluster.manifest.storage)
-        return record(contribution)
+        return record(contribution, header)
 
     uploads._record = collecting
 

@@ -341,7 +341,7 @@ class Coordinator:
             return Assignment(action="stop", version=version, digest=digest, reason=reason)
         if latest is None or latest.record.state is not RoundState.OPEN:
             return Assignment(action="wait", version=version, digest=digest)
-        if worker_id not in latest.planned or worker_id in latest.contributions:
+        if worker_id not in latest.holding or worker_id in latest.contributions:
             return Assignment(action="wait", version=version, digest=digest)
         if wanted == "pause":
             reason = "the operator has paused the run"
@@ -358,10 +358,11 @@ class Coordinator:
             round=latest.record.round,
             manifest_sha256=latest.record.manifest_sha256,
             ranges=tuple(
-                RowRange(start=lease.start, stop=lease.stop) for lease in latest.ranges(worker_id)
+                RowRange(start=lease.start, stop=lease.stop, dataset_id=lease.dataset_id)
+                for lease in latest.ranges(worker_id)
             ),
             global_tokens=self._rounds.tokens,
-            num_planned=len(latest.planned),
+            num_planned=len(latest.holding),
         )
 
     def evaluation(self, report: EvaluationReport) -> None:
@@ -378,6 +379,10 @@ class Coordinator:
         """
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         if self._liveness.scan():
+            self._changed()
+        for worker_id in self._rounds.expire():
+            self._count("expired_leases")
+            log.warning("lease expired", extra={"worker": worker_id})
             self._changed()
         self._rounds.admit()
         frozen = self._frozen_round()

@@ -361,7 +361,7 @@ class Run:
     def _train(self, loaded: _Loaded, dataset: Dataset, assignment: Assignment) -> Iterator[Tensor]:
         settings = self.manifest.inner
         self._round = current = _Round(assignment, dataset.block)
-        ranges = [Range(r.start, r.stop) for r in assignment.ranges]
+        ranges = [Range(r.start, r.stop, r.dataset_id or "") for r in assignment.ranges]
         per_step = settings.batch * dataset.block * assignment.num_planned
         self._meter.begin()
         for rows in batching.batches(
@@ -413,6 +413,7 @@ class Run:
             tokens=done.tokens,
             loss_sum=done.loss_sum,
             ranges=[(r.start, r.stop) for r in done.assignment.ranges],
+            datasets=[r.dataset_id for r in done.assignment.ranges if r.dataset_id is not None],
         )
 
     def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> None:

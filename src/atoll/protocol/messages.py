@@ -13,6 +13,7 @@ from atoll.protocol.manifest import Manifest, Sha256
 from atoll.protocol.message import Message, Number, RunName, Whole, WorkerName
 
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+DatasetId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -78,8 +79,11 @@ class HeartbeatReply(Message):
 
 
 class RowRange(Message):
+    """Positions of a dataset's row sequence."""
+
     start: Whole
     stop: Whole
+    dataset_id: DatasetId | None = None  # None: the run's only one
 
 
 class EvaluationTask(Message):
