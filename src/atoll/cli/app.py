@@ -180,6 +180,19 @@ def info(
 
 
 @app.command()
+def work(
+    url: UrlArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the queues of rows: what is issued, done and open, and who has it."""
+    from atoll.cli import work as command
+
+    command.work(url, token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command()
 def workers(
     url: UrlArgument,
     token: TokenOption = None,

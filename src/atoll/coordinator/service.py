@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
-from atoll.coordinator import agreement, readiness
+from atoll.coordinator import agreement, queues, readiness
 from atoll.coordinator.admission import Admission, UploadRequest
 from atoll.coordinator.barriers import Barriers
 from atoll.coordinator.control import Control
@@ -61,6 +61,7 @@ from atoll.protocol.messages import (
     Workers,
 )
 from atoll.protocol.samples import SamplesRequest
+from atoll.protocol.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -574,6 +575,15 @@ class Coordinator:
             digest=current.digests.master.root,
             counters=self.counters,
             refusals=self.refusals,
+        )
+
+    def work(self) -> Work:
+        """The queues of units, and who has which rows."""
+        return queues.work(
+            self._ledger,
+            self._rounds.dispatch.parts,
+            self.manifest.work,
+            expired_leases=self.counters["expired_leases"],
         )
 
     def is_finished(self) -> bool:

@@ -255,7 +255,8 @@ def _check_work(
     report: AuditReport, ledger: Ledger, leases: Sequence[LeaseRecord], *, newest: int
 ) -> None:
     """The balance of rows, and queues that are damaged or say something else than the leases."""
-    report.balance = balance.balance(leases, ledger.datasets())
+    datasets = ledger.datasets()
+    report.balance = balance.balance(leases, datasets)
     for epoch in report.balance:
         if not epoch.holds:
             report.problems.append(
@@ -266,11 +267,8 @@ def _check_work(
                     f"which {epoch.open} are open and {epoch.given_up} given up",
                 )
             )
-    queues = ledger.queues()
-    for damaged in queues.damaged:
-        report.problems.append(Problem(newest, f"queue {damaged.name}", damaged.reason))
-    for name, difference in balance.check_queues(queues.sound, leases):
-        report.problems.append(Problem(newest, f"queue {name}", difference))
+    for name, wrong in balance.check_queues(ledger.queues(), leases, datasets):
+        report.problems.append(Problem(newest, f"queue {name}", wrong))
 
 
 def _report_lost(report: AuditReport, rounds: Sequence[RoundRecord], start: int, stop: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from atoll.ledger import units
-from atoll.ledger.records import DatasetRecord, LeaseRecord, LeaseState, QueueRecord
+from atoll.ledger.records import DatasetRecord, LeaseRecord, LeaseState, QueueRecord, Queues
 
 Span = tuple[int, int]
 
@@ -106,13 +106,19 @@ def merged(spans: Iterable[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
 
 
 def check_queues(
-    queues: Sequence[QueueRecord], leases: Iterable[LeaseRecord]
+    queues: Queues, leases: Iterable[LeaseRecord], datasets: Sequence[DatasetRecord]
 ) -> Iterator[tuple[str, str]]:
-    """The name of every queue whose bitmaps say something else than the leases, and what."""
+    """The name of every queue that is damaged or says something else than the leases, and what."""
+    for entry in queues.damaged:
+        yield entry.name, entry.reason
     grouped: dict[str, list[LeaseRecord]] = {}
     for lease in leases:
         grouped.setdefault(lease.queue, []).append(lease)
-    known: Mapping[str, QueueRecord] = {queue.name: queue for queue in queues}
+    known: Mapping[str, QueueRecord] = {queue.name: queue for queue in queues.sound}
+    named = {record.dataset_id for record in datasets}
+    for name in sorted(grouped.keys() - known.keys() - {entry.name for entry in queues.damaged}):
+        if grouped[name][0].dataset_id in named:
+            yield name, "leases lie in it and it has no entry"
     for name, queue in known.items():
         mine = grouped.get(name, [])
         for field, recorded, right in (
