@@ -32,10 +32,12 @@ class Dispatch:
         ledger.add_datasets(
             [DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in self.parts]
         )
-        for damaged in ledger.queues().damaged:
+        damaged = ledger.queues().damaged
+        self.refused = tuple(entry.name for entry in damaged)
+        for entry in damaged:
             log.error(
                 "a queue entry is refused; its rows are served from the leases",
-                extra={"queue": damaged.name, "reason": damaged.reason},
+                extra={"queue": entry.name, "reason": entry.reason},
             )
 
     def plan(

@@ -281,6 +281,7 @@ class Status(Message):
     resyncs: int
     bytes_received: int
     bytes_sent: int
+    refused_queues: tuple[str, ...] = ()  # entries that were damaged when the coordinator started
 
 
 class ErrorReply(Message):
