@@ -120,10 +120,10 @@ def check_queues(
         if grouped[name][0].dataset_id in named:
             yield name, "leases lie in it and it has no entry"
     for name, queue in known.items():
-        mine = grouped.get(name, [])
+        again = units.rebuilt(queue.cut, _spans(grouped.get(name, [])))
         for field, recorded, right in (
-            ("issued", queue.issued, _issued(queue, mine)),
-            ("done", queue.done, _done(queue, mine)),
+            ("issued", queue.issued, again[0]),
+            ("done", queue.done, again[1]),
         ):
             if recorded != right:
                 wrong = int.from_bytes(recorded, "little") ^ int.from_bytes(right, "little")
@@ -131,24 +131,5 @@ def check_queues(
                 yield name, f"its bitmap {field!r} and the leases disagree from unit {unit} on"
 
 
-def _issued(queue: QueueRecord, leases: Sequence[LeaseRecord]) -> bytes:
-    bitmap = bytes(units.bitmap_bytes(queue.units))
-    for lease in leases:
-        bitmap = units.with_bits(bitmap, queue.cut.touched(lease.start, lease.stop))
-    return bitmap
-
-
-def _done(queue: QueueRecord, leases: Sequence[LeaseRecord]) -> bytes:
-    counts: dict[int, int] = {}
-    for lease in leases:
-        if lease.state is LeaseState.DONE:
-            for unit in queue.cut.touched(lease.start, lease.stop):
-                start, stop = queue.cut.span(unit)
-                rows = min(stop, lease.stop) - max(start, lease.start)
-                counts[unit] = counts.get(unit, 0) + rows
-    bitmap = bytes(units.bitmap_bytes(queue.units))
-    for unit, rows in counts.items():
-        start, stop = queue.cut.span(unit)
-        if rows == stop - start:
-            bitmap = units.with_bits(bitmap, range(unit, unit + 1))
-    return bitmap
+def _spans(leases: Iterable[LeaseRecord]) -> list[tuple[int, int, bool]]:
+    return [(lease.start, lease.stop, lease.state is LeaseState.DONE) for lease in leases]

@@ -130,23 +130,40 @@ def _damaged(entry: Mapping[str, Any], reason: str) -> StateDamaged:
 
 
 def open_queues(connection: Connection, records: Sequence[QueueRecord]) -> None:
-    """Makes the queues that are not there yet; those that are keep their cut."""
+    """Makes the queues that are not there yet; those that are keep their cut.
+
+    One whose entry was lost is made again from its leases, so that no unit is new twice.
+    """
     table = schema.queues
     for record in records:
         if connection.execute(select(table.c.name).where(table.c.name == record.name)).first():
             continue
-        empty = bytes(units.bitmap_bytes(record.units))
+        leases = _leases_in(connection, record)
+        made = replace(record, units=_needed(record, leases))
+        spans = [(lease.start, lease.stop, lease.state is LeaseState.DONE) for lease in leases]
+        issued, done = units.rebuilt(made.cut, spans)
         connection.execute(
             insert(table),
             {
-                "name": record.name,
-                "length": record.length,
-                "units": record.units,
-                "unit_rows": record.unit_rows,
-                "issued": empty,
-                "done": empty,
+                "name": made.name,
+                "length": made.length,
+                "units": made.units,
+                "unit_rows": made.unit_rows,
+                "issued": issued,
+                "done": done,
             },
         )
+
+
+def _leases_in(connection: Connection, queue: QueueRecord) -> list[LeaseRecord]:
+    table = schema.leases
+    statement = select(table).where(
+        table.c.dataset_id == queue.dataset_id,
+        table.c.stop > queue.cut.first,
+        table.c.shuffle_seed == queue.shuffle_seed,
+        table.c.epoch == queue.epoch,
+    )
+    return [rows.lease(row) for row in connection.execute(statement)]
 
 
 def mark_issued(connection: Connection, leases: Sequence[LeaseRecord]) -> None:
@@ -192,7 +209,7 @@ def _needed(queue: QueueRecord, leases: Sequence[LeaseRecord]) -> int:
     """How many units a queue has when these leases are issued; only a stream's number grows."""
     if queue.length:
         return queue.units
-    return max(queue.units, *(queue.cut.unit(lease.stop - 1) + 1 for lease in leases))
+    return max([queue.units, *(queue.cut.unit(lease.stop - 1) + 1 for lease in leases)])
 
 
 def _sized(bitmap: bytes, queue: QueueRecord) -> bytes:

@@ -5,6 +5,7 @@ and its units are of a fixed number of rows. A bitmap is a byte string with unit
 byte `u // 8`; bits past the last unit are 0.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -68,3 +69,23 @@ def count_bits(bitmap: bytes) -> int:
 def last_bit(bitmap: bytes) -> int:
     """The highest unit whose bit is set; -1 without any."""
     return int.from_bytes(bitmap, "little").bit_length() - 1
+
+
+def rebuilt(cut: Cut, spans: Iterable[tuple[int, int, bool]]) -> tuple[bytes, bytes]:
+    """The bitmaps `issued` and `done` that follow from leases: start, stop, whether they are done.
+
+    A unit is done when its rows are, each once.
+    """
+    issued = done = bytes(bitmap_bytes(cut.units))
+    rows: dict[int, int] = {}
+    for start, stop, is_done in spans:
+        touched = cut.touched(start, stop)
+        issued = with_bits(issued, touched)
+        for unit in touched if is_done else ():
+            first, last = cut.span(unit)
+            rows[unit] = rows.get(unit, 0) + min(stop, last) - max(start, first)
+    for unit, count in rows.items():
+        first, last = cut.span(unit)
+        if count == last - first:
+            done = with_bits(done, range(unit, unit + 1))
+    return issued, done
