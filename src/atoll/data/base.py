@@ -32,7 +32,7 @@ class Dataset(Protocol):
 
     @property
     def rows(self) -> int:
-        """Training rows."""
+        """Training rows; 0: a stream, which has no last one."""
         ...
 
     @property
@@ -203,11 +203,10 @@ def unigram_entropy(dataset: Dataset, *, rows: int = 1024) -> float:
 
     Measured on `rows` training rows spread evenly over the data (all of them when it has fewer).
     """
-    sample = min(rows, dataset.rows)
+    total_rows = dataset.rows or rows  # of a stream the first ones
+    sample = min(rows, total_rows)
     counts = np.zeros(dataset.vocab, dtype=np.int64)
     for step in range(sample):
-        counts += np.bincount(
-            dataset.row(step * dataset.rows // sample)[1:], minlength=dataset.vocab
-        )
+        counts += np.bincount(dataset.row(step * total_rows // sample)[1:], minlength=dataset.vocab)
     total = int(counts.sum())
     return -math.fsum(c / total * math.log(c / total) for c in counts.tolist() if c)
