@@ -1,13 +1,16 @@
 """Datasets, queues and leases of every ledger: SQLite in a file, and PostgreSQL."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import insert, update
 
 from atoll import errors
-from atoll.ledger import schema, units
+from atoll.ledger import engines, migrations, schema, units
 from atoll.ledger.base import Ledger
+from atoll.ledger.database import Database
 from atoll.ledger.records import (
     DatasetRecord,
     LeaseRecord,
@@ -16,6 +19,7 @@ from atoll.ledger.records import (
     RoundPlan,
 )
 from atoll.ledger.sql import SqlLedger
+from tests import servers
 from tests.contract.test_ledger import (  # noqa: F401
     MANIFEST,
     PUBLISHED,
@@ -23,13 +27,22 @@ from tests.contract.test_ledger import (  # noqa: F401
     contribution,
     engine,
     ledger,
-    reused,
 )
 
 WORDS = DatasetRecord("a" * 16, "words", 20, 1)
 FLOOD = DatasetRecord("b" * 16, "flood", 0, 1)
 QUEUE = QueueRecord(WORDS.dataset_id, 7, 0, 20, units=5)  # of four rows
 STREAM = QueueRecord(FLOOD.dataset_id, 7, 0, 0, units=0, unit_rows=8)
+
+
+@pytest.fixture(scope="module")
+def reused(postgres_server: servers.RunningServer) -> Iterator[Database]:
+    """One PostgreSQL database for all tests here: making one is slow."""
+    url = servers.create_database(postgres_server, f"queues_{os.getpid()}")
+    database = engines.open_database(url)
+    migrations.migrate(database)
+    yield database
+    database.close()
 
 
 def lease(worker_id: str, start: int, stop: int, **changes: object) -> LeaseRecord:
