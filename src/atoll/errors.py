@@ -3,13 +3,14 @@
     AtollError
       ConfigError                 a run file, flag or argument
       AuthError                   Unauthenticated, Forbidden
-      ProtocolError               FrameError, VersionMismatch, ManifestMismatch, ContributionError
+      ProtocolError               FrameError, VersionMismatch, ContributionError,
+                                  ManifestMismatch (DatasetMismatch)
       StoreError                  BlobMissing, BlobChanged, StorageFull, LedgerTooNew, StateHeld,
                                   StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout
       WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
-                                  DatasetMismatch, StaleGeneration, AddressUnreachable
+                                  StaleGeneration, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
       CoordinatorUnreachable      the network, a dead or restarting coordinator
 
@@ -82,6 +83,12 @@ class ManifestMismatch(ProtocolError):
     """The message was made under another run or manifest."""
 
     code = "MANIFEST_MISMATCH"
+
+
+class DatasetMismatch(ManifestMismatch):
+    """A dataset is known by another length."""
+
+    code = "DATASET_MISMATCH"
 
 
 class ContributionError(ProtocolError):
@@ -228,12 +235,6 @@ class LeaseLost(WorkError):
     """The rows of this contribution are not leased to this worker."""
 
     code = "LEASE_LOST"
-
-
-class DatasetMismatch(WorkError):
-    """A dataset is known by another length."""
-
-    code = "DATASET_MISMATCH"
 
 
 class StaleGeneration(WorkError):

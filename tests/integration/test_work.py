@@ -409,7 +409,7 @@ def test_data_of_another_length_is_refused_at_registration_by_both(cluster):
     stranger = HandIsland(cluster, "stranger")
     before = cluster.coordinator.state_hash()
 
-    with pytest.raises(DatasetMismatch, match=r"has 31 rows .* the run's has 30"):
+    with pytest.raises(DatasetMismatch, match=r"data.rows .* is 31, the run's is 30"):
         cluster.coordinator.register(stranger.register_request(data_identity={**WORDS, "rows": 31}))
 
     assert cluster.coordinator.state_hash() == before

@@ -33,16 +33,13 @@ def check(
     difference = datasets.first_difference(in_force.manifest.data.identity, request.data_identity)
     if difference is not None:
         field, mine, theirs = difference
-        if (
-            datasets.first_difference(
-                {**in_force.manifest.data.identity, "rows": 0}, {**request.data_identity, "rows": 0}
-            )
-            is None
+        if field == "rows" and datasets.dataset_id(request.data_identity) == datasets.dataset_id(
+            in_force.manifest.data.identity
         ):
             raise DatasetMismatch(
-                f"data of worker_id={request.worker_id!r} has {_shown.repr(theirs)} rows where the "
-                f"run's has {mine!r}, and is the same otherwise; a dataset keeps its length, so "
-                f"bring the worker's copy up to the run's"
+                f"data.rows of worker_id={request.worker_id!r} is {_shown.repr(theirs)}, the run's "
+                f"is {mine!r}, and the data is the same otherwise; a dataset keeps its length, so "
+                f"give the worker the run's data"
             )
         raise ManifestMismatch(
             f"data.{field[:_MAX_NAME]} of worker_id={request.worker_id!r} is "

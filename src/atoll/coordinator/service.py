@@ -66,6 +66,13 @@ from atoll.protocol.work import Work
 log = logging.getLogger(__name__)
 
 
+def _ranges(latest: LatestRound, worker_id: str) -> tuple[RowRange, ...]:
+    return tuple(
+        RowRange(start=lease.start, stop=lease.stop, dataset_id=lease.dataset_id)
+        for lease in latest.ranges(worker_id)
+    )
+
+
 class Coordinator:
     """One run's authority."""
 
@@ -341,7 +348,9 @@ class Coordinator:
             reason = "the operator stops the run"
             return Assignment(action="stop", version=version, digest=digest, reason=reason)
         if latest is None or latest.record.state is not RoundState.OPEN:
-            return Assignment(action="wait", version=version, digest=digest)
+            return self._planned(latest, worker_id).model_copy(
+                update={"version": version, "digest": digest}
+            )
         if worker_id not in latest.holding or worker_id in latest.contributions:
             return Assignment(action="wait", version=version, digest=digest)
         if wanted == "pause":
@@ -351,6 +360,15 @@ class Coordinator:
             update={"version": version, "digest": digest, "evaluation": task}
         )
 
+    def _planned(self, latest: LatestRound | None, worker_id: str) -> Assignment:
+        """`wait`, with the rows of the next round where there are some."""
+        reply = Assignment(action="wait", version=0, digest="0" * 64)
+        if latest is None or latest.record.state is not RoundState.PLANNED:
+            return reply
+        ranges = _ranges(latest, worker_id)
+        known = {"upcoming": latest.record.round, "upcoming_ranges": ranges}
+        return reply.model_copy(update=known) if ranges else reply
+
     def _train(self, latest: LatestRound, worker_id: str) -> Assignment:
         return Assignment(
             action="train",
@@ -358,10 +376,7 @@ class Coordinator:
             digest="0" * 64,
             round=latest.record.round,
             manifest_sha256=latest.record.manifest_sha256,
-            ranges=tuple(
-                RowRange(start=lease.start, stop=lease.stop, dataset_id=lease.dataset_id)
-                for lease in latest.ranges(worker_id)
-            ),
+            ranges=_ranges(latest, worker_id),
             global_tokens=self._rounds.tokens,
             num_planned=len(latest.holding),
         )
@@ -396,6 +411,7 @@ class Coordinator:
             self._rounds.freeze()
             self._uploads.drop_all()
             log.info("round frozen", extra={"round": frozen})
+            self._changed()  # islands may read the rows of the next round meanwhile
         self._close(frozen)
         return True
 
