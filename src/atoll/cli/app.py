@@ -94,7 +94,10 @@ def join(
     ] = None,
     state: Annotated[Path | None, typer.Option(help="Where this island keeps its state.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="Where this machine has the run's data files.")
+        str | None,
+        typer.Option(
+            help="Where this machine has the run's data files [of several: name=…;name=…]."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     model: Annotated[
