@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import torch
-from sqlalchemy import and_, delete, update
+from sqlalchemy import and_, delete, insert, update
 from torch import Tensor, nn
 
 from atoll import config
@@ -139,7 +139,11 @@ def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:
     return config.parse(table)
 
 
-def manifest_for(layout: Layout, changes: Mapping[str, Any] | None = None) -> Manifest:
+def manifest_for(
+    layout: Layout,
+    changes: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] = DATA_IDENTITY,
+) -> Manifest:
     """The manifest of a run over `layout` that starts from `values(layout, "initial")`."""
     return run_file(changes).manifest(
         ModelSettings(
@@ -147,7 +151,7 @@ def manifest_for(layout: Layout, changes: Mapping[str, Any] | None = None) -> Ma
             layout_digest=layout.digest,
             initial_digest=digests.digest(layout, values(layout, "initial", scale=1.0)).root,
         ),
-        DataSettings(definition={}, identity=DATA_IDENTITY),
+        DataSettings(definition={}, identity=dict(data)),
     )
 
 
@@ -198,12 +202,13 @@ class Cluster:
         *,
         layout: Layout = SMALL,
         threads: int = 1,
+        data: Mapping[str, Any] = DATA_IDENTITY,
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
         self.layout = layout
         self.threads = threads
-        self.manifest = manifest_for(layout, settings)
+        self.manifest = manifest_for(layout, settings, data)
         self.clock = ManualClock()
         self._open_stores()
         if self.ledger.run() is None:
@@ -367,7 +372,7 @@ class HandIsland:
             "worker_id": self.name,
             "island_key": self.identity.island_key,
             "layout_digest": self.cluster.layout.digest,
-            "data_identity": DATA_IDENTITY,
+            "data_identity": self.cluster.manifest.data.identity,
         }
         return RegisterRequest(**{**fields, **changes})
 
@@ -414,6 +419,7 @@ class HandIsland:
             tokens=rows * BLOCK,
             loss_sum=2.0 * rows * BLOCK,
             ranges=[(span.start, span.stop) for span in assignment.ranges],
+            datasets=[span.dataset_id for span in assignment.ranges if span.dataset_id],
         )
         return replace(header, **changes)
 
@@ -458,6 +464,13 @@ def tamper(ledger: Ledger, table: str, where: Mapping[str, object], **changes: o
         connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
         statement = update(found).where(matching).values(**changes)
         assert connection.execute(statement).rowcount, (table, where)
+
+
+def add(ledger: Ledger, table: str, **values: object) -> None:
+    """Inserts a row into a ledger behind its back."""
+    assert isinstance(ledger, SqlLedger)
+    with ledger._database.bare() as connection:
+        connection.execute(insert(schema.metadata.tables[table]).values(**values))
 
 
 def remove(ledger: Ledger, table: str, **where: object) -> None:

@@ -36,6 +36,8 @@ OTHERS: dict[str, object] = {
     "model.layout_digest": "3" * 64,
     "model.initial_digest": "3" * 64,
     "storage.retain": "snapshots",
+    "work.policy": "at_most_once",
+    "work.lease_seconds": 60.0,
 }
 # Sections for a run file under which each of those values keeps the rules.
 ROOMY: dict[str, Any] = {

@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from atoll.data.parts import MIXTURE
+from atoll.data.registry import LOCATIONS
 from atoll.errors import ConfigError
 from atoll.protocol import manifest as manifests
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
@@ -68,14 +70,13 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     table = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
     _refuse_not_built(table)
     model = _section(table, "model")
-    data = _section(table, "data")
+    data, location = _data(table, base)
     storage = table.get("storage", {})
     if not isinstance(storage, dict):
         raise ConfigError(f"storage={storage!r} must be a [storage] section")
     local = {name: storage.pop(name) for name in _LOCAL_STORAGE if name in storage}
     start_from = model.pop("start_from", None)
     fingerprint_of = model.pop("fingerprint_of", None)
-    location = data.pop("path", None)
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
     _refuse_unknown(settings, Manifest, "", extra={"storage": _LOCAL_STORAGE})
     stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
@@ -86,9 +87,27 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
         data=data,
         start_from=None if start_from is None else base / str(start_from),
         fingerprint_of=None if fingerprint_of is None else base / str(fingerprint_of),
-        data_location=None if location is None else str(base / str(location)),
+        data_location=location,
         **local,
     )
+
+
+def _data(table: Mapping[str, Any], base: Path) -> tuple[dict[str, Any], str | None]:
+    """The definition of the data, and where this machine has its files."""
+    found = table.get("data")
+    if not isinstance(found, list):
+        data = _section(table, "data")
+        place = data.pop("path", None)
+        return data, None if place is None else str(base / str(place))
+    entries = [dict(entry) for entry in found if isinstance(entry, dict)]
+    if len(entries) != len(found) or not entries:
+        raise ConfigError("data must be a [data] section, or [[data]] for each of several datasets")
+    places = [
+        f"{entry.get('name', entry.get('kind'))}={base / str(entry.pop('path'))}"
+        for entry in entries
+        if "path" in entry
+    ]
+    return {"kind": MIXTURE, "datasets": entries}, LOCATIONS.join(places) or None
 
 
 def differences(recorded: Manifest, found: Manifest) -> list[str]:

@@ -3,7 +3,8 @@
     AtollError
       ConfigError                 a run file, flag or argument
       AuthError                   Unauthenticated, Forbidden
-      ProtocolError               FrameError, VersionMismatch, ManifestMismatch, ContributionError
+      ProtocolError               FrameError, VersionMismatch, ContributionError,
+                                  ManifestMismatch (DatasetMismatch)
       StoreError                  BlobMissing, BlobChanged, StorageFull, LedgerTooNew, StateHeld,
                                   StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
@@ -82,6 +83,12 @@ class ManifestMismatch(ProtocolError):
     """The message was made under another run or manifest."""
 
     code = "MANIFEST_MISMATCH"
+
+
+class DatasetMismatch(ManifestMismatch):
+    """A dataset is known by another length."""
+
+    code = "DATASET_MISMATCH"
 
 
 class ContributionError(ProtocolError):

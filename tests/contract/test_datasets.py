@@ -15,7 +15,10 @@ def numbers(count):
     return np.random.Generator(np.random.Philox(key=5)).integers(0, 250, count)
 
 
-@pytest.fixture(params=["synthetic", "text", "text in many files", "tokens16", "tokens32"])
+KINDS = ["synthetic", "text", "text in many files", "tokens16", "tokens32", "mixture"]
+
+
+@pytest.fixture(params=KINDS)
 def opened(request, tmp_path):
     """A function that opens the dataset once more from scratch."""
     shape = {"block": BLOCK, "held_out_rows": HELD_OUT_ROWS}
@@ -38,6 +41,12 @@ def opened(request, tmp_path):
             definition = {"kind": "tokens", "dtype": dtype, "vocab": 250, **shape}
             location = tmp_path / "tokens"
             location.write_bytes(values.astype(dtype).tobytes())
+        case "mixture":
+            other = {"kind": "synthetic", "seed": 1, "rows": 9, "vocab": 256, "block": BLOCK}
+            parts = [{"kind": "text", **shape}, {**other, "held_out_rows": 0, "weight": 3}]
+            definition = {"kind": "mixture", "datasets": parts}
+            (tmp_path / "text").write_bytes(values[: 31 * BLOCK + 5].astype("u1").tobytes())
+            location = f"text={tmp_path / 'text'}"
     return lambda: registry.open_dataset(definition, location=location and str(location))
 
 

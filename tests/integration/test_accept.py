@@ -80,7 +80,7 @@ def test_whole_body_sent_again_gets_the_first_receipt_when_two_streams_raced(clu
     assert isinstance(stream, UploadStream)
     cluster.coordinator.write_upload(stream, sent.data)
     first = cluster.coordinator._uploads._record(
-        cluster.coordinator._uploads._contribution(stream.upload, 1.0)
+        cluster.coordinator._uploads._contribution(stream.upload, 1.0), stream.upload.header
     )
 
     again = cluster.coordinator.commit_upload(stream)

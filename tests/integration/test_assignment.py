@@ -18,6 +18,7 @@ from atoll.errors import (
     WorkerTaken,
 )
 from atoll.protocol.messages import (
+    AssignmentRequest,
     EvaluationReport,
     HeartbeatRequest,
     Identity,
@@ -543,3 +544,40 @@ def test_answer_of_another_version_is_not_given_when_a_round_closes_meanwhile(cl
     monkeypatch.setattr(cluster.coordinator, "_next", close_first)
 
     assert a.assignment().action == "fetch"
+
+
+def test_wait_tells_the_rows_of_the_next_round_while_one_is_computed(cluster):
+    """They are planned when the round before it freezes, so an island reads them meanwhile."""
+    a, b = cluster.pair()
+    for island in (a, b):
+        island.contribute()
+    cluster.coordinator._rounds.freeze()
+
+    waiting = a.assignment()
+
+    cluster.settle()
+    training = a.assignment()
+    assert (waiting.action, waiting.upcoming, training.action) == ("wait", 2, "train")
+    assert waiting.upcoming_ranges == training.ranges
+    assert (training.round, training.upcoming) == (2, 0)
+
+
+def test_request_that_knows_the_next_rows_waits_on(cluster):
+    a, b = cluster.pair()
+    for island in (a, b):
+        island.contribute()
+    cluster.coordinator._rounds.freeze()
+    reply = a.assignment()
+    request = AssignmentRequest(identity=a.identity)
+
+    assert reply.answers(request)
+    assert not reply.answers(request.model_copy(update={"upcoming": 2}))
+
+
+def test_newcomer_is_told_no_rows_of_a_round_it_is_not_planned_in(cluster):
+    a, b = cluster.pair()
+    for island in (a, b):
+        island.contribute()
+    cluster.coordinator._rounds.freeze()
+
+    assert cluster.island("c").assignment().upcoming == 0

@@ -498,6 +498,7 @@ FIXED_CHANGES: dict[str, tuple[object, str]] = {
     "seed": (7, "seed is 0 in this run and 7"),
     "model": ({**MODEL, "width": 16}, "model.definition.width is 8 in this run and 16"),
     "data": ({**DATA, "rows": 200}, "data.definition.rows is 100 in this run and 200"),
+    "work.policy": ("at_most_once", "work.policy is 'exactly_once' in this run and 'at_most_once'"),
     "outer.optimizer": ("sgd", "outer.optimizer is 'nesterov' in this run and 'sgd'"),
     "inner.optimizer": ("sgd", "inner.optimizer is 'adamw' in this run and 'sgd'"),
 }

@@ -243,14 +243,19 @@ def test_rows_of_a_dead_worker_are_planned_again_exactly_once(cluster):
 
 def test_rest_of_a_reopened_range_stays_reopened(cluster, monkeypatch):
     """C12: a newcomer needs six rows and is offered four and six."""
-    lost = [LeaseRecord(1, "c", 0, 4, LeaseState.REOPENED)]
-    lost.append(LeaseRecord(2, "c", 10, 16, LeaseState.REOPENED))
+    [part] = cluster.coordinator._rounds.dispatch.parts
+    lost = [
+        LeaseRecord(number, "c", start, stop, LeaseState.REOPENED, part.dataset_id, lease_epoch=2)
+        for number, start, stop in ((1, 0, 4), (2, 10, 16))
+    ]
     monkeypatch.setattr(cluster.ledger, "reopened", lambda: lost)
+    monkeypatch.setattr(cluster.ledger, "cursors", lambda: {part.dataset_id: 100})
 
     plan = cluster.coordinator._rounds._plan(3, ["z"], cursor=100)
 
     assert [(x.start, x.stop) for x in plan.leases] == [(0, 4), (10, 12)]
-    assert plan.left == (LeaseRecord(2, "c", 12, 16, LeaseState.REOPENED),)
+    assert [x.lease_epoch for x in plan.leases] == [3, 3]
+    assert plan.left == (replace(lost[1], start=12, unit=12),)
     assert plan.taken == tuple(lost)
 
 

@@ -64,6 +64,7 @@ ROUTES: Mapping[str, Role | None] = {
     "POST /workers/{worker_id}/evaluation": Role.WORKER,
     "POST /workers/{worker_id}/samples": Role.WORKER,
     "GET /metrics": Role.WORKER,
+    "GET /work": Role.WORKER,
     "GET /metrics/history": Role.WORKER,
     "GET /control": Role.ADMIN,
     "POST /control": Role.ADMIN,

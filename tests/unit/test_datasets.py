@@ -250,7 +250,7 @@ def test_synthetic_seed_may_use_all_64_bits():
     [
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**64}, "seed="),
-        ({"rows": 0}, "rows=0"),
+        ({"rows": -1}, "rows=-1"),
         ({"vocab": 3}, "vocab=3"),
         ({"block": 0}, "block=0"),
     ],

@@ -432,13 +432,37 @@ def test_header_of_published_weights_refuses_what_they_do_not_carry(changes, say
         FrameHeader.from_json(spelled(changes, header=weights()))
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(FrameHeader)])
+@pytest.mark.parametrize("name", sorted({f.name for f in fields(FrameHeader)} - {"datasets"}))
 def test_header_refuses_a_missing_field_by_name(name):
     plain = json.loads(contribution().to_json())
     del plain[name]
 
     with pytest.raises(FrameError, match=f"lacks '{name}'"):
         FrameHeader.from_json(json.dumps(plain).encode())
+
+
+def test_header_names_the_dataset_of_each_range():
+    """Rows count from 0 in each dataset."""
+    header = contribution(ranges=((4, 6), (0, 2)), datasets=("0" * 16, "f" * 16))
+
+    assert FrameHeader.from_json(header.to_json()) == header
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"datasets": "x"}, "datasets='x' must be a list"),
+        ({"datasets": [1, 2]}, "datasets entry=1 must be"),
+        ({"datasets": ["0" * 16]}, "must be one dataset for each of 2 ranges"),
+        ({"datasets": ["f" * 16, "0" * 16]}, "in ascending order"),
+        ({"datasets": ["0" * 16, "F" * 16]}, "16 hex digits"),
+        ({"datasets": ["0" * 16] * 2, "ranges": [[4, 6], [0, 2]]}, "a range of rows from 6 on"),
+        ({"datasets": []}, "not in its canonical spelling"),
+    ],
+)
+def test_header_refuses_datasets_that_do_not_fit_the_ranges(changes, says):
+    with pytest.raises(FrameError, match=says):
+        FrameHeader.from_json(spelled(changes))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, NullPool, create_engine, inspect
 
+from atoll.data import base
 from atoll.errors import LedgerTooNew, StoreError
+from atoll.history import balance
 from atoll.ledger import engines, migrations, schema, sql
 from atoll.ledger.database import Database
 from atoll.ledger.migrations import STEPS, Step
@@ -162,6 +164,64 @@ def test_registered_workers_of_version_1_are_the_first_generation(database: Data
         (0, "a", 1),
         (1, "b", 3),
     ]
+
+
+MANIFEST_OF_3 = '{"seed":5,"data":{"definition":{},"identity":{"kind":"text","rows":10,"block":4}}}'
+# round, worker, start, stop, state: 10 rows an epoch, of which the second is under way
+LEASES_OF_3 = [
+    (1, "a", 0, 4, "done"),
+    (1, "b", 4, 8, "taken"),
+    (2, "a", 4, 6, "done"),
+    (2, "b", 6, 8, "done"),
+    (3, "a", 8, 12, "done"),
+    (3, "b", 12, 16, "leased"),
+]
+
+
+def test_leases_of_version_3_become_leases_of_units(database: Database):
+    """Cut at the end of their epoch, with how often their rows were issued; queues beside them."""
+    migrations.migrate(database, STEPS[:3])
+    with database.writing() as connection:
+        connection.exec_driver_sql(f"INSERT INTO manifests VALUES (1, 'm', '{MANIFEST_OF_3}', 1)")
+        for name, life in (("a", 1), ("b", 3)):
+            connection.exec_driver_sql(
+                f"INSERT INTO workers VALUES ('{name}', 'key', {life}, TRUE, 1.5)"
+            )
+        for number in (1, 2, 3):
+            connection.exec_driver_sql(
+                f"INSERT INTO rounds (round, state, manifest_sha256, cursor) "
+                f"VALUES ({number}, 'open', 'm', {16 if number == 3 else 8})"
+            )
+        for number, name, start, stop, state in LEASES_OF_3:
+            connection.exec_driver_sql(
+                f"INSERT INTO leases VALUES ({number}, '{name}', {start}, {stop}, '{state}')"
+            )
+
+    migrations.migrate(database, STEPS[:4])
+
+    ledger = sql.SqlLedger(database)
+    found = [lease for number in (1, 2, 3) for lease in ledger.leases(number)]
+    identity = {"kind": "text", "block": 4}
+    assert {lease.dataset_id for lease in found} == {base.dataset_id(identity)}
+    assert [
+        (x.round, x.worker_id, x.start, x.stop, x.epoch, x.unit, x.lease_epoch, x.incarnation)
+        for x in found
+    ] == [
+        (1, "a", 0, 4, 0, 0, 1, 1),
+        (1, "b", 4, 8, 0, 4, 1, 3),
+        (2, "a", 4, 6, 0, 4, 2, 1),
+        (2, "b", 6, 8, 0, 6, 2, 3),
+        (3, "a", 8, 10, 0, 8, 1, 1),
+        (3, "a", 10, 12, 1, 0, 1, 1),
+        (3, "b", 12, 16, 1, 2, 1, 3),
+    ]
+    assert [(d.name, d.length, d.weight) for d in ledger.datasets()] == [("text", 10, 1)]
+    assert [(q.epoch, q.issued.hex(), q.done.hex()) for q in ledger.queues().sound] == [
+        (0, "ff03", "ff03"),
+        (1, "3f00", "0300"),
+    ]
+    assert list(balance.check_queues(ledger.queues(), found, ledger.datasets())) == []
+    assert "leases_3" not in tables(database)
 
 
 def test_empty_database_goes_through_all_steps(database: Database):

@@ -26,7 +26,7 @@ BASE: dict[str, Any] = {
     "stop": {"rounds": 15, "tokens": 10**6},
 }
 # It is stamped on every message of a run: another value for the same settings is a new protocol.
-GOLDEN = "2b9b80b60331206beff2f8dc1fb57f8cfebf20ea66fe8374d14786a1b4a82f19"
+GOLDEN = "1dff18589b8244da62308ccf240581c6c490423de128189568859ee9b4af6a34"
 
 
 WHOLE = Manifest.model_validate(BASE).model_dump(mode="json")

@@ -5,148 +5,254 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.data import plan
-from atoll.data.plan import Range
+from atoll.data.plan import Plan, Range, Source
 from atoll.errors import ConfigError, StateDamaged
 
 worker_lists = st.lists(st.sampled_from(["a", "b", "B", "a.1", "a-1", "10", "9"]), unique=True)
+weights = st.integers(1, 7)
+lengths = st.sampled_from([0, 1, 2, 7, 50, 1000])
 
 
 @st.composite
-def reopened_lists(draw):
-    """Disjoint ranges in any order and a cursor at or after their end."""
-    edges = sorted(draw(st.sets(st.integers(0, 200), max_size=12)))
-    ranges = [Range(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
-    cursor = (edges[-1] if edges else 0) + draw(st.integers(0, 20))
-    return draw(st.permutations(ranges)), cursor
+def states(draw):
+    """Sources, and disjoint reopened ranges before their cursors in any order."""
+    sources, reopened = [], []
+    for name in draw(st.lists(st.sampled_from("xyz"), min_size=1, unique=True)):
+        edges = sorted(draw(st.sets(st.integers(0, 200), max_size=12)))
+        reopened += [Range(a, b, name) for a, b in zip(edges[::2], edges[1::2], strict=False)]
+        cursor = (edges[-1] if edges else 0) + draw(st.integers(0, 20))
+        sources.append(Source(name, draw(lengths), draw(weights), cursor))
+    return sources, draw(st.permutations(reopened))
 
 
 def positions(ranges):
-    return [p for r in ranges for p in range(r.start, r.stop)]
+    return [(r.dataset_id, p) for r in ranges for p in range(r.start, r.stop)]
 
 
 def planned(result):
     return positions(chain.from_iterable(result.ranges.values()))
 
 
-@given(workers=worker_lists, rows_each=st.integers(1, 40), state=reopened_lists())
-def test_plan_gives_every_worker_exactly_its_rows(workers, rows_each, state):
-    reopened, cursor = state
+def one(cursor: int, length: int = 1000) -> list[Source]:
+    return [Source("x", length, 1, cursor)]
 
-    result = plan.plan(workers, rows_each=rows_each, cursor=cursor, reopened=reopened)
+
+def x(start: int, stop: int) -> Range:
+    return Range(start, stop, "x")
+
+
+@given(workers=worker_lists, rows_each=st.integers(1, 40), state=states())
+def test_plan_gives_every_worker_exactly_its_rows(workers, rows_each, state):
+    sources, reopened = state
+
+    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
 
     assert {w: len(positions(r)) for w, r in result.ranges.items()} == dict.fromkeys(
         workers, rows_each
     )
 
 
-@given(workers=worker_lists, rows_each=st.integers(1, 40), state=reopened_lists())
+@given(workers=worker_lists, rows_each=st.integers(1, 40), state=states())
 def test_plan_gives_no_row_twice(workers, rows_each, state):
-    reopened, cursor = state
+    sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, cursor=cursor, reopened=reopened)
+    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
 
     assert len(set(planned(result))) == len(planned(result))
 
 
-@given(workers=worker_lists, rows_each=st.integers(1, 40), state=reopened_lists())
+@given(workers=worker_lists, rows_each=st.integers(1, 40), state=states())
 def test_plan_loses_no_row(workers, rows_each, state):
-    reopened, cursor = state
+    sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, cursor=cursor, reopened=reopened)
+    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
 
     untouched = set(reopened) - set(result.taken)
-    open_before = positions(reopened) + list(range(cursor, result.cursor))
+    fresh = [
+        (s.dataset_id, p) for s in sources for p in range(s.cursor, result.cursors[s.dataset_id])
+    ]
     after = planned(result) + positions(result.left) + positions(untouched)
-    assert sorted(after) == sorted(open_before)
+    assert sorted(after) == sorted(positions(reopened) + fresh)
 
 
-@given(workers=worker_lists, rows_each=st.integers(1, 40), state=reopened_lists())
+@given(workers=worker_lists, rows_each=st.integers(1, 40), state=states())
 def test_plan_takes_only_ranges_it_uses(workers, rows_each, state):
-    reopened, cursor = state
+    sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, cursor=cursor, reopened=reopened)
+    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
 
     assert set(result.taken) <= set(reopened)
     assert all(set(positions([r])) & set(planned(result)) for r in result.taken)
 
 
-@given(workers=worker_lists, rows_each=st.integers(1, 40), state=reopened_lists())
+@given(workers=worker_lists, rows_each=st.integers(1, 40), state=states())
 def test_plan_gives_fresh_rows_only_when_no_reopened_one_waits(workers, rows_each, state):
-    reopened, cursor = state
+    sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, cursor=cursor, reopened=reopened)
+    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
 
     has_left = bool(result.left) or set(result.taken) != set(reopened)
-    assert result.cursor == cursor or not has_left
+    assert result.cursors == {s.dataset_id: s.cursor for s in sources} or not has_left
 
 
-@given(workers=worker_lists, rows_each=st.integers(1, 40), state=reopened_lists(), data=st.data())
+@given(workers=worker_lists, rows_each=st.integers(1, 40), state=states())
+def test_every_range_lies_in_one_epoch(workers, rows_each, state):
+    sources, _ = state
+    length = {s.dataset_id: s.length for s in sources}
+
+    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=[])
+
+    finite = [r for r in chain.from_iterable(result.ranges.values()) if length[r.dataset_id]]
+    assert all(
+        r.start // length[r.dataset_id] == (r.stop - 1) // length[r.dataset_id] for r in finite
+    )
+
+
+@given(workers=worker_lists, rows_each=st.integers(1, 40), state=states(), data=st.data())
 def test_plan_does_not_depend_on_the_order_of_its_arguments(workers, rows_each, state, data):
-    reopened, cursor = state
+    sources, reopened = state
     workers_again = data.draw(st.permutations(workers))
     reopened_again = data.draw(st.permutations(reopened))
 
-    first = plan.plan(workers, rows_each=rows_each, cursor=cursor, reopened=reopened)
-    again = plan.plan(workers_again, rows_each=rows_each, cursor=cursor, reopened=reopened_again)
+    first = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
+    again = plan.plan(workers_again, rows_each=rows_each, sources=sources, reopened=reopened_again)
 
     assert first == again
     assert list(first.ranges) == list(again.ranges)
 
 
-def test_plan_serves_workers_in_worker_id_order():
-    result = plan.plan(["b", "a"], rows_each=4, cursor=8, reopened=[])
+@given(
+    shares=st.lists(st.tuples(weights, lengths), min_size=1, max_size=4),
+    rows=st.lists(st.integers(1, 500), max_size=20),
+)
+def test_rows_follow_the_weights_to_less_than_a_row_and_a_source(shares, rows):
+    """Whatever the sizes of the rounds: counted in deficits, which are exact."""
+    sources = [Source(str(n), length, weight, 0) for n, (weight, length) in enumerate(shares)]
+    given_out = dict.fromkeys((s.dataset_id for s in sources), 0)
+    whole = sum(s.weight for s in sources)
 
-    assert result.ranges == {"a": (Range(8, 12),), "b": (Range(12, 16),)}
+    for count in rows:
+        for source, more in zip(sources, plan.shares(sources, given_out, count), strict=True):
+            given_out[source.dataset_id] += more
+
+        total = sum(given_out.values())
+        assert all(
+            abs(s.weight * total - whole * given_out[s.dataset_id]) <= whole * len(sources)
+            for s in sources
+        )
+    assert sum(given_out.values()) == sum(rows)
+
+
+@st.composite
+def histories(draw):
+    """Rounds: who is planned, and whose contribution is lost."""
+    rounds = []
+    for _ in range(draw(st.integers(1, 12))):
+        workers = draw(worker_lists.filter(bool))
+        rounds.append((workers, draw(st.sets(st.sampled_from(workers)))))
+    return rounds
+
+
+@given(history=histories(), rows_each=st.integers(1, 30), data=st.data())
+def test_every_row_of_every_epoch_is_done_exactly_once_in_any_history(history, rows_each, data):
+    """Losses are planned again until nothing is open before the cursors."""
+    names = data.draw(st.lists(st.sampled_from("xyz"), min_size=1, unique=True))
+    shapes = {name: (data.draw(lengths), data.draw(weights)) for name in names}
+    cursors = dict.fromkeys(names, 0)
+    reopened: list[Range] = []
+    done: list[Range] = []
+
+    for workers, lost in [*history, *[(["z"], set())] * 400]:
+        if not reopened and (workers, lost) == (["z"], set()):
+            break
+        sources = [Source(name, *shapes[name], cursors[name]) for name in names]
+        result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
+        cursors = result.cursors
+        reopened = [r for r in reopened if r not in result.taken] + list(result.left)
+        for worker, ranges in result.ranges.items():
+            (reopened if worker in lost else done).extend(ranges)
+
+    everything = [(name, p) for name in names for p in range(cursors[name])]
+    assert sorted(positions(done)) == sorted(everything)
+
+
+def test_plan_serves_workers_in_worker_id_order():
+    result = plan.plan(["b", "a"], rows_each=4, sources=one(8), reopened=[])
+
+    assert result.ranges == {"a": (x(8, 12),), "b": (x(12, 16),)}
     assert list(result.ranges) == ["a", "b"]
 
 
 def test_plan_gives_reopened_rows_first_and_oldest_first():
-    reopened = [Range(4, 8), Range(0, 4)]
+    result = plan.plan(["a", "b", "c"], rows_each=4, sources=one(8), reopened=[x(4, 8), x(0, 4)])
 
-    result = plan.plan(["a", "b", "c"], rows_each=4, cursor=8, reopened=reopened)
-
-    assert result.ranges == {"a": (Range(0, 4),), "b": (Range(4, 8),), "c": (Range(8, 12),)}
+    assert result.ranges == {"a": (x(0, 4),), "b": (x(4, 8),), "c": (x(8, 12),)}
 
 
 def test_plan_splits_a_reopened_range_and_names_what_is_left():
-    result = plan.plan(["a", "b"], rows_each=3, cursor=20, reopened=[Range(0, 2), Range(5, 15)])
+    result = plan.plan(["a", "b"], rows_each=3, sources=one(20), reopened=[x(0, 2), x(5, 15)])
 
-    assert result.ranges == {"a": (Range(0, 2), Range(5, 6)), "b": (Range(6, 9),)}
-    assert result.taken == (Range(0, 2), Range(5, 15))
-    assert result.left == (Range(9, 15),)
-    assert result.cursor == 20
+    assert result.ranges == {"a": (x(0, 2), x(5, 6)), "b": (x(6, 9),)}
+    assert result.taken == (x(0, 2), x(5, 15))
+    assert result.left == (x(9, 15),)
+    assert result.cursors == {"x": 20}
 
 
 def test_plan_leaves_untouched_ranges_out_of_taken_and_left():
-    result = plan.plan(["a"], rows_each=2, cursor=9, reopened=[Range(0, 2), Range(5, 7)])
+    result = plan.plan(["a"], rows_each=2, sources=one(9), reopened=[x(0, 2), x(5, 7)])
 
-    assert (result.taken, result.left) == ((Range(0, 2),), ())
+    assert (result.taken, result.left) == ((x(0, 2),), ())
+
+
+def test_plan_spans_the_end_of_an_epoch_with_two_ranges():
+    result = plan.plan(["a"], rows_each=6, sources=one(8, length=10), reopened=[])
+
+    assert result.ranges == {"a": (x(8, 10), x(10, 14))}
+
+
+def test_plan_takes_from_each_source_by_its_weight():
+    sources = [Source("x", 100, 3, 0), Source("y", 0, 1, 0)]
+
+    result = plan.plan(["a", "b"], rows_each=6, sources=sources, reopened=[])
+
+    assert result.ranges == {
+        "a": (x(0, 5), Range(0, 1, "y")),
+        "b": (x(5, 9), Range(1, 3, "y")),
+    }
+
+
+def test_plan_leaves_ranges_of_other_datasets_alone():
+    stale = Range(0, 50, "gone")
+
+    result = plan.plan(["a"], rows_each=4, sources=one(8), reopened=[stale])
+
+    assert result == Plan({"a": (x(8, 12),)}, {"x": 12}, (), ())
 
 
 def test_plan_without_workers_changes_nothing():
-    result = plan.plan([], rows_each=4, cursor=8, reopened=[Range(0, 4)])
+    result = plan.plan([], rows_each=4, sources=one(8), reopened=[x(0, 4)])
 
-    assert result == plan.Plan({}, 8, (), ())
+    assert result == Plan({}, {"x": 8}, (), ())
 
 
 def test_plan_refuses_a_worker_given_twice():
     with pytest.raises(ConfigError, match="'a' is planned twice"):
-        plan.plan(["a", "b", "a"], rows_each=4, cursor=0, reopened=[])
+        plan.plan(["a", "b", "a"], rows_each=4, sources=one(0), reopened=[])
 
 
 def test_plan_refuses_less_than_one_row_each():
     with pytest.raises(ConfigError, match="rows_each=0"):
-        plan.plan(["a"], rows_each=0, cursor=0, reopened=[])
+        plan.plan(["a"], rows_each=0, sources=one(0), reopened=[])
 
 
 def test_plan_refuses_reopened_ranges_that_overlap():
     with pytest.raises(StateDamaged, match=r"\[0, 5\) reach past the next range at 4"):
-        plan.plan(["a"], rows_each=1, cursor=9, reopened=[Range(4, 6), Range(0, 5)])
+        plan.plan(["a"], rows_each=1, sources=one(9), reopened=[x(4, 6), x(0, 5)])
 
 
 def test_plan_refuses_a_reopened_range_beyond_the_cursor():
     with pytest.raises(StateDamaged, match="the cursor at 5"):
-        plan.plan(["a"], rows_each=1, cursor=5, reopened=[Range(4, 6)])
+        plan.plan(["a"], rows_each=1, sources=one(5), reopened=[x(4, 6)])
 
 
 @pytest.mark.parametrize(("start", "stop"), [(3, 3), (4, 3), (-1, 2)])

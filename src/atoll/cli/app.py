@@ -94,7 +94,10 @@ def join(
     ] = None,
     state: Annotated[Path | None, typer.Option(help="Where this island keeps its state.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="Where this machine has the run's data files.")
+        str | None,
+        typer.Option(
+            help="Where this machine has the run's data files [of several: name=…;name=…]."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     model: Annotated[
@@ -177,6 +180,19 @@ def info(
     from atoll.cli import info as command
 
     command.info(url, token=token, fingerprint=fingerprint, as_json=as_json)
+
+
+@app.command()
+def work(
+    url: UrlArgument,
+    token: TokenOption = None,
+    fingerprint: FingerprintOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the queues of rows: what is issued, done and open, and who has it."""
+    from atoll.cli import work as command
+
+    command.work(url, token=token, fingerprint=fingerprint, as_json=as_json)
 
 
 @app.command()

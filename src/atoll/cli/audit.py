@@ -116,6 +116,13 @@ def _show(report: auditing.AuditReport) -> None:
         f"run {report.run_id}: {report.rounds} rounds, {report.contributions} contributions "
         f"({report.pruned} pruned), {report.rows} rows, {report.tokens} tokens"
     )
+    for epoch in report.balance:
+        output.say(
+            f"rows of {epoch.name or 'dataset'} {epoch.dataset_id} epoch {epoch.epoch}: "
+            f"{epoch.rows} rows, {epoch.done_once} done once, {epoch.done_twice} twice, "
+            f"{epoch.missing} missing ({epoch.leased} leased, {epoch.reopened} reopened, "
+            f"{epoch.unissued} not issued, {epoch.given_up} given up)"
+        )
     output.say(f"replay: {replayed}")
     output.say(f"params digest {report.digest}")
     for problem in report.problems:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from atoll.codecs.base import Codec
+from atoll.coordinator import leases
 from atoll.coordinator.registry import Registry
 from atoll.coordinator.rounds import Rounds
 from atoll.coordinator.versions import Versions
@@ -12,7 +13,6 @@ from atoll.errors import (
     Forbidden,
     FrameError,
     FrameTooLarge,
-    LeaseLost,
     ManifestMismatch,
     StaleContribution,
     WrongBase,
@@ -147,14 +147,9 @@ class Admission:
     def _check_rows(self, header: FrameHeader) -> None:
         latest = self._rounds.latest
         assert latest is not None and header.worker_id is not None
-        leased = [[lease.start, lease.stop] for lease in latest.ranges(header.worker_id)]
-        named = [list(span) for span in header.ranges]
-        if not leased or named != leased:
-            raise LeaseLost(
-                f"rows {named} are not leased to {header.worker_id!r} in round {header.round}; "
-                f"its lease is {leased}; ask for an assignment"
-            )
-        rows = sum(stop - start for start, stop in leased)
+        leased = latest.ranges(header.worker_id)
+        leases.check_named(header, leased)
+        rows = sum(lease.stop - lease.start for lease in leased)
         weighting = self._manifests.of_round(header.round).manifest.weighting
         weight = 1 if weighting == "equal" else header.tokens
         if header.rows != rows or header.tokens != rows * self._block or header.weight != weight:

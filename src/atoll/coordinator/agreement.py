@@ -7,7 +7,7 @@ import reprlib
 
 from atoll.codecs import registry as codecs
 from atoll.data import base as datasets
-from atoll.errors import LayoutMismatch, ManifestMismatch, VersionMismatch
+from atoll.errors import DatasetMismatch, LayoutMismatch, ManifestMismatch, VersionMismatch
 from atoll.history.manifests import Manifests, Recorded
 from atoll.layout import Layout
 from atoll.protocol.manifest import ABSENT, VERSION_FIELDS, Difference, differences
@@ -33,6 +33,14 @@ def check(
     difference = datasets.first_difference(in_force.manifest.data.identity, request.data_identity)
     if difference is not None:
         field, mine, theirs = difference
+        if field == "rows" and datasets.dataset_id(request.data_identity) == datasets.dataset_id(
+            in_force.manifest.data.identity
+        ):
+            raise DatasetMismatch(
+                f"data.rows of worker_id={request.worker_id!r} is {_shown.repr(theirs)}, the run's "
+                f"is {mine!r}, and the data is the same otherwise; a dataset keeps its length, so "
+                f"give the worker the run's data"
+            )
         raise ManifestMismatch(
             f"data.{field[:_MAX_NAME]} of worker_id={request.worker_id!r} is "
             f"{_shown.repr(theirs)}, the run's is {mine!r}; the worker's data must be the run's"

@@ -190,7 +190,7 @@ def _worker_routes(coordinator: Coordinator, changes: Changes, clock: Clock) -> 
             reply = await run_in_threadpool(coordinator.assignment, request, begun=begun)
             begun = True
             left = deadline - clock.now()
-            if reply.action != "wait" or left <= 0 or changes.closed:
+            if reply.answers(request) or left <= 0 or changes.closed:
                 return reply
             await _within(changed, left)
 

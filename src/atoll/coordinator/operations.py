@@ -14,6 +14,7 @@ from atoll.protocol.control import (
     OuterRateRequest,
 )
 from atoll.protocol.samples import MAX_PAGE, SampleHistory
+from atoll.protocol.work import Work
 
 Position = Annotated[int, Query(ge=0, le=2**53)]
 Page = Annotated[int, Query(ge=1, le=MAX_PAGE)]
@@ -50,6 +51,10 @@ def add_figures(router: APIRouter, coordinator: Coordinator) -> None:
     @router.get("/metrics", response_class=Response)
     def prometheus() -> Response:
         return Response(metrics.render(coordinator.status()), media_type=metrics.CONTENT_TYPE)
+
+    @router.get("/work")
+    def work() -> Work:
+        return coordinator.work()
 
     @router.get("/metrics/history")
     def history(worker_id: Name = None, after: Position = 0, limit: Page = 1000) -> SampleHistory:

@@ -60,6 +60,7 @@ class Report:
             resyncs=counters.get("resyncs", 0),
             bytes_received=counters.get("bytes_received", 0),
             bytes_sent=counters.get("bytes_sent", 0),
+            refused_queues=self._rounds.dispatch.refused,
         )
 
     def _state(self) -> Literal["waiting", "training", "finished"]:

@@ -7,24 +7,27 @@ what is kept in memory is a copy of its latest round.
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from atoll.clock import Clock
-from atoll.coordinator import quorum
+from atoll.coordinator import leases, quorum
+from atoll.coordinator.dispatch import Dispatch
+from atoll.coordinator.leases import Deadlines
 from atoll.coordinator.quorum import RoundView
 from atoll.coordinator.registry import Registry
-from atoll.data import plan as plans
 from atoll.history import manifests as versions
 from atoll.history.manifests import Manifests, Recorded
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
     LeaseRecord,
+    LeaseState,
     RoundPlan,
     RoundRecord,
     RoundState,
 )
 from atoll.protocol.manifest import Manifest
+from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +44,19 @@ class LatestRound:
     def planned(self) -> frozenset[str]:
         return frozenset(lease.worker_id for lease in self.leases)
 
+    @property
+    def holding(self) -> frozenset[str]:
+        """Workers with a lease in the round that has not come to an end."""
+        return frozenset(lease.worker_id for lease in self.leases if _is_held(lease))
+
     def ranges(self, worker_id: str) -> tuple[LeaseRecord, ...]:
         """The rows leased to one worker, in order."""
-        return tuple(lease for lease in self.leases if lease.worker_id == worker_id)
+        mine = (lease for lease in self.leases if lease.worker_id == worker_id)
+        return tuple(lease for lease in mine if _is_held(lease))
+
+
+def _is_held(lease: LeaseRecord) -> bool:
+    return lease.state in (LeaseState.LEASED, LeaseState.DONE)
 
 
 class Rounds:
@@ -56,6 +69,8 @@ class Rounds:
         self._registry = registry
         self._clock = clock
         self._manifests = manifests
+        self.dispatch = Dispatch(ledger, manifests.newest.manifest)
+        self._deadlines = Deadlines(clock)
         self._lock = threading.RLock()
         self._quorum_since: float | None = None
         self.latest: LatestRound | None = None
@@ -78,6 +93,8 @@ class Rounds:
                 tuple(self._ledger.leases(record.round)),
                 {c.worker_id: c for c in self._ledger.contributions(record.round)},
             )
+            is_open = record.state is RoundState.OPEN
+            self._deadlines.hold(record.round, self.latest.holding if is_open else frozenset())
 
     @property
     def in_force(self) -> Recorded:
@@ -113,7 +130,7 @@ class Rounds:
                 self._begin(sorted(live))
                 return
             assert self.latest is not None
-            for worker_id in sorted(live - self.latest.planned):
+            for worker_id in sorted(live - self.latest.holding):
                 if self._is_short():
                     self._extend(worker_id)
 
@@ -149,38 +166,14 @@ class Rounds:
         self.refresh()
 
     def _plan(self, round_number: int, workers: list[str], *, cursor: int) -> RoundPlan:
-        reopened = self._ledger.reopened()
-        by_range = {plans.Range(lease.start, lease.stop): lease for lease in reopened}
-        planned = plans.plan(
-            workers,
-            rows_each=self._manifest_of(round_number).rows_per_round,
-            cursor=cursor,
-            reopened=list(by_range),
-        )
-        given = [
-            LeaseRecord(round_number, worker, span.start, span.stop)
-            for worker, spans in sorted(planned.ranges.items())
-            for span in spans
-        ]
-        # What is left of a reopened lease that was needed only in part stays reopened.
-        left = [
-            replace(by_range[planned.taken[-1]], start=span.start, stop=span.stop)
-            for span in planned.left
-        ]
-        return RoundPlan(
-            round=round_number,
-            manifest_sha256=self._manifests.of_round(round_number).sha256,
-            cursor=planned.cursor,
-            leases=tuple(given),
-            taken=tuple(by_range[span] for span in planned.taken),
-            left=tuple(left),
-        )
+        recorded = self._manifests.of_round(round_number)
+        return self.dispatch.plan(round_number, workers, recorded, cursor=cursor)
 
     def view(self) -> RoundView:
         """Sets for the closing rule."""
         assert self.latest is not None
         return RoundView(
-            planned=self.latest.planned,
+            planned=self.latest.holding,
             accepted=frozenset(self.latest.contributions),
             live=self._registry.live(),
         )
@@ -191,12 +184,17 @@ class Rounds:
             return []
         return sorted(quorum.waiting_for(self.view()))
 
-    def accept(self, contribution: ContributionRecord) -> ContributionRecord:
+    def accept(self, contribution: ContributionRecord, header: FrameHeader) -> ContributionRecord:
         """Records a validated contribution; returns the first one of its key.
 
-        Under the same lock as `freeze`, so that the plan a freeze makes knows the whole set.
+        Under the same lock as `freeze`, so that the plan a freeze makes knows the whole set, and
+        as `expire`: the leases that the header names are the ones that become done.
         """
         with self._lock:
+            latest = self.latest
+            at = None if latest is None else (latest.record.round, latest.record.state)
+            if latest is not None and at == (contribution.round, RoundState.OPEN):
+                leases.check_named(header, latest.ranges(contribution.worker_id))
             accepted = self._ledger.accept(contribution)
             if self.latest is not None and self.latest.record.round == accepted.round:
                 self.latest.contributions[accepted.worker_id] = accepted
@@ -209,6 +207,23 @@ class Rounds:
             return latest.contributions.get(worker_id)
         found = (c for c in self._ledger.contributions(round_number) if c.worker_id == worker_id)
         return next(found, None)
+
+    def expire(self) -> list[str]:
+        """Ends the leases that are held for too long; whose they were.
+
+        The round goes on without them; what comes of them later is refused.
+        """
+        with self._lock:
+            work = self.in_force.manifest.work
+            if not work.lease_seconds or self.latest is None:
+                return []
+            late = self._deadlines.overdue(lease_seconds=work.lease_seconds)
+            late = [worker for worker in late if worker not in self.latest.contributions]
+            if late:
+                reissue = work.policy == "exactly_once"
+                self._ledger.expire(self.latest.record.round, late, reissue=reissue)
+                self.refresh()
+            return late
 
     def is_due(self) -> bool:
         """Whether the open round closes now."""
@@ -236,7 +251,8 @@ class Rounds:
                 # the plan must not depend on what the transaction is about to change.
                 members = sorted(self._registry.live())
                 next_plan = self._plan(record.round + 1, members, cursor=record.cursor)
-            frozen = self._ledger.freeze(record.round, next_plan)
+            reissue = self.in_force.manifest.work.policy == "exactly_once"
+            frozen = self._ledger.freeze(record.round, next_plan, reissue=reissue)
             self.tokens += sum(c.tokens for c in frozen)
             self._quorum_since = None
             # From here on the round is closed for everybody who asks.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
-from atoll.coordinator import agreement, readiness
+from atoll.coordinator import agreement, queues, readiness
 from atoll.coordinator.admission import Admission, UploadRequest
 from atoll.coordinator.barriers import Barriers
 from atoll.coordinator.control import Control
@@ -61,8 +61,16 @@ from atoll.protocol.messages import (
     Workers,
 )
 from atoll.protocol.samples import SamplesRequest
+from atoll.protocol.work import Work
 
 log = logging.getLogger(__name__)
+
+
+def _ranges(latest: LatestRound, worker_id: str) -> tuple[RowRange, ...]:
+    return tuple(
+        RowRange(start=lease.start, stop=lease.stop, dataset_id=lease.dataset_id)
+        for lease in latest.ranges(worker_id)
+    )
 
 
 class Coordinator:
@@ -352,8 +360,10 @@ class Coordinator:
             reason = "the operator stops the run"
             return Assignment(action="stop", version=version, digest=digest, reason=reason)
         if latest is None or latest.record.state is not RoundState.OPEN:
-            return Assignment(action="wait", version=version, digest=digest)
-        if worker_id not in latest.planned or worker_id in latest.contributions:
+            return self._planned(latest, worker_id).model_copy(
+                update={"version": version, "digest": digest}
+            )
+        if worker_id not in latest.holding or worker_id in latest.contributions:
             return Assignment(action="wait", version=version, digest=digest)
         if wanted == "pause":
             reason = "the operator has paused the run"
@@ -362,6 +372,15 @@ class Coordinator:
             update={"version": version, "digest": digest, "evaluation": task}
         )
 
+    def _planned(self, latest: LatestRound | None, worker_id: str) -> Assignment:
+        """`wait`, with the rows of the next round where there are some."""
+        reply = Assignment(action="wait", version=0, digest="0" * 64)
+        if latest is None or latest.record.state is not RoundState.PLANNED:
+            return reply
+        ranges = _ranges(latest, worker_id)
+        known = {"upcoming": latest.record.round, "upcoming_ranges": ranges}
+        return reply.model_copy(update=known) if ranges else reply
+
     def _train(self, latest: LatestRound, worker_id: str) -> Assignment:
         return Assignment(
             action="train",
@@ -369,11 +388,9 @@ class Coordinator:
             digest="0" * 64,
             round=latest.record.round,
             manifest_sha256=latest.record.manifest_sha256,
-            ranges=tuple(
-                RowRange(start=lease.start, stop=lease.stop) for lease in latest.ranges(worker_id)
-            ),
+            ranges=_ranges(latest, worker_id),
             global_tokens=self._rounds.tokens,
-            num_planned=len(latest.planned),
+            num_planned=len(latest.holding),
         )
 
     def evaluation(self, report: EvaluationReport) -> None:
@@ -391,6 +408,10 @@ class Coordinator:
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         if self._liveness.scan():
             self._changed()
+        for worker_id in self._rounds.expire():
+            self._count("expired_leases")
+            log.warning("lease expired", extra={"worker": worker_id})
+            self._changed()
         self._rounds.admit()
         frozen = self._frozen_round()
         if frozen is None:
@@ -402,6 +423,7 @@ class Coordinator:
             self._rounds.freeze()
             self._uploads.drop_all()
             log.info("round frozen", extra={"round": frozen})
+            self._changed()  # islands may read the rows of the next round meanwhile
         self._close(frozen)
         return True
 
@@ -581,6 +603,15 @@ class Coordinator:
             digest=current.digests.master.root,
             counters=self.counters,
             refusals=self.refusals,
+        )
+
+    def work(self) -> Work:
+        """The queues of units, and who has which rows."""
+        return queues.work(
+            self._ledger,
+            self._rounds.dispatch.parts,
+            self.manifest.work,
+            expired_leases=self.counters["expired_leases"],
         )
 
     def is_finished(self) -> bool:

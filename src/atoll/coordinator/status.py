@@ -23,6 +23,7 @@ _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "WRONG_ROUND": (409, grpc.StatusCode.FAILED_PRECONDITION),
     "EMPTY_SUM": (409, grpc.StatusCode.FAILED_PRECONDITION),
     "WRONG_BASE": (409, grpc.StatusCode.FAILED_PRECONDITION),
+    "DATASET_MISMATCH": (409, grpc.StatusCode.FAILED_PRECONDITION),
     "LEASE_LOST": (409, grpc.StatusCode.FAILED_PRECONDITION),
     "MANIFEST_MISMATCH": (409, grpc.StatusCode.FAILED_PRECONDITION),
     "VERSION_MISMATCH": (409, grpc.StatusCode.FAILED_PRECONDITION),

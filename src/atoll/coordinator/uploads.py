@@ -142,7 +142,7 @@ class Uploads:
         admission: Admission,
         clock: Clock,
         *,
-        record: Callable[[ContributionRecord], ContributionRecord],
+        record: Callable[[ContributionRecord, FrameHeader], ContributionRecord],
     ) -> None:
         self._blobs = blobs
         self._admission = admission
@@ -218,7 +218,7 @@ class Uploads:
                 with self._lock:
                     self._recording.add(upload.request.sha256)
                 norm = upload.finish()
-                return self._record(self._contribution(upload, norm))
+                return self._record(self._contribution(upload, norm), upload.header)
             finally:
                 self._forget(upload)
                 with self._lock:

@@ -32,7 +32,7 @@ class Dataset(Protocol):
 
     @property
     def rows(self) -> int:
-        """Training rows."""
+        """Training rows; 0: a stream, which has no last one."""
         ...
 
     @property
@@ -177,8 +177,12 @@ class WindowedRows(ABC):
 
 
 def dataset_id(identity: Mapping[str, object]) -> str:
-    """The short name of an identity: 16 hex digits of the sha256 of its canonical JSON."""
-    return canonical.sha256(dict(identity))[:16]
+    """The short name of an identity: 16 hex digits of the sha256 of its canonical JSON.
+
+    The number of rows is left out: it is what is checked beside the id, so that the same data with
+    another length is refused by both lengths instead of passing for other data.
+    """
+    return canonical.sha256({k: v for k, v in identity.items() if k != "rows"})[:16]
 
 
 def first_difference(
@@ -199,11 +203,10 @@ def unigram_entropy(dataset: Dataset, *, rows: int = 1024) -> float:
 
     Measured on `rows` training rows spread evenly over the data (all of them when it has fewer).
     """
-    sample = min(rows, dataset.rows)
+    total_rows = dataset.rows or rows  # of a stream the first ones
+    sample = min(rows, total_rows)
     counts = np.zeros(dataset.vocab, dtype=np.int64)
     for step in range(sample):
-        counts += np.bincount(
-            dataset.row(step * dataset.rows // sample)[1:], minlength=dataset.vocab
-        )
+        counts += np.bincount(dataset.row(step * total_rows // sample)[1:], minlength=dataset.vocab)
     total = int(counts.sum())
     return -math.fsum(c / total * math.log(c / total) for c in counts.tolist() if c)

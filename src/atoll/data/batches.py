@@ -4,16 +4,19 @@ Owns stacking rows into tensors. Holds one batch at a time; knows no device and 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.data import shuffle
+from atoll.data import mixture, shuffle
 from atoll.data.base import Dataset, Row
 from atoll.data.plan import Range
 from atoll.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def batches(
@@ -21,14 +24,13 @@ def batches(
 ) -> Iterator[Tensor]:
     """The rows of `ranges` in order, as int64 tensors [batch, block + 1].
 
+    Of several datasets the rows take turns (`mixture.turns`).
     Batches run across borders of ranges and epochs; only the last may be smaller, and it is when
     the rows do not divide: no row is repeated or dropped to fill it.
     """
     _check_batch(batch)
-    positions = chain.from_iterable(range(r.start, r.stop) for r in ranges)
     return (
-        _stack(dataset.row(index) for index in _shuffled(chunk, dataset.rows, seed=seed))
-        for chunk in _chunks(positions, batch)
+        _stack(_rows(chunk, seed=seed)) for chunk in _chunks(mixture.turns(dataset, ranges), batch)
     )
 
 
@@ -46,10 +48,19 @@ def _check_batch(batch: int) -> None:
         raise ConfigError(f"batch={batch!r} must be at least 1 row")
 
 
-def _chunks(items: Iterable[int], size: int) -> Iterator[list[int]]:
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
+
+
+def _rows(places: Sequence[tuple[Dataset, int]], *, seed: int) -> Iterator[Row]:
+    """The rows at positions of datasets, in the given order."""
+    found: dict[int, Iterator[Row]] = {}
+    for dataset in {id(dataset): dataset for dataset, _ in places}.values():
+        mine = [position for one, position in places if one is dataset]
+        found[id(dataset)] = map(dataset.row, _shuffled(mine, dataset.rows, seed=seed))
+    return (next(found[id(dataset)]) for dataset, _ in places)
 
 
 def _shuffled(positions: list[int], rows: int, *, seed: int) -> list[int]:

@@ -1,10 +1,10 @@
 """Which rows each worker trains in one round of sync mode: a pure function of the ledger's state.
 
-Owns the arithmetic only: it knows no ledger, no lease and no time. Positions count the run's
-endless row sequence; `shuffle` says which dataset row a position is.
+Owns the arithmetic only: it knows no ledger, no lease and no time. Positions count a dataset's
+endless row sequence, epoch after epoch; `shuffle` says which row of the dataset a position is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,10 +13,11 @@ from atoll.errors import ConfigError, StateDamaged
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Positions `[start, stop)` of the run's row sequence."""
+    """Positions `[start, stop)` of a dataset's row sequence."""
 
     start: int
     stop: int
+    dataset_id: str = ""  # "": the run's only one
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
@@ -30,28 +31,46 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The rows of one round. Every planned row is from a taken range or from before `cursor`.
+class Source:
+    """A dataset that rows are planned of."""
 
-    Rows in `ranges` = rows in `taken` - rows in `left` + fresh rows before the new `cursor`.
+    dataset_id: str
+    length: int  # rows of an epoch; 0: a stream
+    weight: int
+    cursor: int  # its first position that no plan has used
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rows of one round. Every planned row is from a taken range or from before a new cursor.
+
+    Rows in `ranges` = rows in `taken` - rows in `left` + fresh rows before the new `cursors`.
     """
 
-    ranges: dict[str, tuple[Range, ...]]  # by worker_id, in worker_id order
-    cursor: int  # first position that no plan has used
+    ranges: dict[str, tuple[Range, ...]]  # by worker_id, in worker_id order; by dataset_id, start
+    cursors: dict[str, int]  # by dataset_id
     taken: tuple[Range, ...]  # reopened ranges of which rows were given out, as they were passed in
     left: tuple[Range, ...]  # the rest of the last taken range, if it was not needed whole
 
 
-def plan(workers: Sequence[str], *, rows_each: int, cursor: int, reopened: Sequence[Range]) -> Plan:
+def plan(
+    workers: Sequence[str],
+    *,
+    rows_each: int,
+    sources: Sequence[Source],
+    reopened: Sequence[Range],
+) -> Plan:
     """Gives each worker exactly `rows_each` rows: reopened ones first, then fresh ones.
 
-    Workers are served in worker_id order and reopened ranges in row order, so the result does not
-    depend on the order of the arguments. Reopened ranges that overlap or reach beyond `cursor`
-    would train a row twice: StateDamaged.
+    Fresh rows come from all sources, so that what was ever given of each follows the weights.
+    Workers are served in worker_id order, reopened ranges in the order of the sources and of rows,
+    so the result does not depend on the order of the other arguments. A fresh range ends where its
+    epoch does. Ranges of a dataset that is no source are left alone. Reopened ranges that overlap
+    or reach beyond their cursor would train a row twice: StateDamaged.
     """
     _check(workers, rows_each=rows_each)
-    waiting = sorted(reopened)
-    _check_reopened(waiting, cursor=cursor)
+    cursors = {source.dataset_id: source.cursor for source in sources}
+    waiting = _in_order(reopened, sources)
     taken: list[Range] = []
     part: Range | None = None  # what remains of the last taken range
     ranges: dict[str, tuple[Range, ...]] = {}
@@ -63,14 +82,50 @@ def plan(workers: Sequence[str], *, rows_each: int, cursor: int, reopened: Seque
                 part = waiting.pop(0)
                 taken.append(part)
             stop = min(part.start + missing, part.stop)
-            mine.append(Range(part.start, stop))
-            part = Range(stop, part.stop) if stop < part.stop else None
+            mine.append(Range(part.start, stop, part.dataset_id))
+            part = Range(stop, part.stop, part.dataset_id) if stop < part.stop else None
             missing -= len(mine[-1])
-        if missing:
-            mine.append(Range(cursor, cursor + missing))
-            cursor += missing
-        ranges[worker] = tuple(mine)
-    return Plan(ranges, cursor, tuple(taken), (part,) if part else ())
+        for source, rows in zip(sources, shares(sources, cursors, missing), strict=True):
+            start = cursors[source.dataset_id]
+            mine += _epochs(source, start, start + rows)
+            cursors[source.dataset_id] = start + rows
+        ranges[worker] = tuple(sorted(mine, key=lambda r: (r.dataset_id, r.start)))
+    return Plan(ranges, cursors, tuple(taken), (part,) if part else ())
+
+
+def shares(sources: Sequence[Source], given: Mapping[str, int], rows: int) -> list[int]:
+    """How `rows` more rows are split so that all that was given follows the weights, exactly.
+
+    Each source gets what it lacks of its share of the total, in whole rows, the one that lacks most
+    first; what whole rows leave over goes row by row to the largest deficit, the earlier source on
+    a tie. A deficit is weight * total - (sum of weights) * given, so all of it is integers.
+    """
+    if not rows:
+        return [0] * len(sources)
+    whole = sum(source.weight for source in sources)
+    total = sum(given[source.dataset_id] for source in sources) + rows
+    lacks = [source.weight * total - whole * given[source.dataset_id] for source in sources]
+    order = sorted(range(len(sources)), key=lambda i: (-lacks[i], i))
+    found = [0] * len(sources)
+    left = rows
+    for i in order:
+        found[i] = min(left, max(0, lacks[i]) // whole)
+        left -= found[i]
+    while left:
+        i = max(range(len(sources)), key=lambda i: (lacks[i] - whole * found[i], -i))
+        found[i] += 1
+        left -= 1
+    return found
+
+
+def _epochs(source: Source, start: int, stop: int) -> Iterator[Range]:
+    """`[start, stop)` cut at the ends of epochs."""
+    while start < stop:
+        end = stop
+        if source.length:
+            end = min(stop, (start // source.length + 1) * source.length)
+        yield Range(start, end, source.dataset_id)
+        start = end
 
 
 def _check(workers: Sequence[str], *, rows_each: int) -> None:
@@ -79,6 +134,15 @@ def _check(workers: Sequence[str], *, rows_each: int) -> None:
     for one, other in pairwise(sorted(workers)):
         if one == other:
             raise ConfigError(f"worker_id {one!r} is planned twice; each worker is planned once")
+
+
+def _in_order(reopened: Sequence[Range], sources: Sequence[Source]) -> list[Range]:
+    waiting: list[Range] = []
+    for source in sources:
+        mine = sorted(r for r in reopened if r.dataset_id == source.dataset_id)
+        _check_reopened(mine, cursor=source.cursor)
+        waiting += mine
+    return waiting
 
 
 def _check_reopened(ordered: Sequence[Range], *, cursor: int) -> None:

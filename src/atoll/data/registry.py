@@ -4,12 +4,15 @@ Owns the names of kinds and of their keys. Paths are not part of a definition: e
 where its own copy is.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.data import text
 from atoll.data.base import Dataset
+from atoll.data.mixture import Mixture, NamedDataset
+from atoll.data.parts import MIXTURE
 from atoll.data.synthetic import SyntheticCorpus
 from atoll.data.text import TextFiles
 from atoll.data.tokens import TokenFile
@@ -77,6 +80,8 @@ def open_dataset(definition: Mapping[str, object], *, location: str | None = Non
     of another type, or files that are absent or too short.
     """
     name = definition.get("kind")
+    if name == MIXTURE:
+        return _open_mixture(definition, location)
     if not isinstance(name, str) or name not in KINDS:
         raise ConfigError(f"data.kind={name!r} is not known; use one of {sorted(KINDS)}")
     kind = KINDS[name]
@@ -91,6 +96,49 @@ def open_dataset(definition: Mapping[str, object], *, location: str | None = Non
     integers = {key: _integer(key, definition[key]) for key in kind.integers if key in definition}
     strings = {key: _string(key, definition[key]) for key in kind.strings if key in definition}
     return kind.open(Definition(name, integers, strings), location)
+
+
+MAX_WEIGHT = 2**20
+LOCATIONS = ";"  # between the places of several datasets, each `name=place`
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\Z")
+
+
+def _open_mixture(definition: Mapping[str, object], location: str | None) -> Mixture:
+    entries = definition.get("datasets")
+    if set(definition) != {"kind", "datasets"} or not isinstance(entries, (list, tuple)):
+        raise ConfigError("data of several datasets is a list of them; write [[data]] for each")
+    places = _places(location)
+    named = [_open_named(dict(entry), places) for entry in entries]
+    if places:
+        raise ConfigError(
+            f"data locations are given for {sorted(places)}; the run's datasets are "
+            f"{[one.name for one in named]}"
+        )
+    return Mixture(named)
+
+
+def _open_named(entry: dict[str, object], places: dict[str, str]) -> NamedDataset:
+    name, weight = entry.pop("name", entry.get("kind")), entry.pop("weight", 1)
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise ConfigError(f"data.name={name!r} must be 1 to 64 characters out of A-Z a-z 0-9 . _ -")
+    if not 1 <= _integer("weight", weight) <= MAX_WEIGHT:
+        raise ConfigError(f"data.weight={weight!r} of {name!r} must be from 1 to {MAX_WEIGHT}")
+    opened = open_dataset(entry, location=places.pop(name, None))
+    return NamedDataset(name, _integer("weight", weight), opened)
+
+
+def _places(location: str | None) -> dict[str, str]:
+    """`name=place;name=place` by name."""
+    places: dict[str, str] = {}
+    for item in location.split(LOCATIONS) if location else ():
+        name, equals, place = item.partition("=")
+        if not equals or not place or name in places:
+            raise ConfigError(
+                f"data location {item!r} must be name=place, once for each dataset of the run, "
+                f"with {LOCATIONS!r} between them"
+            )
+        places[name] = place
+    return places
 
 
 def _required(location: str | None, definition: Definition) -> str:

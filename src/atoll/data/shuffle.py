@@ -2,7 +2,7 @@
 
 A Feistel network permutes [0, 4^h), the smallest such range that holds the rows; values that fall
 outside the rows are permuted again until they fall inside (cycle walking; Black and Rogaway 2002).
-A position of the run's endless row sequence belongs to epoch `position // rows`; each epoch is its
+A position of a dataset's endless row sequence is of epoch `position // rows`; each epoch is its
 own permutation, so every row comes once per epoch.
 """
 
@@ -82,7 +82,12 @@ def _epoch(rows: int, seed: int, epoch: int) -> Permutation:
 
 
 def rows_at(positions: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[np.int64]:
-    """The dataset rows at `positions` of the run's endless row sequence, in their order."""
+    """The rows at `positions` of a dataset's endless row sequence, in their order.
+
+    A stream (`rows` 0) is taken as it comes.
+    """
+    if not rows:
+        return positions.copy()
     epochs, within = np.divmod(positions, rows)
     out = np.empty_like(positions)
     for epoch in np.unique(epochs).tolist():

@@ -33,6 +33,8 @@ FOLLOWERS = 8
 CHANCE_BITS = 3
 
 _LEXICON_STREAM = 2**64 - 1  # rows are streams 0, 1, …; no corpus has this many
+MAX_ROWS = 2**62
+_HELD_OUT_OF_ENDLESS = 2**63  # past every training row
 
 
 def _zipf_slots(ranks: int, scale: int) -> NDArray[np.int64]:
@@ -75,7 +77,10 @@ def _make_lexicon(seed: int, letters: int) -> Lexicon:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticCorpus:
-    """`rows` training rows and, after them, `held_out_rows` held-out ones, each its own stream."""
+    """`rows` training rows and, after them, `held_out_rows` held-out ones, each its own stream.
+
+    With `rows` 0 there is no last one: a stream of data.
+    """
 
     seed: int
     rows: int
@@ -87,8 +92,8 @@ class SyntheticCorpus:
         base.check_cut(block=self.block, held_out_rows=self.held_out_rows)
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"data.seed={self.seed!r} must be from 0 to 2**64 - 1")
-        if not 1 <= self.rows <= 2**62:
-            raise ConfigError(f"data.rows={self.rows!r} must be from 1 to 2**62")
+        if not 0 <= self.rows <= MAX_ROWS:
+            raise ConfigError(f"data.rows={self.rows!r} must be from 1 to 2**62, or 0 without end")
         if self.vocab < MIN_VOCAB:
             raise ConfigError(
                 f"data.vocab={self.vocab!r} must be at least {MIN_VOCAB}: a space, a stop and two "
@@ -111,11 +116,11 @@ class SyntheticCorpus:
         }
 
     def row(self, index: int) -> Row:
-        return self._generate(base.check_index(index, self.rows, what="row"))
+        return self._generate(base.check_index(index, self.rows or MAX_ROWS, what="row"))
 
     def held_out(self, index: int) -> Row:
         checked = base.check_index(index, self.held_out_rows, what="held-out row")
-        return self._generate(self.rows + checked)
+        return self._generate((self.rows or _HELD_OUT_OF_ENDLESS) + checked)
 
     def _generate(self, stream: int) -> Row:
         lexicon, length = self._lexicon, self.block + 1

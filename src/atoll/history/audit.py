@@ -9,14 +9,22 @@ from dataclasses import asdict, dataclass, field
 
 from atoll.blobs.base import Blobs
 from atoll.errors import AtollError
-from atoll.history import replay, retention
+from atoll.history import balance, replay, retention
+from atoll.history.balance import EpochBalance
 from atoll.history.manifests import Manifests
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.base import Ledger
-from atoll.ledger.records import ContributionRecord, LeaseState, RoundRecord, RoundState
+from atoll.ledger.records import (
+    ContributionRecord,
+    LeaseRecord,
+    LeaseState,
+    RoundRecord,
+    RoundState,
+)
 from atoll.sums import digest as digests
 from atoll.wire import frame
+from atoll.wire.header import FrameHeader
 
 Progress = Callable[[str, int, int], None]
 
@@ -43,6 +51,7 @@ class AuditReport:
     replayed_from: int | None = None
     replayed_rounds: int = 0
     digest: str | None = None
+    balance: list[EpochBalance] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -76,13 +85,20 @@ def audit(
     if broken is not None:
         report.problems.append(Problem(broken.round, f"chain: {broken.field}", broken.reason))
     start = retention.replay_start(ledger, retention.storage_of(rounds, manifests))
+    leases: list[LeaseRecord] = []
+    misnamed: list[Problem] = []
     for done, record in enumerate(rounds, start=1):
         progress("contributions", done, len(rounds))
         _check_leaves(report, record)
-        for contribution in ledger.contributions(record.round):
-            _check_contribution(report, blobs, contribution, pruned=record.round <= start)
-        _check_leases(report, ledger, record.round)
-    _check_rows(report, ledger, rounds)
+        contributions, held = ledger.contributions(record.round), ledger.leases(record.round)
+        for contribution in contributions:
+            header = _check_contribution(report, blobs, contribution, pruned=record.round <= start)
+            misnamed += _check_named(header, held)
+        _check_leases(report, record.round, contributions, held)
+        leases += held
+    _check_rows(report, leases, rounds)
+    report.problems += misnamed
+    _check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
     if with_replay:
         report.problems.extend(
             _replay(report, ledger, blobs, manifests, layout, start=start, progress=progress)
@@ -109,13 +125,14 @@ def _check_leaves(report: AuditReport, record: RoundRecord) -> None:
 
 def _check_contribution(
     report: AuditReport, blobs: Blobs, contribution: ContributionRecord, *, pruned: bool
-) -> None:
+) -> FrameHeader | None:
+    """The header of the stored frame, where there is one to read."""
     report.contributions += 1
     report.rows += contribution.rows
     report.tokens += contribution.tokens
     if pruned:
         report.pruned += 1
-        return
+        return None
     try:
         with blobs.open(contribution.sha256) as reader:
             header, _ = frame.read_preamble(reader)
@@ -124,7 +141,7 @@ def _check_contribution(
         report.problems.append(
             Problem(contribution.round, f"blob of {contribution.worker_id}", str(error))
         )
-        return
+        return None
     if nbytes != contribution.nbytes:
         report.problems.append(
             Problem(
@@ -143,14 +160,41 @@ def _check_contribution(
                     f"the frame says {said!r}, the ledger {recorded!r}",
                 )
             )
+    return header
 
 
-def _check_leases(report: AuditReport, ledger: Ledger, round_number: int) -> None:
+def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> Iterator[Problem]:
+    """The rows that a frame says it was trained on are those that its leases made done."""
+    if header is None:
+        return
+    mine = [
+        (lease.dataset_id, lease.start, lease.stop)
+        for lease in leases
+        if lease.worker_id == header.worker_id and lease.state is LeaseState.DONE
+    ]
+    # A frame that names no dataset was made in a run of one.
+    names = header.datasets or ({name for name, _, _ in mine} or {""}).pop()
+    of = names if isinstance(names, tuple) else (names,) * len(header.ranges)
+    named = balance.merged((name, *span) for name, span in zip(of, header.ranges, strict=True))
+    if named != balance.merged(mine):
+        yield Problem(
+            header.round,
+            f"ranges of {header.worker_id}",
+            f"the frame names rows {named}, the leases say done {balance.merged(mine)}",
+        )
+
+
+def _check_leases(
+    report: AuditReport,
+    round_number: int,
+    contributions: Sequence[ContributionRecord],
+    leases: Sequence[LeaseRecord],
+) -> None:
     done: dict[str, int] = {}
-    for lease in ledger.leases(round_number):
+    for lease in leases:
         if lease.state is LeaseState.DONE:
             done[lease.worker_id] = done.get(lease.worker_id, 0) + lease.stop - lease.start
-    counted = {c.worker_id: c.rows for c in ledger.contributions(round_number)}
+    counted = {c.worker_id: c.rows for c in contributions}
     if done != counted:
         report.problems.append(
             Problem(
@@ -161,16 +205,34 @@ def _check_leases(report: AuditReport, ledger: Ledger, round_number: int) -> Non
         )
 
 
-def _check_rows(report: AuditReport, ledger: Ledger, rounds: Sequence[RoundRecord]) -> None:
-    """Every row before the cursor is done, leased or reopened: in exactly one lease."""
-    leases = [
-        lease
-        for record in rounds
-        for lease in ledger.leases(record.round)
-        if lease.state is not LeaseState.TAKEN
-    ]
-    leases.sort(key=lambda lease: (lease.start, lease.stop))
+def _check_rows(
+    report: AuditReport, leases: Sequence[LeaseRecord], rounds: Sequence[RoundRecord]
+) -> None:
+    """Every row that was ever issued is done, leased, open again or given up: in one lease."""
+    current = [lease for lease in leases if lease.state is not LeaseState.TAKEN]
+    names = sorted({lease.dataset_id for lease in leases})
+    reached = 0
+    for name in names:
+        mine = [lease for lease in current if lease.dataset_id == name]
+        mine.sort(key=lambda lease: (lease.start, lease.stop))
+        reached += _check_sequence(report, mine, rounds)
     cursor = rounds[-1].cursor if rounds else 0
+    if reached < cursor:
+        _report_lost(report, rounds, reached, cursor)
+    if reached > cursor:
+        report.problems.append(
+            Problem(
+                rounds[-1].round,
+                "cursor",
+                f"rows up to {reached} are leased, the newest round's cursor is {cursor}",
+            )
+        )
+
+
+def _check_sequence(
+    report: AuditReport, leases: Sequence[LeaseRecord], rounds: Sequence[RoundRecord]
+) -> int:
+    """Finds rows of one dataset that are in no lease or in two; where its leases end."""
     reached, before = 0, None
     for lease in leases:
         if lease.start > reached:
@@ -186,16 +248,27 @@ def _check_rows(report: AuditReport, ledger: Ledger, rounds: Sequence[RoundRecor
             )
         if lease.stop > reached:
             reached, before = lease.stop, lease
-    if reached < cursor:
-        _report_lost(report, rounds, reached, cursor)
-    if reached > cursor:
-        report.problems.append(
-            Problem(
-                rounds[-1].round,
-                "cursor",
-                f"rows up to {reached} are leased, the newest round's cursor is {cursor}",
+    return reached
+
+
+def _check_work(
+    report: AuditReport, ledger: Ledger, leases: Sequence[LeaseRecord], *, newest: int
+) -> None:
+    """The balance of rows, and queues that are damaged or say something else than the leases."""
+    datasets = ledger.datasets()
+    report.balance = balance.balance(leases, datasets)
+    for epoch in report.balance:
+        if not epoch.holds:
+            report.problems.append(
+                Problem(
+                    newest,
+                    f"row balance of {epoch.dataset_id} epoch {epoch.epoch}",
+                    f"{epoch.done_twice} rows are done twice; {epoch.missing} are missing, of "
+                    f"which {epoch.open} are open and {epoch.given_up} given up",
+                )
             )
-        )
+    for name, wrong in balance.check_queues(ledger.queues(), leases, datasets):
+        report.problems.append(Problem(newest, f"queue {name}", wrong))
 
 
 def _report_lost(report: AuditReport, rounds: Sequence[RoundRecord], start: int, stop: int) -> None:

@@ -47,6 +47,7 @@ from atoll.protocol.messages import (
     Workers,
 )
 from atoll.protocol.samples import SamplesRequest
+from atoll.protocol.work import Work
 from atoll.wire import chunks
 from atoll.wire.proto import transfer_pb2
 
@@ -117,6 +118,10 @@ class NetworkLink:
     def status(self) -> Status:
         """What an operator sees."""
         return self.ask("GET", "/status", None, Status)
+
+    def work(self) -> Work:
+        """The queues of units, and who has which rows."""
+        return self.ask("GET", "/work", None, Work)
 
     def look(self) -> Info:
         return self.info()

@@ -12,7 +12,8 @@ Everything that must match comes from the coordinator; nothing of it can be set 
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from atoll.data.plan import Range
 from atoll.errors import AtollError, ConfigError, ManifestMismatch
 from atoll.history import recorded
 from atoll.island import combine, contribute, inner, ranks
+from atoll.island.ahead import RowsAhead
 from atoll.island.continuity import Continuity, Part
 from atoll.island.group import SOLO, Group
 from atoll.island.link import Attendance, Link
@@ -46,6 +48,7 @@ from atoll.protocol.messages import (
     EvaluationTask,
     HeartbeatRequest,
     Identity,
+    RowRange,
     Telemetry,
 )
 from atoll.protocol.samples import SamplesRequest
@@ -89,6 +92,10 @@ class _Round:
     tokens: int = 0
     loss_sum: float = 0.0
     awaits_step: bool = False  # a batch is handed out and not stepped on yet
+
+
+def _spans(ranges: Sequence[RowRange]) -> list[Range]:
+    return [Range(r.start, r.stop, r.dataset_id or "") for r in ranges]
 
 
 class Run:
@@ -187,9 +194,10 @@ class Run:
         )
         ranks.check_data(self.group, self.manifest, dataset)
         ranks.resume(self.group, self._session, loaded.continuity)
-        while (assignment := self._next_assignment(loaded, dataset)) is not None:
-            yield from self._train(loaded, dataset, assignment)
-            self._sync(loaded)
+        with closing(RowsAhead(dataset)) as ahead:
+            while (assignment := self._next_assignment(loaded, dataset, ahead)) is not None:
+                yield from self._train(loaded, dataset, assignment, ahead)
+                self._sync(loaded)
         self.close()
 
     def step(self, *, loss: float | Tensor) -> None:
@@ -299,10 +307,15 @@ class Run:
             raise ConfigError("run.load(model) must come before run.batches(dataset)")
         return self._loaded
 
-    def _next_assignment(self, loaded: _Loaded, dataset: Dataset) -> Assignment | None:
+    def _next_assignment(
+        self, loaded: _Loaded, dataset: Dataset, ahead: RowsAhead
+    ) -> Assignment | None:
         """The next rows to train, from the published weights; None when the run is over."""
         while True:
-            reply = self._session.call(lambda: self._ask(loaded.weights))
+            reply = self._session.call(lambda: self._ask(loaded.weights, ahead.round))
+            if reply.upcoming > ahead.round:
+                ahead.round = reply.upcoming
+                ahead.begin(_spans(reply.upcoming_ranges), **self._reading())
             if reply.action == "fetch":
                 ranks.fetch(self.group, self._session, loaded.weights)
                 continue
@@ -346,27 +359,30 @@ class Run:
         log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
         return True
 
-    def _ask(self, weights: IslandWeights) -> Assignment:
+    def _ask(self, weights: IslandWeights, upcoming: int) -> Assignment:
         reply = self._session.link.assignment(
             AssignmentRequest(
                 identity=self._session.identity(),
                 version=weights.version,
                 digest=weights.digest,
                 wait_seconds=WAIT_SECONDS,
+                upcoming=upcoming,
             )
         )
         self._session.generation = reply.generation
         return reply
 
-    def _train(self, loaded: _Loaded, dataset: Dataset, assignment: Assignment) -> Iterator[Tensor]:
+    def _reading(self) -> dict[str, int]:
+        return {"batch": self.manifest.inner.batch, "seed": self.manifest.seed}
+
+    def _train(
+        self, loaded: _Loaded, dataset: Dataset, assignment: Assignment, ahead: RowsAhead
+    ) -> Iterator[Tensor]:
         settings = self.manifest.inner
         self._round = current = _Round(assignment, dataset.block)
-        ranges = [Range(r.start, r.stop) for r in assignment.ranges]
         per_step = settings.batch * dataset.block * assignment.num_planned
         self._meter.begin()
-        for rows in batching.batches(
-            dataset, ranges, batch=settings.batch, seed=self.manifest.seed
-        ):
+        for rows in ahead.batches(_spans(assignment.ranges), **self._reading()):
             if loaded.optimizer is not None:
                 done = assignment.global_tokens + current.steps * per_step
                 inner.set_rate(loaded.optimizer, settings, global_tokens=done)
@@ -413,6 +429,7 @@ class Run:
             tokens=done.tokens,
             loss_sum=done.loss_sum,
             ranges=[(r.start, r.stop) for r in done.assignment.ranges],
+            datasets=[r.dataset_id for r in done.assignment.ranges if r.dataset_id is not None],
         )
 
     def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> None:

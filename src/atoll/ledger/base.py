@@ -5,18 +5,21 @@ its effect survives a crash. Refusals are typed errors and change nothing. Safe 
 threads; calls are serialised.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from atoll.ledger.records import (
     ContributionRecord,
+    DatasetRecord,
     EvaluationRecord,
     GenerationRecord,
     LeaseRecord,
     ManifestRecord,
     Published,
+    Queues,
     RoundPlan,
     RoundRecord,
+    RowCount,
     RunRecord,
     SnapshotRecord,
     WorkerRecord,
@@ -57,7 +60,8 @@ class Ledger(Protocol):
     ) -> WorkerRecord:
         """A new incarnation of `worker_id` (1 for a new one), active, with this key.
 
-        In the same transaction a new generation, in which it is reached at this address.
+        In the same transaction a new generation, in which it is reached at this address, and its
+        leases of rounds that are not frozen go over to this life, with the next lease epoch.
         """
         ...
 
@@ -83,6 +87,27 @@ class Ledger(Protocol):
         """Sets each name to its value, all at once; None takes the name away."""
         ...
 
+    # Datasets and the queues of their units
+    def add_datasets(self, datasets: Sequence[DatasetRecord]) -> None:
+        """Knows these datasets from now on; DatasetMismatch when one is known by another length."""
+        ...
+
+    def datasets(self) -> list[DatasetRecord]:
+        """In dataset_id order."""
+        ...
+
+    def queues(self) -> Queues:
+        """Every queue entry: the sound ones, and by name and reason those that are damaged."""
+        ...
+
+    def cursors(self) -> dict[str, int]:
+        """By dataset_id: the first position of its row sequence that was never leased."""
+        ...
+
+    def row_counts(self) -> list[RowCount]:
+        """Leased rows by (dataset_id, epoch, worker_id, state), in this order."""
+        ...
+
     # Rounds
     def begin(self, plan: RoundPlan) -> None:
         """Inserts a round that no freeze has planned, open, with its leases.
@@ -101,21 +126,21 @@ class Ledger(Protocol):
     def latest_round(self) -> RoundRecord | None: ...
 
     def leases(self, round_number: int) -> list[LeaseRecord]:
-        """In (worker_id, start) order."""
+        """In (worker_id, dataset_id, start) order."""
         ...
 
     def reopened(self) -> list[LeaseRecord]:
-        """Leases in state `reopened`, oldest round first, then by start."""
+        """Leases in state `reopened`, oldest round first, then by dataset_id and start."""
         ...
 
     def accept(self, contribution: ContributionRecord) -> ContributionRecord:
-        """Inserts the contribution and marks its leases done.
+        """Inserts the contribution and marks its leases done, with the units that are whole now.
 
         Re-checks inside the transaction, in this order: the worker exists (UnknownWorker), the
         incarnation is its latest (Fenced), the round exists (WrongRound). The same sha256 under the
         same key returns the first record, whatever the round's state; another sha256 is Conflict. A
         round that is frozen or published without it is StaleContribution; one that is only planned
-        is WrongRound; a worker without a lease in the round is LeaseLost.
+        is WrongRound; a worker without a lease in the round, in this life, is LeaseLost.
         """
         ...
 
@@ -123,10 +148,20 @@ class Ledger(Protocol):
         """In worker_id order: the canonical order of the fold."""
         ...
 
-    def freeze(self, round_number: int, next_plan: RoundPlan | None) -> list[ContributionRecord]:
+    def expire(self, round_number: int, workers: Collection[str], *, reissue: bool = True) -> int:
+        """Ends what these workers still have leased in the open round; how many leases there were.
+
+        They become `reopened`, or without `reissue` `given_up`. WrongRound unless open.
+        """
+        ...
+
+    def freeze(
+        self, round_number: int, next_plan: RoundPlan | None, *, reissue: bool = True
+    ) -> list[ContributionRecord]:
         """Fixes the ordered set of an open round and plans the next, in one transaction.
 
-        Leases of the round without a contribution become `reopened`; `next_plan.taken` becomes
+        Leases of the round without a contribution become `reopened`, or without `reissue`
+        `given_up`; `next_plan.taken` becomes
         `taken` (what is `left` of one stays reopened); the next round is inserted as `planned` with
         its leases. WrongRound unless open.
         """

@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, insert, select, update
 
 from atoll.errors import Conflict, LeaseLost, StaleContribution, WrongRound
-from atoll.ledger import members, rows, schema
+from atoll.ledger import members, queues, rows, schema
 from atoll.ledger.records import ContributionRecord, LeaseState, RoundState
 
 
@@ -68,16 +68,16 @@ def _check_open(contribution: ContributionRecord, state: RoundState) -> None:
 
 def _finish_leases(connection: Connection, contribution: ContributionRecord) -> None:
     table = schema.leases
-    finished = connection.execute(
-        update(table)
-        .where(
-            table.c.round == contribution.round,
-            table.c.worker_id == contribution.worker_id,
-            table.c.state == LeaseState.LEASED.value,
-        )
-        .values(state=LeaseState.DONE.value)
+    held = (
+        table.c.round == contribution.round,
+        table.c.worker_id == contribution.worker_id,
+        table.c.incarnation == contribution.incarnation,
+        table.c.state == LeaseState.LEASED.value,
     )
-    if finished.rowcount == 0:
+    leases = [rows.lease(row) for row in connection.execute(select(table).where(*held))]
+    connection.execute(update(table).where(*held).values(state=LeaseState.DONE.value))
+    queues.mark_done(connection, leases)
+    if not leases:
         raise LeaseLost(
             f"worker_id={contribution.worker_id!r} has no lease in round {contribution.round}; "
             f"only leased rows are contributed, so wait for the next plan"

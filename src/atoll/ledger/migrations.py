@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, inspect, select, text
 
 from atoll import canonical
 from atoll.errors import LedgerTooNew
-from atoll.ledger import schema
+from atoll.ledger import adopt, schema
 from atoll.ledger.database import Database
 
 
@@ -101,6 +101,39 @@ VERSION_3 = (
         name {text} NOT NULL PRIMARY KEY,
         value {text} NOT NULL)""",
 )
+# SQLite cannot change a key or a check, so the table of leases is made anew.
+VERSION_4 = (
+    """CREATE TABLE datasets (
+        dataset_id {text} NOT NULL PRIMARY KEY,
+        name {text} NOT NULL,
+        length BIGINT NOT NULL,
+        weight BIGINT NOT NULL)""",
+    """CREATE TABLE queues (
+        name {text} NOT NULL PRIMARY KEY,
+        length BIGINT,
+        units BIGINT,
+        unit_rows BIGINT,
+        issued {bytes},
+        done {bytes})""",
+    "ALTER TABLE leases RENAME TO leases_3",
+    """CREATE TABLE leases (
+        round BIGINT NOT NULL REFERENCES rounds (round),
+        worker_id {text} NOT NULL REFERENCES workers (worker_id),
+        start BIGINT NOT NULL,
+        stop BIGINT NOT NULL,
+        state {text} NOT NULL
+            CHECK (state IN ('leased', 'done', 'reopened', 'taken', 'given_up')),
+        dataset_id {text} NOT NULL,
+        shuffle_seed BIGINT NOT NULL,
+        epoch BIGINT NOT NULL,
+        unit BIGINT NOT NULL,
+        lease_epoch BIGINT NOT NULL,
+        incarnation BIGINT NOT NULL,
+        PRIMARY KEY (round, worker_id, start, dataset_id, lease_epoch),
+        CHECK (start >= 0 AND start < stop))""",
+    "CREATE INDEX leases_by_stop ON leases (dataset_id, stop)",
+    "CREATE INDEX leases_by_state ON leases (state)",
+)
 _TYPES = {
     "sqlite": {"text": "TEXT", "bytes": "BLOB", "float": "DOUBLE"},
     "postgresql": {"text": 'TEXT COLLATE "C"', "bytes": "BYTEA", "float": "DOUBLE PRECISION"},
@@ -139,10 +172,17 @@ def _make_control(connection: Connection) -> None:
     _run(connection, VERSION_3)
 
 
+def _make_queues(connection: Connection) -> None:
+    _run(connection, VERSION_4)
+    adopt.leases_of_version_3(connection)
+    connection.exec_driver_sql("DROP TABLE leases_3")
+
+
 STEPS: tuple[Step, ...] = (
     Step(1, _make_tables),
     Step(2, _make_generations),
     Step(3, _make_control),
+    Step(4, _make_queues),
 )
 
 

@@ -3,6 +3,13 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from atoll.ledger.units import Cut
+
+
+def queue_name(dataset_id: str, shuffle_seed: int, epoch: int) -> str:
+    """The key of a queue."""
+    return f"{dataset_id}/{shuffle_seed}/{epoch}"
+
 
 class RoundState(StrEnum):
     """Where a round is in its life; it only ever moves down this list."""
@@ -18,8 +25,9 @@ class LeaseState(StrEnum):
 
     LEASED = "leased"
     DONE = "done"  # in an accepted contribution
-    REOPENED = "reopened"  # the round closed without them; a later plan takes them again
+    REOPENED = "reopened"  # the lease ended without them; a later plan takes them again
     TAKEN = "taken"  # was reopened, and a later lease now covers the same rows
+    GIVEN_UP = "given_up"  # the lease ended without them, and the run's policy never re-issues
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +75,89 @@ class GenerationRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetRecord:
+    """A dataset that rows are issued of."""
+
+    dataset_id: str  # hash of what defines it, its length left out
+    name: str
+    length: int  # rows of an epoch; 0: a stream
+    weight: int  # its share of the rows beside the other datasets of the run
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRecord:
+    """The units of one epoch of one dataset in one order, and what became of them."""
+
+    dataset_id: str
+    shuffle_seed: int
+    epoch: int
+    length: int  # as in its dataset
+    units: int  # as it was cut when it was made; of a stream those issued so far
+    unit_rows: int = 0  # rows of a unit of a stream; 0 otherwise
+    issued: bytes = b""  # units of which some row was ever leased
+    done: bytes = b""  # units of which every row is in an accepted contribution
+
+    @property
+    def name(self) -> str:
+        """Its key in the ledger."""
+        return queue_name(self.dataset_id, self.shuffle_seed, self.epoch)
+
+    @property
+    def cut(self) -> Cut:
+        """Where its units are."""
+        return Cut(self.epoch * self.length, self.length, self.units, self.unit_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedQueue:
+    """A queue entry that cannot be what was written; it is left as it is and not used."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Every queue entry of a ledger."""
+
+    sound: tuple[QueueRecord, ...] = ()  # by dataset_id, then epoch
+    damaged: tuple[DamagedQueue, ...] = ()  # by name
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """How many rows one worker has leases of in one state, in one queue."""
+
+    dataset_id: str
+    epoch: int
+    worker_id: str
+    state: LeaseState
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """Rows `[start, stop)` of the run's row sequence, given to one worker for one round."""
+    """Positions `[start, stop)` of a dataset's row sequence, given to one worker for one round.
+
+    They lie in one queue; `unit` is where they begin.
+    """
 
     round: int
     worker_id: str
     start: int
     stop: int
     state: LeaseState = LeaseState.LEASED
+    dataset_id: str = ""
+    shuffle_seed: int = 0
+    epoch: int = 0  # of the data
+    unit: int = 0
+    lease_epoch: int = 1  # grows whenever the same rows are issued again
+    incarnation: int = 1  # the life of the worker that holds it; the ledger writes it
+
+    @property
+    def queue(self) -> str:
+        """The key of its queue."""
+        return queue_name(self.dataset_id, self.shuffle_seed, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +185,7 @@ class RoundRecord:
     round: int
     state: RoundState
     manifest_sha256: str
-    cursor: int  # first row position that no plan up to and including this round has used
+    cursor: int  # rows issued for the first time by plans up to and including this round's
     prev_hash: str | None = None
     hash: str | None = None
     master_digest: str | None = None
@@ -135,6 +218,7 @@ class RoundPlan:
     leases: tuple[LeaseRecord, ...]
     taken: tuple[LeaseRecord, ...] = ()  # reopened leases whose rows this plan gives out again
     left: tuple[LeaseRecord, ...] = ()  # parts of `taken` that were not needed; they stay reopened
+    queues: tuple[QueueRecord, ...] = ()  # those that the leases lie in; new ones are made
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """Statements that move a round through its life, and the leases with it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection, insert, select, update
 
 from atoll.errors import StoreError, WrongRound
-from atoll.ledger import contributions, rows, schema
+from atoll.ledger import contributions, members, queues, rows, schema
 from atoll.ledger.records import (
     ContributionRecord,
     LeaseRecord,
@@ -54,21 +55,42 @@ def extend(connection: Connection, plan: RoundPlan) -> None:
 
 
 def freeze(
-    connection: Connection, round_number: int, next_plan: RoundPlan | None
+    connection: Connection, round_number: int, next_plan: RoundPlan | None, *, reissue: bool
 ) -> list[ContributionRecord]:
     """See `Ledger.freeze`."""
     _move(connection, round_number, old=RoundState.OPEN, new=RoundState.FROZEN)
     # Accepting marks a worker's leases done, so what is still leased has no contribution.
-    table = schema.leases
-    connection.execute(
-        update(table)
-        .where(table.c.round == round_number, table.c.state == LeaseState.LEASED.value)
-        .values(state=LeaseState.REOPENED.value)
-    )
+    _end_leases(connection, round_number, None, reissue=reissue)
     if next_plan is not None:
         # After the reopening: the next plan may take rows that this round just lost.
         _insert(connection, next_plan, state=RoundState.PLANNED, expected=round_number + 1)
     return contributions.of_round(connection, round_number)
+
+
+def expire(
+    connection: Connection, round_number: int, workers: Collection[str], *, reissue: bool
+) -> int:
+    """See `Ledger.expire`."""
+    latest = latest_round(connection)
+    if latest is None or latest.round != round_number or latest.state is not RoundState.OPEN:
+        raise WrongRound(f"round {round_number} is not open; only its leases can come to an end")
+    return _end_leases(connection, round_number, workers, reissue=reissue)
+
+
+def _end_leases(
+    connection: Connection, round_number: int, workers: Collection[str] | None, *, reissue: bool
+) -> int:
+    """Ends the leases of a round that no contribution has made done; how many there were."""
+    table = schema.leases
+    ended = LeaseState.REOPENED if reissue else LeaseState.GIVEN_UP
+    statement = (
+        update(table)
+        .where(table.c.round == round_number, table.c.state == LeaseState.LEASED.value)
+        .values(state=ended.value)
+    )
+    if workers is not None:
+        statement = statement.where(table.c.worker_id.in_(sorted(workers)))
+    return connection.execute(statement).rowcount
 
 
 def publish(connection: Connection, round_number: int, published: Published) -> None:
@@ -111,13 +133,16 @@ def _insert(connection: Connection, plan: RoundPlan, *, state: RoundState, expec
 def _give_out(connection: Connection, plan: RoundPlan) -> None:
     _take(connection, plan.taken)
     _keep_reopened(connection, plan)
+    queues.open_queues(connection, plan.queues)
     _add_leases(connection, plan.leases, round_number=plan.round)
+    queues.mark_issued(connection, plan.leases)
 
 
 def _keep_reopened(connection: Connection, plan: RoundPlan) -> None:
     for lease in plan.left:
         inside = any(
-            (taken.round, taken.worker_id) == (lease.round, lease.worker_id)
+            (taken.round, taken.worker_id, taken.queue)
+            == (lease.round, lease.worker_id, lease.queue)
             and taken.start < lease.start < lease.stop == taken.stop
             for taken in plan.taken
         )
@@ -136,8 +161,28 @@ def _add_leases(
                 f"{lease!r} cannot be given out with round {round_number}; "
                 f"a new lease is of that round and in state 'leased'"
             )
-    if leases:
-        connection.execute(insert(schema.leases), [rows.values(lease) for lease in leases])
+    # Written here, so that a lease belongs to the life that its worker has in this transaction.
+    lives = {worker.worker_id: worker.incarnation for worker in members.workers(connection)}
+    held = [replace(le, incarnation=lives.get(le.worker_id, le.incarnation)) for le in leases]
+    if held:
+        connection.execute(insert(schema.leases), [rows.values(lease) for lease in held])
+
+
+def hand_over(connection: Connection, worker_id: str, incarnation: int) -> None:
+    """A new life of a worker takes over its leases of rounds that are not frozen."""
+    table = schema.leases
+    going_on = select(schema.rounds.c.round).where(
+        schema.rounds.c.state.in_([RoundState.PLANNED.value, RoundState.OPEN.value])
+    )
+    connection.execute(
+        update(table)
+        .where(
+            table.c.worker_id == worker_id,
+            table.c.state == LeaseState.LEASED.value,
+            table.c.round.in_(going_on),
+        )
+        .values(incarnation=incarnation, lease_epoch=table.c.lease_epoch + 1)
+    )
 
 
 def _take(connection: Connection, taken: Sequence[LeaseRecord]) -> None:
@@ -148,6 +193,7 @@ def _take(connection: Connection, taken: Sequence[LeaseRecord]) -> None:
             .where(
                 table.c.round == lease.round,
                 table.c.worker_id == lease.worker_id,
+                table.c.dataset_id == lease.dataset_id,
                 table.c.start == lease.start,
                 table.c.stop == lease.stop,
                 table.c.state == LeaseState.REOPENED.value,
@@ -183,7 +229,7 @@ def leases(connection: Connection, round_number: int) -> list[LeaseRecord]:
     statement = (
         select(table)
         .where(table.c.round == round_number)
-        .order_by(table.c.worker_id, table.c.start)
+        .order_by(table.c.worker_id, table.c.dataset_id, table.c.start, table.c.lease_epoch)
     )
     return [rows.lease(row) for row in connection.execute(statement)]
 
@@ -194,6 +240,6 @@ def reopened(connection: Connection) -> list[LeaseRecord]:
     statement = (
         select(table)
         .where(table.c.state == LeaseState.REOPENED.value)
-        .order_by(table.c.round, table.c.start, table.c.worker_id)
+        .order_by(table.c.round, table.c.dataset_id, table.c.start, table.c.worker_id)
     )
     return [rows.lease(row) for row in connection.execute(statement)]

@@ -12,6 +12,7 @@ from atoll import canonical
 from atoll.errors import StoreError
 from atoll.ledger.records import (
     ContributionRecord,
+    DatasetRecord,
     EvaluationRecord,
     GenerationRecord,
     LeaseRecord,
@@ -32,6 +33,7 @@ Record: TypeAlias = (
     | WorkerRecord
     | LeaseRecord
     | ContributionRecord
+    | DatasetRecord
     | RoundRecord
     | Published
     | SnapshotRecord

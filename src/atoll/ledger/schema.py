@@ -11,6 +11,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
+    Index,
     LargeBinary,
     MetaData,
     Table,
@@ -88,6 +89,27 @@ rounds = Table(
     CheckConstraint("state IN ('planned', 'open', 'frozen', 'published')"),
 )
 
+datasets = Table(
+    "datasets",
+    metadata,
+    Column("dataset_id", TEXT, primary_key=True),
+    Column("name", TEXT, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("weight", BigInteger, nullable=False),
+)
+
+# Nothing but the key is required: an entry that lost a field must be read to be named and refused.
+queues = Table(
+    "queues",
+    metadata,
+    Column("name", TEXT, primary_key=True),  # dataset_id/shuffle_seed/epoch
+    Column("length", BigInteger),
+    Column("units", BigInteger),
+    Column("unit_rows", BigInteger),
+    Column("issued", LargeBinary),
+    Column("done", LargeBinary),
+)
+
 leases = Table(
     "leases",
     metadata,
@@ -96,9 +118,18 @@ leases = Table(
     Column("start", BigInteger, primary_key=True, autoincrement=False),
     Column("stop", BigInteger, nullable=False),
     Column("state", TEXT, nullable=False),
+    Column("dataset_id", TEXT, primary_key=True),
+    Column("shuffle_seed", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("unit", BigInteger, nullable=False),
+    Column("lease_epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("incarnation", BigInteger, nullable=False),
     CheckConstraint("start >= 0 AND start < stop"),
-    CheckConstraint("state IN ('leased', 'done', 'reopened', 'taken')"),
+    CheckConstraint("state IN ('leased', 'done', 'reopened', 'taken', 'given_up')"),
 )
+# The end of what was issued, and who covers a unit: looked for from the newest rows on.
+leases_by_stop = Index("leases_by_stop", leases.c.dataset_id, leases.c.stop)
+leases_by_state = Index("leases_by_state", leases.c.state)
 
 contributions = Table(
     "contributions",

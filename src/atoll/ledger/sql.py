@@ -4,19 +4,22 @@ Only pairs each method of `base.Ledger` with its transaction; the statements are
 calls.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from atoll.ledger import contributions, generations, members, rounds, versions, whole
+from atoll.ledger import contributions, generations, members, queues, rounds, versions, whole
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
     ContributionRecord,
+    DatasetRecord,
     EvaluationRecord,
     GenerationRecord,
     LeaseRecord,
     ManifestRecord,
     Published,
+    Queues,
     RoundPlan,
     RoundRecord,
+    RowCount,
     RunRecord,
     SnapshotRecord,
     WorkerRecord,
@@ -59,6 +62,7 @@ class SqlLedger:
     ) -> WorkerRecord:
         with self._database.writing() as connection:
             record = members.register(connection, worker_id, key_sha256=key_sha256, wall=wall)
+            rounds.hand_over(connection, worker_id, record.incarnation)
             generations.renew(connection, wall=wall, placed={worker_id: (ip_address, port)})
             return record
 
@@ -82,6 +86,26 @@ class SqlLedger:
     def set_control(self, values: Mapping[str, str | None]) -> None:
         with self._database.writing() as connection:
             members.set_control(connection, values)
+
+    def add_datasets(self, datasets: Sequence[DatasetRecord]) -> None:
+        with self._database.writing() as connection:
+            queues.add_datasets(connection, datasets)
+
+    def datasets(self) -> list[DatasetRecord]:
+        with self._database.reading() as connection:
+            return queues.datasets(connection)
+
+    def queues(self) -> Queues:
+        with self._database.reading() as connection:
+            return queues.read(connection)
+
+    def cursors(self) -> dict[str, int]:
+        with self._database.reading() as connection:
+            return queues.cursors(connection)
+
+    def row_counts(self) -> list[RowCount]:
+        with self._database.reading() as connection:
+            return queues.row_counts(connection)
 
     def begin(self, plan: RoundPlan) -> None:
         with self._database.writing() as connection:
@@ -115,9 +139,15 @@ class SqlLedger:
         with self._database.reading() as connection:
             return contributions.of_round(connection, round_number)
 
-    def freeze(self, round_number: int, next_plan: RoundPlan | None) -> list[ContributionRecord]:
+    def expire(self, round_number: int, workers: Collection[str], *, reissue: bool = True) -> int:
         with self._database.writing() as connection:
-            return rounds.freeze(connection, round_number, next_plan)
+            return rounds.expire(connection, round_number, workers, reissue=reissue)
+
+    def freeze(
+        self, round_number: int, next_plan: RoundPlan | None, *, reissue: bool = True
+    ) -> list[ContributionRecord]:
+        with self._database.writing() as connection:
+            return rounds.freeze(connection, round_number, next_plan, reissue=reissue)
 
     def publish(self, round_number: int, published: Published) -> None:
         with self._database.writing() as connection:

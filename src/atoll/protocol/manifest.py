@@ -138,6 +138,15 @@ class DataSettings(Settings):
     identity: dict[str, Any]
 
 
+class WorkSettings(Settings):
+    """How rows are dispatched."""
+
+    units: Annotated[int, Field(ge=1, le=65536)] = 1024  # of an epoch; at most one for each row
+    policy: Literal["exactly_once", "at_most_once"] = "exactly_once"
+    lease_seconds: NotNegative = 0.0  # 0: a lease ends with its worker or its round only
+    stream_unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 4096
+
+
 class EvaluateSettings(Settings):
     """Held-out loss of the published weights, every `every` rounds (0: never) and at the end."""
 
@@ -189,6 +198,7 @@ class Manifest(Settings):
     inner: InnerSettings = InnerSettings()
     model: ModelSettings
     data: DataSettings
+    work: WorkSettings = WorkSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     stop: StopSettings
     storage: StorageSettings = StorageSettings()
@@ -240,6 +250,7 @@ FIXED = (
     "dylu",
     "model",
     "data",
+    "work.policy",
     "outer.optimizer",
     "inner.optimizer",
 )

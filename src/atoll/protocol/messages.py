@@ -13,6 +13,7 @@ from atoll.protocol.manifest import Manifest, Sha256
 from atoll.protocol.message import Message, Number, RunName, Whole, WorkerName
 
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+DatasetId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -78,8 +79,11 @@ class HeartbeatReply(Message):
 
 
 class RowRange(Message):
+    """Positions of a dataset's row sequence."""
+
     start: Whole
     stop: Whole
+    dataset_id: DatasetId | None = None  # None: the run's only one
 
 
 class EvaluationTask(Message):
@@ -97,12 +101,14 @@ class AssignmentRequest(Message):
     version: Whole | None = None
     digest: Sha256 | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
+    upcoming: Whole = 0  # the newest planned round whose rows the island knows
 
 
 class Assignment(Message):
     """What the island does next.
 
-    `train`: rows of `round` from weights `version`. `wait`: nothing yet, ask again. `fetch`: the
+    `train`: rows of `round` from weights `version`. `wait`: nothing yet, ask again; while the round
+    before it is being computed, with the rows of the next one, to be read meanwhile. `fetch`: the
     island's weights are not the published ones; download and ask again. `stop`: the run is over.
     """
 
@@ -117,6 +123,12 @@ class Assignment(Message):
     evaluation: EvaluationTask | None = None
     generation: Whole = 0  # the present one
     reason: str = ""
+    upcoming: Whole = 0  # the round that is planned and not open yet; 0: none
+    upcoming_ranges: tuple[RowRange, ...] = ()
+
+    def answers(self, request: AssignmentRequest) -> bool:
+        """Whether there is something to tell, so that the request waits no longer."""
+        return self.action != "wait" or self.upcoming > request.upcoming
 
 
 class EvaluationReport(Message):
@@ -277,6 +289,7 @@ class Status(Message):
     resyncs: int
     bytes_received: int
     bytes_sent: int
+    refused_queues: tuple[str, ...] = ()  # entries that were damaged when the coordinator started
 
 
 class ErrorReply(Message):

@@ -90,7 +90,7 @@ class MemoryLink:
         while True:
             reply = self._coordinator.assignment(request, begun=begun)
             begun = True
-            if reply.action != "wait" or self._clock.now() >= deadline:
+            if reply.answers(request) or self._clock.now() >= deadline:
                 return reply
             self._clock.sleep(POLL_SECONDS)
 

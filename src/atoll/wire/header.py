@@ -46,6 +46,7 @@ class FrameHeader:
     tokens: int = 0
     loss_sum: float = 0.0
     ranges: tuple[RowRange, ...] = ()
+    datasets: tuple[str, ...] = ()  # of each range; left out where the run has one dataset
 
     def __post_init__(self) -> None:
         """Raises FrameError or LayoutMismatch naming the field that breaks its rule."""
@@ -70,9 +71,9 @@ class FrameHeader:
             schema.integer("incarnation", self.incarnation, minimum=1)
             schema.sha256("base_digest", self.base_digest)
             schema.absent("result_digest", self.result_digest, kind=self.kind)
-            schema.ordered_ranges(self.ranges)
+            schema.ordered_ranges(self.ranges, self.datasets)
             return
-        for name in ("worker_id", "incarnation", "ranges"):
+        for name in ("worker_id", "incarnation", "ranges", "datasets"):
             schema.absent(name, getattr(self, name), kind=self.kind)
         schema.sha256("result_digest", self.result_digest)
         if self.kind == "update":
@@ -99,6 +100,7 @@ class FrameHeader:
         tokens: int = 0,
         loss_sum: float = 0.0,
         ranges: Sequence[RowRange] = (),
+        datasets: Sequence[str] = (),
     ) -> Self:
         """The header of a frame of all of `layout` in `codec`, with the table where it fits."""
         bare = cls(
@@ -121,6 +123,7 @@ class FrameHeader:
             tokens=tokens,
             loss_sum=float(loss_sum),
             ranges=tuple((start, stop) for start, stop in ranges),
+            datasets=tuple(datasets),
         )
         table = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
         full = replace(bare, tensors=table)
@@ -135,6 +138,8 @@ class FrameHeader:
     def to_json(self) -> bytes:
         """The one spelling of this header."""
         plain = {name: getattr(self, name) for name in FIELDS}
+        if not self.datasets:
+            del plain["datasets"]  # so that frames of one dataset are spelled as they ever were
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 
@@ -145,6 +150,7 @@ class FrameHeader:
         Memory is bounded by the length of `data`, never by a number in it.
         """
         found = schema.object_of(data)
+        datasets = schema.dataset_ids(found.setdefault("datasets", []))
         schema.keys(found, known=FIELDS)
         tensors = found["tensors"]
         header = cls(
@@ -168,6 +174,7 @@ class FrameHeader:
             tokens=schema.integer("tokens", found["tokens"]),
             loss_sum=schema.real("loss_sum", found["loss_sum"]),
             ranges=schema.row_ranges(found["ranges"]),
+            datasets=datasets,
         )
         if header.to_json() != data:
             raise FrameError(

@@ -19,6 +19,7 @@ RowRange = tuple[int, int]
 MAX_INT = 2**63 - 1  # what every store and language on the way can hold
 MAX_DIMENSIONS = 16
 _HEX_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_DATASET_ID = re.compile(r"[0-9a-f]{16}\Z")
 _WORD = re.compile(r"[a-z0-9_]{1,32}\Z")
 _RUN_ID = re.compile(r"[!-~]{1,128}\Z")
 
@@ -173,7 +174,7 @@ def tensor_table(rows: Sequence[TensorRow], *, elements: int) -> None:
 
 
 def row_ranges(value: object) -> tuple[RowRange, ...]:
-    """`[start, stop]` pairs out of JSON, each with rows, ascending and without overlap."""
+    """`[start, stop]` pairs out of JSON; `ordered_ranges` says which make sense."""
     if not isinstance(value, list):
         raise _refuse("ranges", value, "a list of [start, stop]")
     pairs: list[RowRange] = []
@@ -181,14 +182,29 @@ def row_ranges(value: object) -> tuple[RowRange, ...]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise _refuse("ranges entry", pair, "[start, stop]")
         pairs.append((integer("ranges start", pair[0]), integer("ranges stop", pair[1])))
-    ordered_ranges(pairs)
     return tuple(pairs)
 
 
-def ordered_ranges(pairs: Sequence[RowRange]) -> None:
-    """Refuses ranges that are empty, overlap or do not ascend."""
-    reached = 0
-    for start, stop in pairs:
+def dataset_ids(value: object) -> tuple[str, ...]:
+    """A list of dataset ids out of JSON."""
+    if not isinstance(value, list):
+        raise _refuse("datasets", value, "a list of dataset ids")
+    return tuple(text("datasets entry", one) for one in value)
+
+
+def ordered_ranges(pairs: Sequence[RowRange], datasets: Sequence[str] = ()) -> None:
+    """Refuses ranges that are empty, overlap or do not ascend within their dataset.
+
+    `datasets` names the dataset of each range, in ascending order; without it all are of one.
+    """
+    if datasets and len(datasets) != len(pairs):
+        raise _refuse("datasets", list(datasets), f"one dataset for each of {len(pairs)} ranges")
+    reached, before = 0, ""
+    for (start, stop), name in zip(pairs, datasets or [""] * len(pairs), strict=True):
+        if datasets and not (_DATASET_ID.match(name) and before <= name):
+            raise _refuse("datasets entry", name, "16 hex digits, in ascending order")
+        if name != before:
+            reached, before = 0, name
         if not reached <= start < stop:
             raise _refuse("ranges entry", [start, stop], f"a range of rows from {reached} on")
         reached = stop

@@ -1,0 +1,52 @@
+"""`atoll work`: the queues of a run's rows."""
+
+from collections.abc import Iterator
+
+from atoll.cli import output
+from atoll.cli.token import required_token
+from atoll.island.network import NetworkLink
+from atoll.protocol.work import Work
+
+
+def work(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
+    """Shows the newest queues; `--json` has the bitmaps and who has which rows."""
+    link = NetworkLink(url, token=required_token(token), fingerprint=fingerprint)
+    try:
+        found = link.work()
+    finally:
+        link.close()
+    if as_json:
+        output.print_json(found.model_dump(mode="json"))
+        return
+    columns = (
+        "dataset",
+        "epoch",
+        "units",
+        "issued",
+        "done",
+        "rows done",
+        "leased",
+        "open",
+        "given up",
+    )
+    output.console.print(output.table(f"policy {found.policy}", columns, _rows(found)))
+    if found.left_off:
+        output.say(f"{found.left_off} earlier queues are not shown")
+    for entry in found.damaged:
+        output.say(f"REFUSED queue {entry.name!r}: {entry.reason}")
+
+
+def _rows(found: Work) -> Iterator[tuple[str, ...]]:
+    names = {dataset.dataset_id: dataset.name for dataset in found.datasets}
+    for queue in found.queues:
+        numbers = (
+            queue.epoch,
+            queue.units,
+            queue.units_issued,
+            queue.units_done,
+            queue.rows_done,
+            queue.rows_leased,
+            queue.rows_open,
+            queue.rows_given_up,
+        )
+        yield (f"{names.get(queue.dataset_id, '')} {queue.dataset_id}", *map(str, numbers))

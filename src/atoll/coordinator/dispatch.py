@@ -1,0 +1,139 @@
+"""Which rows of which datasets are issued next: the plan of a round out of what the ledger says.
+
+Owns the datasets of the run and the way from the pure plan to leases. The leases are the truth:
+nothing about rows is kept in memory, so a restart has nothing to lose.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from atoll.data import parts
+from atoll.data import plan as plans
+from atoll.data.parts import Part
+from atoll.data.plan import Plan, Range, Source
+from atoll.errors import StateDamaged
+from atoll.history.manifests import Recorded
+from atoll.ledger import units
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import DatasetRecord, LeaseRecord, QueueRecord, RoundPlan
+from atoll.protocol.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+
+class Dispatch:
+    """The run's datasets and what is issued of them; under the lock of `Rounds`."""
+
+    def __init__(self, ledger: Ledger, manifest: Manifest) -> None:
+        self._ledger = ledger
+        self._seed = manifest.seed
+        self.parts: tuple[Part, ...] = parts.parts_of(manifest.data.identity)
+        ledger.add_datasets(
+            [DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in self.parts]
+        )
+        damaged = ledger.queues().damaged
+        self.refused = tuple(entry.name for entry in damaged)
+        for entry in damaged:
+            log.error(
+                "a queue entry is refused; its rows are served from the leases",
+                extra={"queue": entry.name, "reason": entry.reason},
+            )
+
+    def plan(
+        self, round_number: int, workers: Sequence[str], recorded: Recorded, *, cursor: int
+    ) -> RoundPlan:
+        """The leases of a round; `cursor` is what the round before them recorded."""
+        reopened = {_range(lease): lease for lease in self._ledger.reopened()}
+        sources = self._sources(cursor)
+        planned = plans.plan(
+            workers,
+            rows_each=recorded.manifest.rows_per_round,
+            sources=sources,
+            reopened=list(reopened),
+        )
+        queues: dict[str, QueueRecord] = {q.name: q for q in self._ledger.queues().sound}
+        leases = [
+            self._lease(round_number, worker, span, recorded.manifest, queues, planned, reopened)
+            for worker, spans in sorted(planned.ranges.items())
+            for span in spans
+        ]
+        # What is left of a reopened lease that was needed only in part stays reopened.
+        left = [
+            replace(
+                (whole := reopened[planned.taken[-1]]),
+                start=span.start,
+                unit=queues[whole.queue].cut.unit(span.start) if whole.queue in queues else 0,
+            )
+            for span in planned.left
+        ]
+        return RoundPlan(
+            round=round_number,
+            manifest_sha256=recorded.sha256,
+            cursor=sum(planned.cursors.values()),
+            leases=tuple(leases),
+            taken=tuple(reopened[span] for span in planned.taken),
+            left=tuple(left),
+            queues=tuple(queues[name] for name in sorted({lease.queue for lease in leases})),
+        )
+
+    def _sources(self, cursor: int) -> list[Source]:
+        issued = self._ledger.cursors()
+        sources = [
+            Source(part.dataset_id, part.length, part.weight, issued.get(part.dataset_id, 0))
+            for part in self.parts
+        ]
+        found = sum(source.cursor for source in sources)
+        if found != cursor:
+            # Rows would be issued a second time, or never.
+            raise StateDamaged(
+                f"leases reach row {found} of the run and the newest round records cursor="
+                f"{cursor}; they are written together; run `atoll audit` on the state directory"
+            )
+        return sources
+
+    def _lease(
+        self,
+        round_number: int,
+        worker_id: str,
+        span: Range,
+        manifest: Manifest,
+        queues: dict[str, QueueRecord],
+        planned: Plan,
+        reopened: dict[Range, LeaseRecord],
+    ) -> LeaseRecord:
+        part = next(p for p in self.parts if p.dataset_id == span.dataset_id)
+        queue = _queue(part, self._seed, span.start, manifest)
+        queue = queues.setdefault(queue.name, queue)
+        return LeaseRecord(
+            round_number,
+            worker_id,
+            span.start,
+            span.stop,
+            dataset_id=part.dataset_id,
+            shuffle_seed=self._seed,
+            epoch=queue.epoch,
+            unit=queue.cut.unit(span.start),
+            lease_epoch=1 + _issued_before(span, planned, reopened),
+        )
+
+
+def _range(lease: LeaseRecord) -> Range:
+    return Range(lease.start, lease.stop, lease.dataset_id)
+
+
+def _issued_before(span: Range, planned: Plan, reopened: dict[Range, LeaseRecord]) -> int:
+    """The lease epoch that these rows had; 0 for fresh ones."""
+    for taken in planned.taken:
+        if taken.dataset_id == span.dataset_id and taken.start <= span.start < taken.stop:
+            return reopened[taken].lease_epoch
+    return 0
+
+
+def _queue(part: Part, seed: int, position: int, manifest: Manifest) -> QueueRecord:
+    """The queue that `position` lies in, as it would be made now."""
+    if not part.length:
+        rows = manifest.work.stream_unit_rows
+        return QueueRecord(part.dataset_id, seed, 0, 0, units=0, unit_rows=rows)
+    cut = units.units_of(part.length, manifest.work.units)
+    return QueueRecord(part.dataset_id, seed, position // part.length, part.length, units=cut)

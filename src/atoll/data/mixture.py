@@ -1,0 +1,129 @@
+"""Several datasets as one: their rows are planned by weight, each in its own row sequence.
+
+Owns that they fit together and how their rows take turns in a round. Which rows a round has is
+`plan`'s matter.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from atoll.data import base
+from atoll.data.base import Dataset, Identity, Row
+from atoll.data.parts import MIXTURE
+from atoll.data.plan import Range
+from atoll.errors import ConfigError, StateDamaged
+
+MAX_PARTS = 256
+
+
+@dataclass(frozen=True)
+class NamedDataset:
+    """One dataset of a mixture."""
+
+    name: str
+    weight: int
+    dataset: Dataset
+
+
+class Mixture:
+    """Datasets of the same block and vocabulary; fulfils `base.Dataset`.
+
+    As a whole its rows are those of the parts one after another, and so are its held-out rows; a
+    part without an end is followed by none. Training goes by `parts`.
+    """
+
+    def __init__(self, named: Sequence[NamedDataset]) -> None:
+        if not 1 <= len(named) <= MAX_PARTS:
+            raise ConfigError(f"[[data]] stands {len(named)} times; it must be 1 to {MAX_PARTS}")
+        first = named[0]
+        for one in named:
+            for field in ("block", "vocab"):
+                mine, theirs = getattr(one.dataset, field), getattr(first.dataset, field)
+                if mine != theirs:
+                    raise ConfigError(
+                        f"data.{field}={mine} of {one.name!r} is not {theirs}, which "
+                        f"{first.name!r} has; datasets of one run share block and vocab"
+                    )
+        self.named = tuple(named)
+        self.parts = {base.dataset_id(one.dataset.identity()): one.dataset for one in named}
+        if len({one.name for one in named}) < len(named) or len(self.parts) < len(named):
+            raise ConfigError(
+                f"datasets {[one.name for one in named]} are not all different; give each a name "
+                f"and data of its own"
+            )
+
+    @property
+    def rows(self) -> int:
+        counts = [one.dataset.rows for one in self.named]
+        return sum(counts) if all(counts) else 0
+
+    @property
+    def held_out_rows(self) -> int:
+        return sum(one.dataset.held_out_rows for one in self.named)
+
+    @property
+    def block(self) -> int:
+        return self.named[0].dataset.block
+
+    @property
+    def vocab(self) -> int:
+        return self.named[0].dataset.vocab
+
+    def identity(self) -> Identity:
+        return {
+            "kind": MIXTURE,
+            "rows": self.rows,
+            "block": self.block,
+            "vocab": self.vocab,
+            "held_out_rows": self.held_out_rows,
+            "datasets": [
+                {"name": one.name, "weight": one.weight, "identity": one.dataset.identity()}
+                for one in self.named
+            ],
+        }
+
+    def row(self, index: int) -> Row:
+        if self.rows:
+            base.check_index(index, self.rows, what="row")
+        for one in self.named:
+            if not one.dataset.rows or index < one.dataset.rows:
+                return one.dataset.row(index)
+            index -= one.dataset.rows
+        raise AssertionError(index)
+
+    def held_out(self, index: int) -> Row:
+        base.check_index(index, self.held_out_rows, what="held-out row")
+        for one in self.named:
+            if index < one.dataset.held_out_rows:
+                return one.dataset.held_out(index)
+            index -= one.dataset.held_out_rows
+        raise AssertionError(index)
+
+
+def turns(dataset: Dataset, ranges: Sequence[Range]) -> Iterator[tuple[Dataset, int]]:
+    """The positions of `ranges` with their datasets, which take turns by how many rows they have.
+
+    The next row is of the dataset that is furthest behind its share of the rows so far, the earlier
+    one on a tie: integers only, so that every machine finds the same order.
+    """
+    if not isinstance(dataset, Mixture):
+        yield from ((dataset, place) for span in ranges for place in range(span.start, span.stop))
+        return
+    rows: dict[str, int] = {}
+    for span in ranges:
+        if span.dataset_id not in dataset.parts:
+            raise StateDamaged(
+                f"rows of dataset {span.dataset_id!r} are assigned, which is none of the run's "
+                f"{sorted(dataset.parts)}; the coordinator's data is not this island's"
+            )
+        rows[span.dataset_id] = rows.get(span.dataset_id, 0) + len(span)
+    places = {name: _places(ranges, name) for name in rows}
+    given, total = dict.fromkeys(rows, 0), sum(rows.values())
+    for count in range(1, total + 1):
+        name = max(rows, key=lambda name: rows[name] * count - given[name] * total)
+        given[name] += 1
+        yield dataset.parts[name], next(places[name])
+
+
+def _places(ranges: Sequence[Range], name: str) -> Iterator[int]:
+    return (p for s in ranges if s.dataset_id == name for p in range(s.start, s.stop))

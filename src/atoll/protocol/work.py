@@ -1,0 +1,73 @@
+"""What the coordinator tells about its queues: made to be drawn, complete without a second call."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from atoll.protocol.message import Message, Whole
+
+MAX_QUEUES = 64  # newest epochs shown
+
+Bitmap = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$")]  # unit u is bit u % 8 of byte u // 8
+
+
+class WorkerRows(Message):
+    """Rows of one queue that one worker was ever given, by what became of them."""
+
+    worker_id: str
+    done: Whole
+    leased: Whole
+    reopened: Whole  # lost, and open or already given to somebody again
+    given_up: Whole
+
+
+class Queue(Message):
+    """One epoch of one dataset."""
+
+    dataset_id: str
+    shuffle_seed: Whole
+    epoch: Whole
+    length: Whole  # 0: a stream
+    units: Whole
+    unit_rows: Whole  # of a stream
+    units_issued: Whole
+    units_done: Whole
+    issued: Bitmap
+    done: Bitmap
+    rows_done: Whole
+    rows_leased: Whole
+    rows_open: Whole  # reopened, and in no lease again
+    rows_given_up: Whole
+    workers: tuple[WorkerRows, ...]
+
+
+class Dataset(Message):
+    """A dataset that rows are issued of, or were."""
+
+    dataset_id: str
+    name: str
+    length: Whole  # 0: a stream
+    weight: Whole
+    current: bool  # False: of an earlier definition; its queues stay and are not used
+    rows_issued: Whole  # for the first time
+    epoch: Whole  # the one that the next fresh row is of
+    next_unit: Whole  # the unit that it is of
+
+
+class DamagedEntry(Message):
+    """A queue entry that is refused; its rows are served from the leases."""
+
+    name: str
+    reason: str
+
+
+class Work(Message):
+    """The queues of a run."""
+
+    policy: Literal["exactly_once", "at_most_once"]
+    lease_seconds: float
+    datasets: tuple[Dataset, ...]
+    queues: tuple[Queue, ...]  # the newest epochs, by dataset and epoch
+    left_off: Whole  # earlier queues that are not shown
+    damaged: tuple[DamagedEntry, ...]
+    expired_leases: Whole  # since the coordinator started

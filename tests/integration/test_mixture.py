@@ -1,0 +1,62 @@
+"""A whole run over two datasets and a stream: trained, audited, the same bits again."""
+
+from pathlib import Path
+from typing import Any
+
+from atoll.blobs.directory import DirectoryBlobs
+from atoll.coordinator import queues
+from atoll.data import parts
+from atoll.history import audit, recorded
+from atoll.ledger import engines
+from atoll.protocol.manifest import WorkSettings
+from atoll.simulate import cluster as simulation
+from atoll.simulate.cluster import Outage
+from tests import clusters
+from tests.clusters import one_thread  # noqa: F401
+
+SHAPE = {"kind": "synthetic", "held_out_rows": 2, "block": 8, "vocab": 16}
+TABLE: dict[str, Any] = {
+    "seed": 3,
+    "model": {
+        "architecture": "gpt",
+        "vocab": 16,
+        "block": 8,
+        "layers": 1,
+        "heads": 2,
+        "width": 8,
+    },
+    "data": [
+        {"name": "words", "weight": 3, "seed": 1, "rows": 10, **SHAPE},
+        {"name": "code", "weight": 1, "seed": 2, "rows": 500, **SHAPE},
+        {"name": "flood", "weight": 2, "seed": 3, "rows": 0, **SHAPE},
+    ],
+    "inner.batch": 4,
+    "evaluate.every": 1,
+    "stop.rounds": 3,
+    "work.stream_unit_rows": 4,
+}
+
+
+def test_run_over_several_datasets_trains_each_row_once(tmp_path: Path):
+    """8 rows for each of two islands in each of three rounds; once with an absent coordinator."""
+    file = clusters.run_file(TABLE)
+
+    plain = simulation.simulate(file, islands=2, directory=tmp_path / "plain")
+    again = simulation.simulate(
+        file, islands=2, directory=tmp_path / "away", outage=Outage(version=1, seconds=3.0)
+    )
+
+    assert plain.digest == again.digest
+    ledger = engines.open_ledger(tmp_path / "away" / "ledger.sqlite")
+    blobs = DirectoryBlobs(tmp_path / "away" / "blobs")
+    manifest = recorded.manifest_of(ledger)
+    assert manifest is not None
+    report = audit.audit(ledger, blobs, layout=recorded.layout_of(manifest), with_replay=True)
+    found = queues.work(
+        ledger, parts.parts_of(manifest.data.identity), WorkSettings(), expired_leases=0
+    )
+    ledger.close()
+    blobs.close()
+    assert report.problems == []
+    assert sum(epoch.done_once for epoch in report.balance) == 48
+    assert {d.name: d.rows_issued for d in found.datasets} == {"words": 24, "code": 8, "flood": 16}

@@ -1,0 +1,636 @@
+"""Dispatch: which rows go to whom, what ends a lease, and the proof that each counts once."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.data.base import dataset_id
+from atoll.errors import (
+    DatasetMismatch,
+    Fenced,
+    LeaseLost,
+    StaleContribution,
+    StateDamaged,
+    UnknownWorker,
+)
+from atoll.history.balance import EpochBalance
+from atoll.ledger.records import DatasetRecord, LeaseState
+from tests import clusters
+from tests.clusters import DATA_IDENTITY, Cluster, HandIsland, one_thread  # noqa: F401
+
+ROWS_EACH = 6  # of an island in a round
+WORDS = {**DATA_IDENTITY, "rows": 30}
+ID = dataset_id(WORDS)
+FIRST = f"{ID}/0/0"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Epochs of 30 rows in units of 3; two islands take 12 rows in a round."""
+    made = Cluster(tmp_path, {"work.units": 10}, data=WORDS)
+    yield made
+    made.close()
+
+
+def spans(cluster: Cluster, number: int) -> list[tuple[str, int, int, int]]:
+    """Worker, start, stop and lease epoch of the leases of a round."""
+    return [(x.worker_id, x.start, x.stop, x.lease_epoch) for x in cluster.ledger.leases(number)]
+
+
+def alive(cluster: Cluster, *islands: HandIsland, seconds: float) -> int:
+    closed = 0
+    for _ in range(round(seconds / 4)):
+        closed += cluster.run_clock(seconds=4.0, tick_seconds=2.0)
+        for island in islands:
+            island.beat()
+    return closed
+
+
+def totals(report: Any) -> list[tuple[int, int, int, int, int]]:
+    return [(e.epoch, e.rows, e.done_once, e.done_twice, e.missing) for e in report.balance]
+
+
+# Units and epochs
+
+
+def test_rounds_take_units_in_order_and_split_them(cluster):
+    a, b = cluster.pair()
+
+    cluster.rounds(1, a, b)
+
+    assert spans(cluster, 2) == [("a", 12, 18, 1), ("b", 18, 24, 1)]
+    assert [(x.unit, x.epoch) for x in cluster.ledger.leases(2)] == [(4, 0), (6, 0)]
+
+
+def test_plan_spans_the_end_of_an_epoch_and_begins_a_new_queue(cluster):
+    a, b = cluster.pair()
+
+    cluster.rounds(2, a, b)
+
+    assert spans(cluster, 3) == [("a", 24, 30, 1), ("b", 30, 36, 1)]
+    assert [queue.epoch for queue in cluster.ledger.queues().sound] == [0, 1]
+
+
+def test_every_row_of_five_epochs_is_done_once(cluster):
+    a, b = cluster.pair()
+
+    cluster.rounds(13, a, b)
+
+    report = cluster.audit(with_replay=True)
+    assert report.problems == []
+    assert totals(report)[:5] == [(epoch, 30, 30, 0, 0) for epoch in range(5)]
+    assert [q.done.hex() for q in cluster.ledger.queues().sound[:5]] == ["ff03"] * 5
+
+
+def test_next_unit_after_a_restart_is_the_next_one(cluster):
+    """C10: never unit 0."""
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    [before] = cluster.coordinator.work().datasets
+
+    cluster.restart()
+
+    [after] = cluster.coordinator.work().datasets
+    assert (before.rows_issued, before.next_unit) == (24, 8)
+    assert after == before
+    cluster.rounds(1, a, b)
+    assert min(lease.unit for lease in cluster.ledger.leases(3) if lease.epoch == 0) == 8
+
+
+def test_queue_keeps_its_units_when_the_setting_changes(cluster):
+    """C13: the units of a queue are those it was made with, and are told."""
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    newest = cluster.coordinator.manifests.newest
+    cluster.coordinator._rounds.add_manifest(
+        lambda known: known.model_copy(
+            update={
+                "work": known.work.model_copy(update={"units": 15}),
+                "manifest_version": newest.version + 1,
+            }
+        )
+    )
+
+    cluster.rounds(1, a, b)
+    for island in (a, b):
+        island.adopt(cluster.coordinator.info().manifest_sha256)
+    cluster.rounds(2, a, b)
+
+    assert [queue.units for queue in cluster.coordinator.work().queues] == [10, 15]
+    assert cluster.audit().problems == []
+
+
+# Requests are idempotent
+
+
+def test_repeated_request_returns_the_same_lease(cluster):
+    """C11: a lost reply burns nothing."""
+    a, _ = cluster.pair()
+    before = cluster.coordinator.state_hash()
+
+    replies = [a.assignment().ranges for _ in range(3)]
+
+    assert replies[0] == replies[1] == replies[2]
+    assert cluster.coordinator.state_hash() == before
+
+
+def test_repeated_completion_returns_the_same_receipt(cluster):
+    a, _ = cluster.pair()
+    sent = a.frame()
+    first = a.send(sent)
+    before = cluster.coordinator.state_hash()
+
+    assert a.send(sent) == first
+
+    assert cluster.coordinator.state_hash() == before
+
+
+def test_unknown_worker_gets_no_rows(cluster):
+    """C21."""
+    cluster.pair()
+    before = cluster.coordinator.state_hash()
+
+    with pytest.raises(UnknownWorker):
+        HandIsland(cluster, "stranger").assignment()
+
+    assert cluster.coordinator.state_hash() == before
+
+
+def test_worker_that_left_gets_no_rows(cluster):
+    a, _ = cluster.pair()
+    a.leave()
+    before = cluster.coordinator.state_hash()
+
+    with pytest.raises(UnknownWorker):
+        a.assignment()
+
+    assert cluster.coordinator.state_hash() == before
+
+
+def test_fenced_worker_gets_no_rows_and_completes_none(cluster):
+    a, _ = cluster.pair()
+    sent = a.frame()
+    HandIsland(cluster, "a").join()
+    before = cluster.coordinator.state_hash()
+
+    with pytest.raises(Fenced):
+        a.assignment()
+    with pytest.raises(Fenced):
+        a.send(sent)
+
+    assert cluster.coordinator.state_hash() == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ranges": ((0, 5),), "rows": 5, "tokens": 20},
+        {"ranges": ((6, 12),)},
+        {"ranges": ((0, 3), (3, 6)), "datasets": (ID, ID)},
+        {"datasets": ("0" * 16,)},
+    ],
+    ids=["fewer", "somebody else's", "cut otherwise", "another dataset"],
+)
+def test_contribution_that_names_other_rows_than_its_lease_is_refused(cluster, changes):
+    a, _ = cluster.pair()
+    before = cluster.coordinator.state_hash()
+
+    with pytest.raises(LeaseLost, match="ask for an assignment"):
+        a.send(a.frame(**changes))
+
+    assert cluster.coordinator.state_hash() == before
+
+
+def test_contribution_of_one_dataset_need_not_name_it(cluster):
+    """As frames of earlier releases do."""
+    a, _ = cluster.pair()
+
+    assert a.send(a.frame(datasets=())).rows == ROWS_EACH
+
+
+# Leases end
+
+
+def test_lease_of_a_dead_worker_is_issued_again_with_the_next_epoch(cluster):
+    a, b = cluster.pair()
+    c = cluster.island("c")
+    cluster.rounds(1, a, b)
+    c.beat()
+    a.contribute()
+    b.contribute()
+    alive(cluster, a, b, seconds=12)
+
+    cluster.rounds(2, a, b)
+
+    lost = [x for x in cluster.leases() if x.worker_id == "c"]
+    again = [x for x in cluster.leases() if x.lease_epoch == 2]
+    assert [x.state for x in lost] == [LeaseState.TAKEN]
+    assert [(x.start, x.stop) for x in again] == [(x.start, x.stop) for x in lost]
+    assert cluster.audit().problems == []
+
+
+def test_lease_goes_over_to_a_new_incarnation(cluster):
+    a, _ = cluster.pair()
+    earlier = a.assignment()
+    sent = a.frame(earlier)
+
+    a.join()
+
+    assert a.assignment().ranges == earlier.ranges
+    assert spans(cluster, 1) == [("a", 0, 6, 2), ("b", 6, 12, 1)]
+    assert a.send(sent).incarnation == 2  # what the earlier life had made still counts
+
+
+@pytest.fixture
+def hurried(tmp_path: Path) -> Iterator[Cluster]:
+    """A lease lasts 30 s; two of three close a round."""
+    made = Cluster(
+        tmp_path,
+        {"work.units": 10, "work.lease_seconds": 30.0, "membership.min_workers": 2},
+        data=WORDS,
+    )
+    yield made
+    made.close()
+
+
+def three(cluster: Cluster) -> list[HandIsland]:
+    """Three islands in round 2."""
+    islands = [*cluster.pair(), cluster.island("c")]
+    cluster.rounds(1, *islands[:2])
+    return islands
+
+
+def test_worker_that_beats_and_does_not_contribute_loses_its_lease(hurried):
+    a, b, c = three(hurried)
+    late = c.frame()
+    a.contribute()
+    b.contribute()
+
+    before = alive(hurried, a, b, c, seconds=28)
+    after = alive(hurried, a, b, c, seconds=8)
+
+    assert (before, after, hurried.version) == (0, 1, 2)
+    assert hurried.coordinator.work().expired_leases == 1
+    with pytest.raises(StaleContribution):
+        c.send(late)
+    assert [x for x in spans(hurried, 3) if x[3] == 2] == [("a", 24, 30, 2)]
+    assert hurried.audit().problems == []
+
+
+def test_late_contribution_is_lost_while_its_round_is_open(hurried):
+    """All three are late; two of them are enough to lease the rows to again."""
+    a, b, c = three(hurried)
+    late = c.frame()
+    alive(hurried, a, b, c, seconds=32)
+    before = hurried.coordinator.state_hash()
+
+    with pytest.raises(LeaseLost):
+        c.send(late)
+
+    assert hurried.coordinator.state_hash() == before
+
+
+def test_restart_gives_a_lease_its_full_time_again(hurried):
+    a, b, c = three(hurried)
+    a.contribute()
+    b.contribute()
+    alive(hurried, a, b, c, seconds=28)
+
+    hurried.restart()
+    for island in (a, b, c):
+        island.beat()
+
+    assert alive(hurried, a, b, c, seconds=28) == 0
+    assert alive(hurried, a, b, c, seconds=8) == 1
+
+
+def test_round_that_would_be_short_leases_the_rows_again_to_who_is_there(hurried):
+    """A lease that ends never leaves a round that cannot close."""
+    a, b = hurried.pair()
+    a.contribute()
+    alive(hurried, a, b, seconds=32)
+
+    assert spans(hurried, 1) == [("a", 0, 6, 1), ("b", 6, 12, 1), ("b", 6, 12, 2)]
+    b.contribute()
+    assert hurried.settle() == 1
+    assert hurried.audit().problems == []
+
+
+def test_at_most_once_gives_lost_rows_up_and_says_so(tmp_path):
+    cluster = Cluster(tmp_path, {"work.units": 10, "work.policy": "at_most_once"}, data=WORDS)
+    a, b, c = three(cluster)
+    a.contribute()
+    b.contribute()
+    c.leave()
+    cluster.settle()
+
+    cluster.rounds(6, a, b)
+
+    report = cluster.audit(with_replay=True)
+    assert report.problems == []
+    assert {x.lease_epoch for x in cluster.leases()} == {1}
+    [first, second] = report.balance[:2]
+    assert (first.done_once, first.given_up, first.missing) == (24, 6, 6)
+    assert (second.done_once, second.missing) == (30, 0)
+    assert cluster.coordinator.work().queues[0].rows_given_up == 6
+    cluster.close()
+
+
+# Several datasets, streams
+
+
+def mixed(*parts: tuple[str, int, int]) -> dict[str, Any]:
+    """An identity of datasets by name, rows and weight."""
+    return {
+        "kind": "mixture",
+        "block": clusters.BLOCK,
+        "held_out_rows": clusters.HELD_OUT_ROWS,
+        "datasets": [
+            {"name": name, "weight": weight, "identity": {"kind": name, "rows": rows}}
+            for name, rows, weight in parts
+        ],
+    }
+
+
+def test_rows_of_several_datasets_follow_their_weights(tmp_path):
+    cluster = Cluster(tmp_path, data=mixed(("words", 20, 3), ("code", 1000, 1), ("flood", 0, 2)))
+    a, b = cluster.pair()
+
+    cluster.rounds(10, a, b)
+
+    issued = {d.name: (d.weight, d.rows_issued) for d in cluster.coordinator.work().datasets}
+    total = sum(rows for _, rows in issued.values())
+    assert total == 11 * 2 * ROWS_EACH
+    assert issued == {"words": (3, 66), "code": (1, 22), "flood": (2, 44)}
+    assert cluster.audit(with_replay=True).problems == []
+    cluster.close()
+
+
+def test_losses_of_several_datasets_are_done_once(tmp_path):
+    data = mixed(("words", 20, 3), ("flood", 0, 2))
+    cluster = Cluster(tmp_path, {"work.stream_unit_rows": 5}, data=data)
+    a, b, c = three(cluster)
+    a.contribute()
+    b.contribute()
+    c.leave()
+    cluster.settle()
+
+    cluster.rounds(6, a, b)
+
+    report = cluster.audit(with_replay=True)
+    assert report.problems == []
+    assert all(epoch.done_twice == 0 and epoch.reopened == 0 for epoch in report.balance)
+    assert sum(epoch.leased for epoch in report.balance) == 2 * ROWS_EACH
+    cluster.close()
+
+
+def test_stream_has_one_queue_without_an_end(tmp_path):
+    data = {**DATA_IDENTITY, "rows": 0}
+    cluster = Cluster(tmp_path, {"work.stream_unit_rows": 5}, data=data)
+    a, b = cluster.pair()
+
+    cluster.rounds(5, a, b)
+
+    [queue] = cluster.coordinator.work().queues
+    assert (queue.epoch, queue.length, queue.unit_rows, queue.units) == (0, 0, 5, 15)
+    assert (queue.units_issued, queue.units_done, queue.rows_done) == (15, 12, 60)
+    [balance] = cluster.audit().balance
+    assert (balance.rows, balance.done_once, balance.leased, balance.holds) == (72, 60, 12, True)
+    cluster.close()
+
+
+# Persistence
+
+
+def test_data_of_another_length_is_refused_at_registration_by_both(cluster):
+    stranger = HandIsland(cluster, "stranger")
+    before = cluster.coordinator.state_hash()
+
+    with pytest.raises(DatasetMismatch, match=r"data.rows .* is 31, the run's is 30"):
+        cluster.coordinator.register(stranger.register_request(data_identity={**WORDS, "rows": 31}))
+
+    assert cluster.coordinator.state_hash() == before
+
+
+def test_coordinator_does_not_open_with_data_of_another_length(cluster):
+    clusters.tamper(cluster.ledger, "datasets", {"dataset_id": ID}, length=31)
+
+    with pytest.raises(DatasetMismatch, match="has 30 rows here and 31 in the ledger"):
+        cluster.restart()
+
+
+def test_queues_of_a_dataset_that_is_gone_harm_nothing(cluster):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    cluster.ledger.add_datasets([DatasetRecord("0" * 16, "gone", 9, 1)])
+    clusters.add(
+        cluster.ledger,
+        "queues",
+        name=f"{'0' * 16}/0/0",
+        length=9,
+        units=3,
+        unit_rows=0,
+        issued=b"\x00",
+        done=b"\x00",
+    )
+
+    cluster.restart()
+    cluster.rounds(2, a, b)
+
+    found = cluster.coordinator.work()
+    assert [(d.name, d.current) for d in found.datasets] == [("gone", False), ("by hand", True)]
+    assert cluster.audit().problems == []
+
+
+DAMAGES: Mapping[str, dict[str, object]] = {
+    "unreadable key": {"name": "?"},
+    "missing field": {"units": None},
+    "bitmap length": {"issued": b"\x00" * 7},
+}
+
+
+@pytest.mark.parametrize("changes", DAMAGES.values(), ids=DAMAGES.keys())
+def test_damaged_queue_is_named_everywhere_and_its_rows_go_on(cluster, changes, caplog):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    clusters.tamper(cluster.ledger, "queues", {"name": FIRST}, **changes)
+    name = changes.get("name", FIRST)
+
+    cluster.restart()
+    cluster.rounds(4, a, b)
+
+    assert caplog.records[0].__dict__["queue"] == name
+    assert cluster.coordinator.status().refused_queues == (name,)
+    assert [entry.name for entry in cluster.coordinator.work().damaged] == [name]
+    report = cluster.audit(with_replay=True)
+    assert [problem.what for problem in report.problems] == [f"queue {name}"]
+    assert totals(report)[0] == (0, 30, 30, 0, 0)
+
+
+# The audit bites
+
+
+def test_audit_names_what_is_open_of_a_run_under_way(cluster):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    a.contribute()
+
+    [epoch] = cluster.audit().balance
+
+    assert epoch == EpochBalance(
+        dataset_id=ID,
+        name="by hand",
+        epoch=0,
+        rows=30,
+        done_once=18,
+        done_twice=0,
+        missing=12,
+        open=12,
+        leased=6,
+        reopened=0,
+        unissued=6,
+        given_up=0,
+    )
+
+
+def test_report_is_plain_json(cluster):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+
+    shown = json.loads(json.dumps(cluster.audit().as_json()))
+
+    assert shown["balance"][0]["done_once"] == 12
+    assert shown["clean"] is True
+
+
+def _twice(cluster: Cluster) -> None:
+    """Round 2 of `b` says it was trained on the rows of round 1 of `b`."""
+    clusters.tamper(cluster.ledger, "leases", {"round": 2, "worker_id": "b"}, start=6, stop=12)
+
+
+def _missing(cluster: Cluster) -> None:
+    clusters.remove(cluster.ledger, "leases", round=2, worker_id="b")
+
+
+BALANCES = {
+    "done twice": (_twice, "6 rows are done twice; 6 are missing, of which 0 are open"),
+    "missing": (_missing, "0 rows are done twice; 6 are missing, of which 0 are open"),
+}
+
+
+@pytest.mark.parametrize(("damage", "says"), BALANCES.values(), ids=BALANCES.keys())
+def test_row_balance_that_does_not_hold_fails_the_audit(cluster, damage, says):
+    a, b = cluster.pair()
+    cluster.rounds(3, a, b)
+
+    damage(cluster)
+
+    report = cluster.audit()
+    found = [p.detail for p in report.problems if p.what == f"row balance of {ID} epoch 0"]
+    assert [detail.startswith(says) for detail in found] == [True]
+    assert not report.clean
+
+
+def test_frame_that_names_other_rows_than_its_leases_fails_the_audit(cluster):
+    """Leases swapped between two islands: every count and every row balance holds."""
+    a, b = cluster.pair()
+    cluster.rounds(2, a, b)
+    clusters.tamper(cluster.ledger, "leases", {"round": 2, "worker_id": "a"}, start=100, stop=106)
+    clusters.tamper(cluster.ledger, "leases", {"round": 2, "worker_id": "b"}, start=12, stop=18)
+    clusters.tamper(cluster.ledger, "leases", {"round": 2, "worker_id": "a"}, start=18, stop=24)
+
+    problems = [(p.round, p.what) for p in cluster.audit().problems]
+
+    assert problems == [(2, "ranges of a"), (2, "ranges of b")]
+
+
+def test_bitmap_that_disagrees_with_the_leases_fails_the_audit(cluster):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    clusters.tamper(cluster.ledger, "queues", {"name": FIRST}, done=b"\x07\x00")
+
+    [problem] = cluster.audit().problems
+
+    assert (problem.what, problem.detail) == (
+        f"queue {FIRST}",
+        "its bitmap 'done' and the leases disagree from unit 3 on",
+    )
+
+
+def test_queue_that_is_gone_fails_the_audit(cluster):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    clusters.remove(cluster.ledger, "queues", name=FIRST)
+
+    [problem] = cluster.audit().problems
+
+    assert problem.detail == "leases lie in it and it has no entry"
+
+
+def test_cursor_that_the_leases_do_not_reach_stops_the_plan(cluster):
+    """Rows would be issued twice, or never."""
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    clusters.tamper(cluster.ledger, "rounds", {"round": 2}, cursor=12)
+    cluster.restart()
+    a.contribute()
+    b.contribute()
+
+    with pytest.raises(StateDamaged, match=r"leases reach row 24 .* cursor=12"):
+        cluster.settle()
+
+
+# What an operator sees
+
+
+def test_work_tells_the_queues_as_json(cluster):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    a.contribute()
+
+    shown = json.loads(cluster.coordinator.work().model_dump_json())
+
+    assert (shown["policy"], shown["left_off"], shown["damaged"]) == ("exactly_once", 0, [])
+    [queue] = shown["queues"]
+    assert (queue["issued"], queue["done"]) == ("ff00", "3f00")
+    assert (queue["units"], queue["units_issued"], queue["units_done"]) == (10, 8, 6)
+    assert (queue["rows_done"], queue["rows_leased"], queue["rows_open"]) == (18, 6, 0)
+    empty = {"reopened": 0, "given_up": 0}
+    assert queue["workers"] == [
+        {"worker_id": "a", "done": 12, "leased": 0, **empty},
+        {"worker_id": "b", "done": 6, "leased": 6, **empty},
+    ]
+
+
+def test_work_shows_the_newest_queues_and_says_how_many_it_left_off(cluster, monkeypatch):
+    monkeypatch.setattr("atoll.coordinator.queues.MAX_QUEUES", 2)
+    a, b = cluster.pair()
+    cluster.rounds(8, a, b)
+
+    found = cluster.coordinator.work()
+
+    assert ([queue.epoch for queue in found.queues], found.left_off) == ([2, 3], 2)
+
+
+def test_lease_that_ends_between_check_and_record_is_lost(hurried, monkeypatch):
+    """The lease ends while the last bytes are synced: the record is refused."""
+    a, b, c = three(hurried)
+    a.contribute()
+    b.contribute()
+    uploads = hurried.coordinator._uploads
+    record = uploads._record
+
+    def ending(contribution, header):
+        hurried.ledger.expire(2, ["c"])
+        hurried.coordinator._rounds.refresh()
+        return record(contribution, header)
+
+    monkeypatch.setattr(uploads, "_record", ending)
+
+    with pytest.raises(LeaseLost):
+        c.contribute()
+
+    assert [x.worker_id for x in hurried.ledger.contributions(2)] == ["a", "b"]

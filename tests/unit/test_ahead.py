@@ -1,0 +1,116 @@
+"""Rows are read before they are needed, each once, and what goes wrong comes out in its place."""
+
+import threading
+
+import pytest
+import torch
+
+from atoll.data import batches
+from atoll.data.plan import Range
+from atoll.data.synthetic import SyntheticCorpus
+from atoll.errors import StoreError
+from atoll.island.ahead import DEPTH, RowsAhead
+
+CORPUS = SyntheticCorpus(seed=1, rows=100, held_out_rows=1, block=4)
+
+
+class Watched:
+    """A corpus that tells which rows were read, and from which thread."""
+
+    def __init__(self, *, broken_after: int = 1000) -> None:
+        self.threads: set[str] = set()
+        self.read = 0
+        self._broken_after = broken_after
+        self._changed = threading.Condition()
+
+    def __getattr__(self, name):
+        return getattr(CORPUS, name)
+
+    def row(self, index):
+        if self.read >= self._broken_after:
+            raise StoreError("the disk is gone")
+        with self._changed:
+            self.threads.add(threading.current_thread().name)
+            self.read += 1
+            self._changed.notify_all()
+        return CORPUS.row(index)
+
+    def wait_for(self, rows: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.read >= rows, timeout=60)
+
+
+@pytest.fixture
+def watched():
+    return Watched()
+
+
+@pytest.fixture
+def ahead(watched):
+    made = RowsAhead(watched)
+    yield made
+    made.close()
+
+
+def expected(*ranges: Range) -> list[torch.Tensor]:
+    return list(batches.batches(CORPUS, ranges, batch=2, seed=1))
+
+
+def same(one, other) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def test_batches_are_those_of_the_ranges_in_order(ahead):
+    ranges = [Range(0, 5), Range(90, 96)]
+
+    assert same(list(ahead.batches(ranges, batch=2, seed=1)), expected(*ranges))
+
+
+def test_next_batches_are_read_while_one_is_used(ahead, watched):
+    source = ahead.batches([Range(0, 40)], batch=2, seed=1)
+
+    next(source)
+
+    watched.wait_for(2 * (1 + DEPTH))
+    assert watched.threads == {"rows-ahead_0"}
+
+
+def test_rows_of_the_next_round_are_read_before_it_begins(ahead, watched):
+    ahead.begin([Range(10, 20)], batch=2, seed=1)
+    watched.wait_for(2 * DEPTH)
+    before = watched.read
+
+    made = list(ahead.batches([Range(10, 20)], batch=2, seed=1))
+
+    assert same(made, expected(Range(10, 20)))
+    assert (before, watched.read) == (2 * DEPTH, 10)
+
+
+def test_rows_that_were_read_in_vain_are_dropped(ahead):
+    """The plan was another one in the end."""
+    ahead.begin([Range(50, 60)], batch=2, seed=1)
+
+    made = list(ahead.batches([Range(0, 6)], batch=2, seed=1))
+
+    assert same(made, expected(Range(0, 6)))
+
+
+def test_rows_begun_twice_are_read_once(ahead, watched):
+    ahead.begin([Range(0, 4)], batch=2, seed=1)
+    ahead.begin([Range(0, 4)], batch=2, seed=1)
+
+    list(ahead.batches([Range(0, 4)], batch=2, seed=1))
+
+    assert watched.read == 4
+
+
+def test_row_that_cannot_be_read_is_an_error_where_it_is_needed():
+    broken = Watched(broken_after=2)
+    ahead = RowsAhead(broken)
+    source = ahead.batches([Range(0, 10)], batch=2, seed=1)
+
+    assert same([next(source)], expected(Range(0, 2)))
+    with pytest.raises(StoreError, match="the disk is gone"):
+        next(source)
+
+    ahead.close()
