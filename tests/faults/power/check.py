@@ -34,6 +34,7 @@ class Checker:
     def __init__(self, marks: Sequence[Mark]) -> None:
         self.final_digest = next(m["finished"] for m in marks if "finished" in m)
         self._exported = next(m["exported"] for m in marks if "exported" in m)
+        self._placed = next(m["placed"] for m in marks if "placed" in m)
         self._saved = {(m["island"], m["saved"]): m["files"] for m in marks if "saved" in m}
 
     def check(self, root: Path, promised: Sequence[Mark]) -> None:
@@ -46,9 +47,11 @@ class Checker:
         with _naming("the certificate"):
             self._certificate(root / machines.COORDINATOR, promised)
         with _naming("what the operator keeps"):
-            self._kept(root / "operator", promised)
+            self._kept(root / machines.OPERATOR, promised)
         with _naming("the blobs alone"):
-            self._blobs(root / "store" / "deep" / "blobs", promised)
+            self._blobs(root / machines.STORE, promised)
+        with _naming("the ledger elsewhere"):
+            self._addresses(root / machines.ELSEWHERE, promised)
 
     def complete(self, root: Path) -> None:
         """Raises Broken unless the run goes on to the weights of the undisturbed one."""
@@ -152,6 +155,11 @@ class Checker:
                 blobs.open(name).close()
         finally:
             blobs.close()
+
+    def _addresses(self, home: Path, promised: Sequence[Mark]) -> None:
+        placed = [m["placed"] for m in promised if "placed" in m]
+        if placed or (home / "stores.json").exists():
+            _same("address of the ledger", state.addresses_of(home).ledger, self._placed)
 
 
 @contextmanager

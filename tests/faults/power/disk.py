@@ -88,7 +88,7 @@ class _Opened:
 class Disk:
     """The tree as the running program sees it, and what of it is sure."""
 
-    def __init__(self) -> None:
+    def __init__(self, *existing: str) -> None:
         self.root = Inode(host="", is_directory=True)
         self.namings: list[Naming] = []
         self.inodes: list[Inode] = []
@@ -96,6 +96,10 @@ class Disk:
         self._live: Names = {self.root: {}}
         self._opened: dict[int, _Opened] = {}
         self._index = -1
+        for path in existing:  # directories that were there, and sure, before the first event
+            self._make(path, is_directory=True)
+        for naming in self.namings:
+            naming.is_sure = True
 
     def apply(self, event: Event) -> None:
         """The event has happened."""

@@ -121,12 +121,12 @@ def run(root: Path, marks: Marks) -> None:
     marks.write(finished=simulated.digest)
     keep_things(root, marks)
     blobs_alone(root, marks)
+    ledger_elsewhere(root, marks)
 
 
 def keep_things(root: Path, marks: Marks) -> None:
     """A copy of the ledger, exported weights and a certificate: each is told to an operator."""
-    home, kept = root / machines.COORDINATOR, root / "operator"
-    kept.mkdir()
+    home, kept = root / machines.COORDINATOR, root / machines.OPERATOR
     with state.at_rest(home, pid=1, wall=machines.WALL) as (ledger, blobs):
         ledger.copy_to(str(kept / "copy.sqlite"))
         marks.write(copied=ledger.state_hash())
@@ -140,12 +140,19 @@ def keep_things(root: Path, marks: Marks) -> None:
 
 def blobs_alone(root: Path, marks: Marks) -> None:
     """Blobs without a ledger beside them, whose syncs of a shared directory would hide theirs."""
-    store = DirectoryBlobs(root / "store" / "deep" / "blobs")
+    store = DirectoryBlobs(root / machines.STORE)
     for text in (b"one", b"two", b"one"):
         with_writer = store.writer(expect_bytes=1 << 13)
         with_writer.write(text * 1000)
         marks.write(stored=with_writer.commit().sha256)
     store.close()
+
+
+def ledger_elsewhere(root: Path, marks: Marks) -> None:
+    """A state directory that knows its ledger only by address."""
+    addresses = state.Addresses(ledger=f"sqlite:///{root / machines.OPERATOR / 'far.sqlite'}")
+    with state.held(root / machines.ELSEWHERE, addresses, pid=1, wall=machines.WALL):
+        marks.write(placed=addresses.ledger)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.power import program
+from tests.faults.power import machines, program
 
 REPOSITORY = Path(__file__).parents[3]
 LIMIT_SECONDS = 120
@@ -31,7 +31,7 @@ def record(directory: Path, *pragmas: str) -> Path:
     if strace is None:
         raise StraceMissing("strace is not on the PATH; install it (apt-get install strace)")
     root, marks, trace = directory / "root", directory / "marks", directory / "trace"
-    root.mkdir()
+    (root / machines.OPERATOR).mkdir(parents=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
