@@ -135,6 +135,8 @@ class IslandStore:
         save_file(dict(tensors), str(path / STATE_FILE))
         for file in path.iterdir():
             _sync(file)
+        # The names before the one that vouches for them.
+        _sync(path)
         _write_durable(path / "complete.json", json.dumps(dict(meta)))
         _sync(self.directory)
 

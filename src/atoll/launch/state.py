@@ -46,9 +46,11 @@ def held(
             blobs = open_blobs(directory, addresses, s3=s3)
             _check_owner(ledger, blobs, addresses)
             samples = SampleStore(directory / "telemetry.sqlite")
-            yield Stores(ledger, blobs, Spool(directory / "spool"), samples)
-            samples.close()
-            blobs.close()
+            try:
+                yield Stores(ledger, blobs, Spool(directory / "spool"), samples)
+            finally:
+                samples.close()
+                blobs.close()
         finally:
             ledger.close()
 

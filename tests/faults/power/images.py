@@ -2,11 +2,12 @@
 
 import hashlib
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.power.disk import PAGE, SECTOR, Disk, Inode, Naming, Names, walk
+from tests.faults.power.disk import PAGE, SECTOR, Disk, Inode, Names, Naming, walk
 
 # Not durable by design, so of no account when states are told apart: made again or done without.
 PASSING = ("spool", "telemetry.sqlite", "lock", "coordinator.lock", "tmp")
@@ -18,19 +19,23 @@ class Image:
 
     files: dict[str, bytes | None]
 
-    def digest(self) -> str:
-        """Equal for images that differ in nothing that has to last."""
+    def digest(self, machine: str = "") -> str:
+        """Equal for images that differ in nothing that has to last, on one machine or all."""
         state = hashlib.sha256()
         for path, content in self.files.items():
-            if not any(part.startswith(PASSING) for part in path.split("/")):
+            first, *parts = path.split("/")
+            if machine in ("", first) and not any(part.startswith(PASSING) for part in parts):
                 state.update(f"{path}\0{-1 if content is None else len(content)}\0".encode())
                 state.update(content or b"")
         return state.hexdigest()
 
-    def write(self, root: Path) -> None:
-        """Makes it real below `root`."""
-        root.mkdir(parents=True)
+    def write(self, root: Path, *, only: str = "") -> None:
+        """Makes it, or the disk of one machine, real below `root`, in place of what is there."""
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
         for path, content in self.files.items():
+            if only not in ("", path.partition("/")[0]):
+                continue
             if content is None:
                 (root / path).mkdir()
             else:
@@ -72,9 +77,7 @@ def drawn(disk: Disk, rng: random.Random) -> Image:
 def _any(disk: Disk, rng: random.Random, struck: set[str]) -> Image:
     """Any subset of names; pages of any age."""
     share = rng.choice((0.15, 0.5, 0.85))
-    chosen = {
-        n.index for n in disk.unsure_namings() if not _hit(n, struck) or rng.random() < share
-    }
+    chosen = {n.index for n in disk.unsure_namings() if not _hit(n, struck) or rng.random() < share}
     return _image(disk.names(chosen), disk.root, _aged(rng, share, struck))
 
 

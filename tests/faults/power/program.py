@@ -49,13 +49,16 @@ class Marks:
 
 def tell_sites(marks: Marks) -> None:
     """Every sync of ours is announced in the same thread with the place that asked for it."""
-    for name in ("fsync", "fdatasync"):
 
-        def wrapped(fd: int, real: Callable[[int], None] = getattr(os, name)) -> None:
+    def telling(real: Callable[[int], None]) -> Callable[[int], None]:
+        def wrapped(fd: int) -> None:
             marks.write(site=sites.caller())
             real(fd)
 
-        setattr(os, name, wrapped)
+        return wrapped
+
+    for name in ("fsync", "fdatasync"):
+        setattr(os, name, telling(getattr(os, name)))
 
 
 def tell_promises(marks: Marks) -> None:
@@ -71,16 +74,25 @@ def tell_promises(marks: Marks) -> None:
 
         setattr(owner, name, wrapped)
 
-    after(boot, "create_or_check", lambda manifest, *_, **__: {"created": manifest.sha256()})
+    after(
+        boot,
+        "create_or_check",
+        lambda manifest, *_, **__: {"machine": "coordinator", "created": manifest.sha256()},
+    )
     after(
         MemoryLink,
         "register",
-        lambda reply, _, request: {"joined": request.worker_id, "incarnation": reply.incarnation},
+        lambda reply, _, request: {
+            "machine": "coordinator",
+            "joined": request.worker_id,
+            "incarnation": reply.incarnation,
+        },
     )
     after(
         MemoryLink,
         "upload",
         lambda receipt, _, identity, frame, **__: {
+            "machine": "coordinator",
             "received": identity.worker_id,
             "receipt": receipt,
             "sha256": frame.sha256,
@@ -90,7 +102,7 @@ def tell_promises(marks: Marks) -> None:
         IslandStore,
         "set_identity",
         lambda _, store, identity: {
-            "island": store.directory.name,
+            "machine": store.directory.name,
             "identity": [identity.worker_id, identity.island_key],
         },
     )
@@ -107,7 +119,11 @@ def saved(store: IslandStore, path: Path, what: str) -> dict[str, object]:
     hashes = {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(path.iterdir())
     }
-    return {"island": store.directory.name, what: int(path.name.rpartition("-")[2]), "files": hashes}
+    return {
+        "machine": store.directory.name,
+        what: int(path.name.rpartition("-")[2]),
+        "files": hashes,
+    }
 
 
 def run(root: Path, marks: Marks) -> None:
@@ -115,10 +131,12 @@ def run(root: Path, marks: Marks) -> None:
     outage = Outage(version=2, seconds=1.0)
     simulated = machines.run(
         root,
-        progress=lambda status: marks.write(published=status.version, digest=status.digest),
+        progress=lambda status: marks.write(
+            machine="coordinator", published=status.version, digest=status.digest
+        ),
         outage=outage,
     )
-    marks.write(finished=simulated.digest)
+    marks.write(machine="coordinator", finished=simulated.digest)
     keep_things(root, marks)
     blobs_alone(root, marks)
     ledger_elsewhere(root, marks)
@@ -129,13 +147,15 @@ def keep_things(root: Path, marks: Marks) -> None:
     home, kept = root / machines.COORDINATOR, root / machines.OPERATOR
     with state.at_rest(home, pid=1, wall=machines.WALL) as (ledger, blobs):
         ledger.copy_to(str(kept / "copy.sqlite"))
-        marks.write(copied=ledger.state_hash())
+        marks.write(machine="operator", copied=ledger.state_hash())
         layout = recorded.layout_of(recorded.manifest_of(ledger))
-        said = export.export(ledger, blobs, kept / "weights.safetensors", layout=layout)
+        export.export(ledger, blobs, kept / "weights.safetensors", layout=layout)
         weights = (kept / "weights.safetensors").read_bytes()
-        marks.write(exported=hashlib.sha256(weights).hexdigest(), metadata=said)
+        marks.write(machine="operator", exported=hashlib.sha256(weights).hexdigest())
     now = datetime.datetime.fromtimestamp(machines.WALL, tz=datetime.UTC)
-    marks.write(pinned=certificate.own(home, host="127.0.0.1", now=now).fingerprint)
+    marks.write(
+        machine="coordinator", pinned=certificate.own(home, host="127.0.0.1", now=now).fingerprint
+    )
 
 
 def blobs_alone(root: Path, marks: Marks) -> None:
@@ -144,7 +164,7 @@ def blobs_alone(root: Path, marks: Marks) -> None:
     for text in (b"one", b"two", b"one"):
         with_writer = store.writer(expect_bytes=1 << 13)
         with_writer.write(text * 1000)
-        marks.write(stored=with_writer.commit().sha256)
+        marks.write(machine="store", stored=with_writer.commit().sha256)
     store.close()
 
 
@@ -152,7 +172,7 @@ def ledger_elsewhere(root: Path, marks: Marks) -> None:
     """A state directory that knows its ledger only by address."""
     addresses = state.Addresses(ledger=f"sqlite:///{root / machines.OPERATOR / 'far.sqlite'}")
     with state.held(root / machines.ELSEWHERE, addresses, pid=1, wall=machines.WALL):
-        marks.write(placed=addresses.ledger)
+        marks.write(machine="elsewhere", placed=addresses.ledger)
 
 
 def main() -> None:

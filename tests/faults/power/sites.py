@@ -31,6 +31,11 @@ class Site:
         """As the recorded program and messages call it."""
         return f"{self.path}:{self.line}"
 
+    def includes(self, told: str | None) -> bool:
+        """Whether `path:line`, of a line being executed, lies in this call."""
+        path, _, line = (told or "").rpartition(":")
+        return path == self.path and self.line <= int(line) <= self.end_line
+
     def __str__(self) -> str:
         return f"{self.name} in {self.function}"
 

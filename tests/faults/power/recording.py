@@ -1,0 +1,41 @@
+"""One recorded run, read: its events, its promises, and where they came from."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.power import recorder, trace
+from tests.faults.power.promises import Mark
+from tests.faults.power.trace import Event
+
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The events of a run and the files that it left in `root`."""
+
+    root: Path
+    events: Sequence[Event]
+
+    @property
+    def marks(self) -> list[Mark]:
+        return [event.mark for event in self.events if event.mark]
+
+
+def record(directory: Path, *pragmas: str) -> Recording:
+    """Runs the program once; StraceMissing where it cannot be traced."""
+    written = recorder.record(directory, *pragmas)
+    root = directory / "root"
+    return Recording(root, trace.read(written, root, directory / "marks"))
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A path for images, in memory where there is one: they are many and short-lived."""
+    parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="atoll-power-", dir=parent) as directory:
+        yield Path(directory) / "disks"
