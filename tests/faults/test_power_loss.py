@@ -15,6 +15,8 @@ from tests.faults.power.recorder import StraceMissing
 from tests.faults.power.recording import Recording, record, scratch
 from tests.faults.power.search import Survey
 
+pytestmark = pytest.mark.timeout(600)  # of waiting on a busy machine; see contributing.md
+
 SEED = 1
 STATES = 1100
 RUNS = 40

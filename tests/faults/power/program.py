@@ -1,11 +1,11 @@
 """The program whose system calls are recorded; it says in the trace what it has promised.
 
-    program.py ROOT MARKS [PRAGMA …]
+    program.py ROOT MARKS SYNCHRONOUS
 
 Loads everything, prints `ready`, waits for a line, then runs with ROOT as the only place it writes
 to. MARKS, outside ROOT, gets one JSON line for everything that somebody was told is safe, and one
-before every sync with the line of source that asked for it. PRAGMAs are given to the ledger after
-its own.
+before every sync with the line of source that asked for it. SYNCHRONOUS is the ledger's: FULL as in
+production, or OFF.
 
 Production code is wrapped from outside and knows nothing of it.
 """
@@ -169,21 +169,29 @@ def blobs_alone(root: Path, marks: Marks) -> None:
 
 
 def ledger_elsewhere(root: Path, marks: Marks) -> None:
-    """A state directory that knows its ledger only by address."""
-    addresses = state.Addresses(ledger=f"sqlite:///{root / machines.OPERATOR / 'far.sqlite'}")
+    """A state directory that knows its ledger and blobs only by address."""
+    far = root / machines.ELSEWHERE.parts[0]
+    addresses = state.Addresses(ledger=f"sqlite:///{far / 'far.sqlite'}", blobs=str(far / "blobs"))
     with state.held(root / machines.ELSEWHERE, addresses, pid=1, wall=machines.WALL):
         marks.write(machine="elsewhere", placed=addresses.ledger)
 
 
+def set_ledger(synchronous: str) -> None:
+    """The production settings, a checkpoint more often, and perhaps no syncs."""
+    pragmas = [*connect._PRAGMAS, f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}"]
+    if synchronous == "OFF":
+        pragmas.remove("PRAGMA synchronous = FULL")
+        # Right after the lock is chosen, or the change to WAL would still be synced.
+        place = pragmas.index("PRAGMA locking_mode = EXCLUSIVE") + 1
+        pragmas.insert(place, "PRAGMA synchronous = OFF")
+    connect._PRAGMAS = tuple(pragmas)
+
+
 def main() -> None:
-    root, path, *pragmas = sys.argv[1:]
+    root, path, synchronous = sys.argv[1:]
     # Where a process may trace only its children (Yama), the tracer is our sibling.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PTRACER, PTRACER_ANY, 0, 0, 0)
-    connect._PRAGMAS = (
-        *connect._PRAGMAS,
-        f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}",
-        *pragmas,
-    )
+    set_ledger(synchronous)
     with tempfile.TemporaryDirectory() as elsewhere:
         machines.run(Path(elsewhere))  # what is imported at first use is of no interest
     print("ready", flush=True)

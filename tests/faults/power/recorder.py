@@ -25,7 +25,7 @@ class StraceMissing(Exception):
     """strace is not installed, or may not attach here; says which."""
 
 
-def record(directory: Path, *pragmas: str) -> Path:
+def record(directory: Path, *, synchronous: str) -> Path:
     """The trace of one run whose files are in `directory / "root"`."""
     strace = shutil.which("strace")
     if strace is None:
@@ -36,7 +36,7 @@ def record(directory: Path, *pragmas: str) -> Path:
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    command = [sys.executable, "-m", program.__name__, str(root), str(marks), *pragmas]
+    command = [sys.executable, "-m", program.__name__, str(root), str(marks), synchronous]
     with subprocess.Popen(
         command,
         cwd=REPOSITORY,

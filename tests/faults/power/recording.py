@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.power import recorder, trace
+from tests.faults.power.machines import OPERATOR
 from tests.faults.power.promises import Mark
-from tests.faults.power.trace import Event
+from tests.faults.power.trace import NO_SYNC, Event
 
 _MEMORY = Path("/dev/shm")
 
@@ -26,11 +27,22 @@ class Recording:
         return [event.mark for event in self.events if event.mark]
 
 
-def record(directory: Path, *pragmas: str) -> Recording:
+def record(directory: Path, *, synchronous: str = "FULL") -> Recording:
     """Runs the program once; StraceMissing where it cannot be traced."""
-    written = recorder.record(directory, *pragmas)
+    written = recorder.record(directory, synchronous=synchronous)
     root = directory / "root"
-    return Recording(root, trace.read(written, root, directory / "marks"))
+    events = trace.read(written, root, directory / "marks")
+    return Recording(root, [NO_SYNC if _is_favour(event) else event for event in events])
+
+
+def _is_favour(event: Event) -> bool:
+    """A sync that nobody promises.
+
+    SQLite's documentation of VACUUM INTO says that it does not sync the new file. 3.40.1 and 3.53.4
+    do; the copy has to last without that.
+    """
+    by_sqlite = event.name == "sync" and event.site is None
+    return by_sqlite and event.paths[0].startswith(str(OPERATOR))
 
 
 @contextmanager

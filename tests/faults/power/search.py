@@ -10,7 +10,7 @@ from tests.faults.power.check import Checker
 from tests.faults.power.disk import Disk
 from tests.faults.power.images import Image
 from tests.faults.power.promises import Broken, Mark
-from tests.faults.power.trace import Event
+from tests.faults.power.trace import NO_SYNC, Event
 
 _UNCHANGING = {"close", "dup", "seek"}
 WINDOW = 40  # events after a sync that was left out, in which its absence may show
@@ -35,7 +35,7 @@ def cuts(
     """A cut after every event that changed something; syncs that `drops` are as if not there."""
     disk, promised = Disk(str(machines.OPERATOR)), list[Mark]()
     for index, event in enumerate(events):
-        disk.apply(Event("mark") if drops(event) else event)
+        disk.apply(NO_SYNC if drops(event) else event)
         if event.mark:
             promised.append(event.mark)
         if event.name not in _UNCHANGING:
