@@ -1,7 +1,8 @@
 """Each sync of ours, left out of a recorded run, breaks a promise on some disk; so do SQLite's."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -11,13 +12,15 @@ from tests.faults.power.recorder import StraceMissing
 from tests.faults.power.recording import Recording, record, scratch
 from tests.faults.power.sites import Site
 
-pytestmark = pytest.mark.timeout(600)  # of waiting on a busy machine; see contributing.md
+pytestmark = pytest.mark.timeout(600)  # for a busy machine; it takes half a minute
 
 SITES = sites.enumerate_sites()
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory, skip) -> Recording:
+def recording(
+    tmp_path_factory: pytest.TempPathFactory, skip: Callable[[str], NoReturn]
+) -> Recording:
     try:
         return record(tmp_path_factory.mktemp("power"))
     except StraceMissing as exc:

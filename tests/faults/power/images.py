@@ -3,8 +3,9 @@
 import hashlib
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.faults.power.disk import PAGE, SECTOR, Disk, Inode, Names, Naming, walk
@@ -201,12 +202,17 @@ def _image(names: Names, root: Inode, draw: Draw) -> Image:
     return Image(files)
 
 
-FIXED: Sequence[Callable[[Disk], Image]] = (nothing, names_only, bytes_only, whole)
+Make = Callable[[Disk], Image]
 
 
-def after_cut(disk: Disk, *, seed: str, count: int) -> Iterator[tuple[str, Image]]:
-    """The fixed images of a power cut now and `count` drawn ones, each with its name."""
-    for make in FIXED:
-        yield make.__name__, make(disk)
+def kinds(*, seed: str, count: int) -> list[tuple[str, Make]]:
+    """The fixed images of a power cut and `count` drawn ones, each with its name."""
+    fixed: list[Make] = [nothing, names_only, bytes_only, whole]
+    found = [(make.__name__, make) for make in fixed]
     for number in range(count):
-        yield f"drawn {number}", drawn(disk, random.Random(f"{seed}/{number}"))
+        found.append((f"drawn {number}", partial(_drawn_by, seed=f"{seed}/{number}")))
+    return found
+
+
+def _drawn_by(disk: Disk, *, seed: str) -> Image:
+    return drawn(disk, random.Random(seed))

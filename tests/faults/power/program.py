@@ -148,7 +148,9 @@ def keep_things(root: Path, marks: Marks) -> None:
     with state.at_rest(home, pid=1, wall=machines.WALL) as (ledger, blobs):
         ledger.copy_to(str(kept / "copy.sqlite"))
         marks.write(machine="operator", copied=ledger.state_hash())
-        layout = recorded.layout_of(recorded.manifest_of(ledger))
+        manifest = recorded.manifest_of(ledger)
+        assert manifest is not None
+        layout = recorded.layout_of(manifest)
         export.export(ledger, blobs, kept / "weights.safetensors", layout=layout)
         weights = (kept / "weights.safetensors").read_bytes()
         marks.write(machine="operator", exported=hashlib.sha256(weights).hexdigest())
@@ -184,7 +186,7 @@ def set_ledger(synchronous: str) -> None:
         # Right after the lock is chosen, or the change to WAL would still be synced.
         place = pragmas.index("PRAGMA locking_mode = EXCLUSIVE") + 1
         pragmas.insert(place, "PRAGMA synchronous = OFF")
-    connect._PRAGMAS = tuple(pragmas)
+    setattr(connect, "_PRAGMAS", tuple(pragmas))  # noqa: B010  its type has a fixed length
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Cuts the power after many events of a recorded run and looks for a promise that does not hold."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -56,15 +57,14 @@ def survey(
 ) -> Survey:
     """Checks `wanted` different images from cuts all over the run; lets `runs` of them go on."""
     done = Survey()
-    count = sum(1 for _ in cuts(events))
-    rng = random.Random(seed)
-    per_cut = wanted / count
+    per_cut = wanted / sum(1 for _ in cuts(events))
     for number, cut in enumerate(cuts(events), start=1):
-        # Evenly over the run: what equal images leave over is made up for at the next cuts.
-        due = round(number * per_cut) + 1
-        for name, image in _shuffled(cut, rng, seed):
+        # Evenly over the run: where images are alike, the next cuts make up for it.
+        due = math.ceil(number * per_cut)
+        for name, make in _shuffled(cut, seed=seed, count=2 * math.ceil(per_cut) + 2):
             if len(done.distinct) >= due:
                 break
+            image = make(cut.disk)
             digest = image.digest()
             if digest not in done.distinct:
                 done.distinct.add(digest)
@@ -73,12 +73,11 @@ def survey(
     return done
 
 
-def _shuffled(cut: Cut, rng: random.Random, seed: int) -> Iterator[tuple[str, Image]]:
-    """At most a few images of one cut, of another kind each time."""
-    kinds: list[Callable[[Disk], Image]] = [*images.FIXED]
-    kinds += [lambda disk: images.drawn(disk, random.Random(f"{seed}/{cut.index}"))] * 4
-    for make in rng.sample(kinds, 4):
-        yield make.__name__, make(cut.disk)
+def _shuffled(cut: Cut, *, seed: int, count: int) -> list[tuple[str, images.Make]]:
+    """The kinds of images of one cut, in another order each time."""
+    kinds = images.kinds(seed=f"{seed}/{cut.index}", count=count)
+    random.Random(f"{seed}/{cut.index}").shuffle(kinds)
+    return kinds
 
 
 def _check(
@@ -107,16 +106,16 @@ def find_broken(
     # Where something was just promised first: most show there, with everything unsure lost.
     for cut in cuts(events, drops=drops):
         if cut.event.mark:
-            for make in images.FIXED:
-                if found := _broken(checker, cut, make.__name__, make(cut.disk), scratch):
+            for name, make in images.kinds(seed="", count=0):
+                if found := _broken(checker, cut, name, make(cut.disk), scratch):
                     return found
     for count in (2, 20):
         last = -WINDOW - 1
         for cut in cuts(events, drops=drops):
             last = cut.index if drops(cut.event) else last
             if cut.index - last <= WINDOW:
-                for name, image in images.after_cut(cut.disk, seed=str(cut.index), count=count):
-                    if found := _broken(checker, cut, name, image, scratch):
+                for name, make in images.kinds(seed=str(cut.index), count=count):
+                    if found := _broken(checker, cut, name, make(cut.disk), scratch):
                         return found
     return None
 
