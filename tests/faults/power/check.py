@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.errors import AtollError
 from tests.faults.power import machines
 from tests.faults.power.check_coordinator import check_coordinator
 from tests.faults.power.check_machines import IslandCheck, check_addresses, check_blobs, check_kept
@@ -61,5 +60,5 @@ def naming(part: str) -> Iterator[None]:
     """A refusal to start, or to read what was promised, is a broken promise too."""
     try:
         yield
-    except (Broken, AtollError, OSError, ValueError) as error:
+    except Exception as error:
         raise Broken(f"{part}: {type(error).__name__}: {error}") from error
