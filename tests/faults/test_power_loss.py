@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.faults.power import images, search
+from tests.faults.power import images
 from tests.faults.power.check import Checker
 from tests.faults.power.disk import Disk
 from tests.faults.power.machines import OPERATOR, ROUNDS
@@ -40,7 +40,7 @@ def recording(
 def surveyed(recording: Recording) -> Survey:
     checker = Checker(recording.marks)
     with scratch() as disks:
-        return search.survey(recording.events, checker, disks, seed=SEED, wanted=STATES, runs=RUNS)
+        return Survey(checker, disks, wanted=STATES, runs=RUNS).take(recording.events, seed=SEED)
 
 
 def test_disk_model_gives_the_files_that_the_run_left(recording: Recording) -> None:

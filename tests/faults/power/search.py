@@ -3,8 +3,9 @@
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from tests.faults.power import images, machines
 from tests.faults.power.check import Checker
@@ -43,34 +44,44 @@ def cuts(
             yield Cut(index, event, disk, tuple(promised))
 
 
-@dataclass
 class Survey:
-    """What many power cuts came to."""
+    """Power cuts all over a run, and what they came to."""
 
-    distinct: set[str] = field(default_factory=set)
-    completed: int = 0
-    broken: list[str] = field(default_factory=list)
+    def __init__(self, checker: Checker, scratch: Path, *, wanted: int, runs: int) -> None:
+        self.distinct: set[str] = set()
+        self.completed = 0
+        self.broken: list[str] = []
+        self._checker = checker
+        self._scratch = scratch
+        self._wanted = wanted
+        self._runs = runs
 
+    def take(self, events: Sequence[Event], *, seed: int) -> Self:
+        """Checks at least `wanted` different images; lets `runs` of them go on to the end."""
+        per_cut = self._wanted / sum(1 for _ in cuts(events))
+        for number, cut in enumerate(cuts(events), start=1):
+            if cut.event.mark:  # a promise is new: it must hold from the first moment
+                for name, make in images.kinds(seed="", count=0):
+                    self._check(cut, name, make(cut.disk))
+            # Evenly over the run: where images are alike, the next cuts make up for it.
+            due = math.ceil(number * per_cut)
+            for name, make in _shuffled(cut, seed=seed, count=2 * math.ceil(per_cut) + 2):
+                if len(self.distinct) >= due:
+                    break
+                image = make(cut.disk)
+                if image.digest() not in self.distinct:
+                    self._check(cut, name, image)
+        return self
 
-def survey(
-    events: Sequence[Event], checker: Checker, scratch: Path, *, seed: int, wanted: int, runs: int
-) -> Survey:
-    """Checks `wanted` different images from cuts all over the run; lets `runs` of them go on."""
-    done = Survey()
-    per_cut = wanted / sum(1 for _ in cuts(events))
-    for number, cut in enumerate(cuts(events), start=1):
-        # Evenly over the run: where images are alike, the next cuts make up for it.
-        due = math.ceil(number * per_cut)
-        for name, make in _shuffled(cut, seed=seed, count=2 * math.ceil(per_cut) + 2):
-            if len(done.distinct) >= due:
-                break
-            image = make(cut.disk)
-            digest = image.digest()
-            if digest not in done.distinct:
-                done.distinct.add(digest)
-                ends = len(done.distinct) * runs // wanted > done.completed
-                _check(done, checker, cut, name, image, scratch=scratch, completes=ends)
-    return done
+    def _check(self, cut: Cut, name: str, image: Image) -> None:
+        self.distinct.add(image.digest())
+        try:
+            self._checker.check(image, cut.promised, scratch=self._scratch)
+            if len(self.distinct) * self._runs // self._wanted > self.completed:
+                self.completed += 1
+                self._checker.complete(image, scratch=self._scratch)
+        except Broken as error:
+            self.broken.append(f"{cut}, {name}: {error}")
 
 
 def _shuffled(cut: Cut, *, seed: int, count: int) -> list[tuple[str, images.Make]]:
@@ -78,25 +89,6 @@ def _shuffled(cut: Cut, *, seed: int, count: int) -> list[tuple[str, images.Make
     kinds = images.kinds(seed=f"{seed}/{cut.index}", count=count)
     random.Random(f"{seed}/{cut.index}").shuffle(kinds)
     return kinds
-
-
-def _check(
-    done: Survey,
-    checker: Checker,
-    cut: Cut,
-    name: str,
-    image: Image,
-    *,
-    scratch: Path,
-    completes: bool,
-) -> None:
-    try:
-        checker.check(image, cut.promised, scratch=scratch)
-        if completes:
-            done.completed += 1
-            checker.complete(image, scratch=scratch)
-    except Broken as error:
-        done.broken.append(f"{cut}, {name}: {error}")
 
 
 def find_broken(
