@@ -33,11 +33,10 @@ class DirectoryBlobs:
         self._synced_folders: set[str] = set()
         self._verified: dict[str, Identity] = {}
         self._drafts: weakref.WeakSet[Draft] = weakref.WeakSet()
-        self._make(self._root)
-        # An earlier life may have made the root and ended before this.
-        with filesystem.syncing(self._root.parent):
-            self._files.sync_directory(self._root.parent)
-        self._make(self._root / _DRAFTS)
+        filesystem.make_directories(self._files, self._root)
+        # Not synced: it is made again when it is missing, and nothing in it has to last.
+        with filesystem.naming("make", self._root / _DRAFTS):
+            self._files.make_directory(self._root / _DRAFTS)
 
     def writer(self, *, expect_bytes: int | None = None) -> DraftWriter:
         draft = Draft(self._files, self._root / _DRAFTS, expect_bytes=expect_bytes, will_sync=True)
@@ -158,13 +157,3 @@ class DirectoryBlobs:
                 with filesystem.syncing(self._root):
                     self._files.sync_directory(self._root)
                 self._synced_folders.add(folder.name)
-
-    def _make(self, path: Path) -> None:
-        """Makes a directory and the ones above it, each on the disk before the next."""
-        if path.is_dir():
-            return
-        self._make(path.parent)
-        with filesystem.naming("make", path):
-            self._files.make_directory(path)
-        with filesystem.syncing(path.parent):
-            self._files.sync_directory(path.parent)

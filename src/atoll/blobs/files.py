@@ -129,6 +129,22 @@ class SystemFiles:
         path.unlink(missing_ok=True)
 
 
+def make_directories(files: Files, path: Path) -> None:
+    """Makes `path` and what is missing above it; when it returns, their names are on the disk."""
+    missing = [place for place in (path, *path.parents) if not place.is_dir()]
+    for directory in reversed(missing):
+        with naming("make", directory):
+            files.make_directory(directory)
+    changed = [directory.parent for directory in missing]
+    # Also of one that was there: an earlier life may have made it and ended before this. Where the
+    # directory above may not be read, it was made by somebody else.
+    if not changed and os.access(path.parent, os.R_OK):
+        changed = [path.parent]
+    for parent in changed:
+        with syncing(parent):
+            files.sync_directory(parent)
+
+
 @contextlib.contextmanager
 def naming(action: str, path: Path) -> Iterator[None]:
     """Turns an OSError into StorageFull or StoreError with the path and the system's reason."""

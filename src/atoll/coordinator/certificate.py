@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from atoll.blobs.files import SystemFiles
 from atoll.errors import ConfigError
 
 COMMON_NAME = "atoll-coordinator"  # islands check the pinned bytes, so any address may serve it
@@ -107,3 +108,5 @@ def _write(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+    # Islands pin it: one that a power cut takes away would lock all of them out.
+    SystemFiles().sync_directory(path.parent)

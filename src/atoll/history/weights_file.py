@@ -62,6 +62,7 @@ def write(path: Path, flat: Tensor, layout: Layout, *, metadata: dict[str, str])
         save_file(layout.views(flat), str(part), metadata=metadata)
         _sync(part)
         os.replace(part, path)
+        _sync(path.parent)
     except (OSError, SafetensorError) as exc:
         raise StoreError(f"cannot write weights to {str(path)!r}: {exc}") from exc
     finally:

@@ -25,6 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from atoll.blobs import files as filesystem
+from atoll.blobs.files import SystemFiles
 from atoll.errors import StateHeld, StoreError
 
 MAX_JSON_BYTES = 8 << 20
@@ -75,7 +77,7 @@ class IslandStore:
 
     def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
         self._has_frames = has_frames  # False: a follower's, which keeps inner state alone
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        filesystem.make_directories(SystemFiles(), directory.absolute())
         self.directory = directory
         self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -133,6 +135,8 @@ class IslandStore:
         save_file(dict(tensors), str(path / STATE_FILE))
         for file in path.iterdir():
             _sync(file)
+        # The names before the one that vouches for them.
+        _sync(path)
         _write_durable(path / "complete.json", json.dumps(dict(meta)))
         _sync(self.directory)
 

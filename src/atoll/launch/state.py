@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.blobs import files as filesystem
 from atoll.blobs import registry as blob_stores
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
+from atoll.blobs.files import SystemFiles
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool
@@ -36,7 +38,7 @@ def held(
     directory: Path, addresses: Addresses, *, pid: int, wall: float, s3: S3Access | None = None
 ) -> Iterator[Stores]:
     """Opens a state directory for a coordinator; StateHeld names a process that has it."""
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    filesystem.make_directories(SystemFiles(), directory.absolute())
     with lock.hold(directory, pid=pid, wall=wall):
         _keep_addresses(directory, addresses)
         ledger = engines.open_ledger(addresses.ledger or directory / "ledger.sqlite")
@@ -44,9 +46,11 @@ def held(
             blobs = open_blobs(directory, addresses, s3=s3)
             _check_owner(ledger, blobs, addresses)
             samples = SampleStore(directory / "telemetry.sqlite")
-            yield Stores(ledger, blobs, Spool(directory / "spool"), samples)
-            samples.close()
-            blobs.close()
+            try:
+                yield Stores(ledger, blobs, Spool(directory / "spool"), samples)
+            finally:
+                samples.close()
+                blobs.close()
         finally:
             ledger.close()
 
@@ -85,7 +89,10 @@ def _keep_addresses(directory: Path, addresses: Addresses) -> None:
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # may hold a password
     with os.fdopen(fd, "w") as file:
         json.dump({"ledger": addresses.ledger, "blobs": addresses.blobs}, file)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(part, path)
+    SystemFiles().sync_directory(directory)
 
 
 def _check_owner(ledger: Ledger, blobs: Blobs, addresses: Addresses) -> None:

@@ -1,0 +1,71 @@
+"""Runs the program under strace, attached once everything is imported."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.faults.power import machines, program
+
+REPOSITORY = Path(__file__).parents[3]
+LIMIT_SECONDS = 120
+MAX_BYTES = 1 << 22  # of one write; a longer one is cut by strace and refused by the parser
+# What changes a disk, or would change it in a way that the model does not know and must refuse.
+CALLS = (
+    "open,openat,openat2,creat,close,dup,dup2,dup3,fcntl,lseek,mmap,msync,"
+    "write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,splice,"
+    "truncate,ftruncate,fallocate,fsync,fdatasync,sync,syncfs,sync_file_range,"
+    "rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,"
+    "mkdir,mkdirat,rmdir"
+)
+
+
+class StraceMissing(Exception):
+    """strace is not installed, or may not attach here; says which."""
+
+
+def record(directory: Path, *, synchronous: str) -> Path:
+    """The trace of one run whose files are in `directory / "root"`."""
+    strace = shutil.which("strace")
+    if strace is None:
+        raise StraceMissing("strace is not on the PATH; install it (apt-get install strace)")
+    root, marks, trace = directory / "root", directory / "marks", directory / "trace"
+    (root / machines.OPERATOR).mkdir(parents=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    command = [sys.executable, "-m", program.__name__, str(root), str(marks), synchronous]
+    with subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as traced:
+        try:
+            assert traced.stdin is not None
+            assert traced.stdout is not None
+            assert traced.stdout.readline() == "ready\n", "the program ended before its run"
+            _trace(strace, traced, trace)
+        finally:
+            traced.kill()
+    assert traced.returncode == 0, f"the recorded program ended with {traced.returncode}"
+    return trace
+
+
+def _trace(strace: str, traced: subprocess.Popen[str], trace: Path) -> None:
+    command = [strace, "-f", "-y", "-xx", "-s", str(MAX_BYTES), "-e", f"trace={CALLS}"]
+    command += ["-o", str(trace), "-p", str(traced.pid)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        try:
+            assert tracer.stderr is not None
+            said = tracer.stderr.readline()
+            if "attached" not in said:
+                raise StraceMissing(f"strace cannot attach here: {said.strip()}")
+            traced.communicate("go\n", timeout=LIMIT_SECONDS)
+            tracer.communicate(timeout=LIMIT_SECONDS)
+        finally:
+            tracer.kill()
