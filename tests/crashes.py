@@ -72,6 +72,22 @@ class Crashed:
     audit: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Refused:
+    """What became of a run in which the disk refused a call, and what a restart made of it."""
+
+    code: int
+    error: str
+    is_injected: bool
+    later: list[str]  # the same calls of the same thread after it
+    digests: list[str]  # that the run itself came to
+    recovery_code: int
+    recovery_error: str
+    found: dict[str, Any] = field(default_factory=dict)
+    made: dict[str, Any] = field(default_factory=dict)
+    audit: list[str] = field(default_factory=list)
+
+
 class CrashRun:
     """The program, warm, and a directory for each of its runs."""
 
@@ -130,30 +146,59 @@ class CrashRun:
     def crash(self, point: Point) -> Crashed:
         """Kills a run at `point`, then starts it again in the same directory."""
         here = self._place()
-        with self._traced(
-            here, point.thread, calls=[point.name], inject=f"signal=SIGKILL:when={point.number}"
-        ) as codes:
-            pass
+        code = self._injected(here, point, f"signal=SIGKILL:when={point.number}", [point.name])
         said = _said(here / "log")
         at = strace.calls(here / "trace")
-        report = here / "report.json"
-        recovered = self._ask(
-            do="recover",
-            home=str(here / "home"),
-            log=str(here / "recovery"),
-            report=str(report),
-        )
+        recovered, report = self._recovered(here)
         crashed = Crashed(
-            code=codes[0],
+            code=code,
             killed_at=_killed_at(here, at, point) if at else None,
             commits=sum("commit" in fact for fact in said),
             acknowledged=_facts(said, "receipt"),
             recovery_code=recovered,
             error=_error(here),
-            **(json.loads(report.read_text()) if report.exists() else {}),
+            **report,
         )
         shutil.rmtree(here)
         return crashed
+
+    def refuse(self, point: Point, error: str, *, times: int = 1) -> Refused:
+        """A run in which the call at `point` (and further ones) fails; then it is started again."""
+        here = self._place()
+        last = point.number + times - 1
+        code = self._injected(
+            here, point, f"error={error}:when={point.number}..{last}", [point.name]
+        )
+        home = here / "home"
+        calls = [_plain(call.arguments, home) for call in strace.calls(here / "trace")]
+        said, error_text = _said(here / "log"), _error(here)
+        recovered, report = self._recovered(here)
+        refused = Refused(
+            code=code,
+            error=error_text,
+            is_injected=strace.was_injected(here / "trace"),
+            later=calls[point.number :],
+            digests=_facts(said, "digest"),
+            recovery_code=recovered,
+            recovery_error=_error(here),
+            **report,
+        )
+        shutil.rmtree(here)
+        return refused
+
+    def _injected(self, here: Path, point: Point, inject: str, calls: list[str]) -> int:
+        with self._traced(here, point.thread, calls=calls, inject=inject) as codes:
+            return codes[0]
+
+    def _recovered(self, here: Path) -> tuple[int, dict[str, Any]]:
+        report = here / "report.json"
+        code = self._ask(
+            do="recover",
+            home=str(here / "home"),
+            log=str(here / "recovery"),
+            report=str(report),
+        )
+        return code, json.loads(report.read_text()) if report.exists() else {}
 
     def _place(self) -> Path:
         self._serial += 1

@@ -25,6 +25,7 @@ DURABLE = (
     "write",
     "pwrite64",
     "ftruncate",
+    "fallocate",
     "unlink",
     "unlinkat",
 )
@@ -110,3 +111,8 @@ def calls(output: Path) -> list[Call]:
 def was_killed(output: Path) -> bool:
     """Whether the traced thread ended by SIGKILL."""
     return output.read_text().rstrip().endswith("+++ killed by SIGKILL +++")
+
+
+def was_injected(output: Path) -> bool:
+    """Whether some call was made to fail."""
+    return "(INJECTED)" in output.read_text()

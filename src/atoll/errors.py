@@ -4,8 +4,8 @@
       ConfigError                 a run file, flag or argument
       AuthError                   Unauthenticated, Forbidden
       ProtocolError               FrameError, VersionMismatch, ManifestMismatch, ContributionError
-      StoreError                  BlobMissing, BlobChanged, StorageFull, LedgerTooNew, StateHeld,
-                                  StateDamaged
+      StoreError                  BlobMissing, BlobChanged, StorageFull, DiskFailed, LedgerTooNew,
+                                  StateHeld, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout
       WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
@@ -131,6 +131,13 @@ class StorageFull(StoreError):
 
     code = "STORAGE_FULL"
     retry = True
+
+
+class DiskFailed(StoreError):
+    """A disk did not confirm what was written; the process that met this stops and starts again."""
+
+    code = "DISK_FAILED"
+    retry = True  # by a sender, once the coordinator is back; a sync is never repeated
 
 
 class LedgerTooNew(StoreError):

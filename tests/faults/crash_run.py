@@ -143,7 +143,7 @@ def _log_receipts(log: Log) -> None:
         log.say(receipt=receipt, worker=identity.worker_id)
         return receipt
 
-    MemoryLink.upload = logged  # type: ignore[method-assign,assignment] # the point of this program
+    MemoryLink.upload = logged  # type: ignore[method-assign] # the point of this program
 
 
 def _log_threads(log: Log, target: str | None, gate: Path | None) -> None:
@@ -168,7 +168,7 @@ def _log_threads(log: Log, target: str | None, gate: Path | None) -> None:
         save(self, path, *rest)
 
     Scheduler.spawn = spawned  # type: ignore[method-assign] # the point of this program
-    Continuity.save = saved  # type: ignore[method-assign] # the point of this program
+    Continuity.save = saved  # type: ignore[method-assign,assignment] # the point of this program
     announce(MAIN)
 
 

@@ -40,6 +40,7 @@ class Report:
         digest: str,
         counters: Mapping[str, int],
         refusals: Mapping[str, int],
+        storage_full: str,
     ) -> Status:
         """The run at this moment."""
         history = self._history(version)
@@ -60,6 +61,7 @@ class Report:
             resyncs=counters.get("resyncs", 0),
             bytes_received=counters.get("bytes_received", 0),
             bytes_sent=counters.get("bytes_sent", 0),
+            storage_full=storage_full,
         )
 
     def _state(self) -> Literal["waiting", "training", "finished"]:

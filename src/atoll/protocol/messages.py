@@ -277,6 +277,7 @@ class Status(Message):
     resyncs: int
     bytes_received: int
     bytes_sent: int
+    storage_full: str = ""  # why nothing can be written, while the disk has no room
 
 
 class ErrorReply(Message):

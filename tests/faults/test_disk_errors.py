@@ -1,0 +1,119 @@
+"""A disk that is full or fails, call by call: one process, real files, strace in between.
+
+A coordinator without room waits for it and goes on by itself; after a sync that failed the process
+ends, syncs nothing again, and a restart goes on from what is durable. Points are those of
+`test_crash_points`; ATOLL_DISK_POINTS says how many (`make storm`: all).
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests import crashes, strace
+from tests.crashes import CrashRun, Point, Refused, Undisturbed
+
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]  # all points take minutes
+
+POINTS = int(os.environ.get("ATOLL_DISK_POINTS", "12"))
+TAKE_ROOM = {"write", "pwrite64", "fallocate"}
+SYNC = {"fsync", "fdatasync"}
+STORES = re.compile(r"home/(blobs|spool|ledger)")
+ISLANDS = re.compile(r"home/island-")
+
+
+@pytest.fixture(scope="module")
+def program(skip) -> Iterator[CrashRun]:
+    strace.require(skip)
+    with CrashRun.started() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def undisturbed(program: CrashRun) -> Undisturbed:
+    return program.undisturbed()
+
+
+def chosen(undisturbed: Undisturbed, names: set[str], place: re.Pattern[str]) -> list[Point]:
+    """Points of these calls at that place, while the run is served: not its start or end."""
+    found = [
+        point
+        for point in undisturbed.points
+        if point.name in names and place.search(point.what) and point.thread != crashes.MAIN
+    ]
+    return crashes.spread(found, POINTS) if POINTS else found
+
+
+def recovered(refused: Refused, undisturbed: Undisturbed) -> list[str]:
+    """What does not hold after a restart."""
+    if refused.recovery_code != 0:
+        return [f"the restart did not complete: {refused.recovery_error}"]
+    checks = {
+        "the call was not made to fail": refused.is_injected,
+        "rounds came out otherwise": refused.made["digests"] == undisturbed.digests,
+        f"audit: {refused.audit}": not refused.audit,
+    }
+    return [text for text, holds in checks.items() if not holds]
+
+
+def assert_all(failed: dict[str, list[str]]) -> None:
+    found = {point: faults for point, faults in failed.items() if faults}
+    assert not found, "\n".join(f"{point}: {'; '.join(said)}" for point, said in found.items())
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_coordinator_without_room_goes_on_when_there_is_some(
+    program: CrashRun, undisturbed: Undisturbed, times: int
+) -> None:
+    """Uploads, the outer step's spool, snapshots and the ledger: no restart, the same weights."""
+    points = chosen(undisturbed, TAKE_ROOM, STORES)
+    failed = {}
+    for point in points:
+        refused = program.refuse(point, "ENOSPC", times=times)
+        went_on = refused.code == 0 and refused.digests == undisturbed.digests
+        faults = [] if went_on else [f"ended with {refused.code}: {refused.error}"]
+        failed[str(point)] = faults + recovered(refused, undisturbed)
+
+    print(f"{len(points)} calls without room: {dict(Counter(p.name for p in points))}")
+    assert_all(failed)
+    stores = {match[1] for p in points if (match := STORES.search(p.what))}
+    assert stores == {"blobs", "spool", "ledger"}
+
+
+def test_failed_sync_of_the_coordinator_ends_the_process(
+    program: CrashRun, undisturbed: Undisturbed
+) -> None:
+    """With a sentence, without a second sync of the same file; a restart completes the run."""
+    points = chosen(undisturbed, SYNC, STORES)
+    failed = {}
+    for point in points:
+        refused = program.refuse(point, "EIO")
+        checks = {
+            f"ended with {refused.code}: {refused.error}": refused.code == 1
+            and "DiskFailed" in refused.error,
+            f"synced again: {refused.later}": point.what not in refused.later,
+        }
+        faults = [text for text, holds in checks.items() if not holds]
+        failed[str(point)] = faults + recovered(refused, undisturbed)
+
+    print(f"{len(points)} syncs that fail: {dict(Counter(p.name for p in points))}")
+    assert_all(failed)
+
+
+@pytest.mark.parametrize(("names", "error"), [(SYNC, "EIO"), (TAKE_ROOM, "ENOSPC")])
+def test_island_whose_disk_refuses_ends_with_a_sentence(
+    program: CrashRun, undisturbed: Undisturbed, names: set[str], error: str
+) -> None:
+    """Its state is its own to repair; what it had whole is what its next life goes on from."""
+    points = chosen(undisturbed, names, ISLANDS)[::3]
+    failed = {}
+    for point in points:
+        refused = program.refuse(point, error)
+        ended = refused.code == 1 and "the disk did not take" in refused.error
+        faults = [] if ended else [f"ended with {refused.code}: {refused.error}"]
+        failed[str(point)] = faults + recovered(refused, undisturbed)
+
+    assert len(points) >= 2
+    assert_all(failed)
