@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,15 +234,17 @@ class CrashRun:
         return int(self._process.stdout.readline())
 
 
-def spread(points: Sequence[Point], count: int) -> list[Point]:
-    """So many points, the same every time: evenly over the run for each call, rare calls whole."""
-    by_name: dict[str, list[Point]] = {}
+def spread(
+    points: Sequence[Point], count: int, *, kind: Callable[[Point], str] = lambda p: p.name
+) -> list[Point]:
+    """So many points, the same every time: evenly over the run for each kind, rare kinds whole."""
+    kinds: dict[str, list[Point]] = {}
     for point in points:
-        by_name.setdefault(point.name, []).append(point)
+        kinds.setdefault(kind(point), []).append(point)
     chosen: list[Point] = []
-    for left, name in enumerate(sorted(by_name, key=lambda n: (len(by_name[n]), n))):
-        mine = by_name[name]
-        share = -(-(count - len(chosen)) // (len(by_name) - left))
+    for left, name in enumerate(sorted(kinds, key=lambda n: (len(kinds[n]), n))):
+        mine = kinds[name]
+        share = -(-(count - len(chosen)) // (len(kinds) - left))
         take = min(share, len(mine))
         chosen += [mine[index * len(mine) // take] for index in range(take)]
     return chosen

@@ -130,7 +130,7 @@ def test_failed_sync_ends_a_serving_coordinator(tmp_path: Path, skip) -> None:
     """Exit code 74 and a sentence, one sync of that file and no other; its next life completes."""
     strace.require(skip)
     with Cluster(tmp_path, processes.BF16) as cluster:
-        coordinator = cluster.serve()
+        coordinator, next_life = cluster.serve(), cluster.prepare_coordinator("none@0")
         wal = cluster.directory / "ledger.sqlite-wal"
         trace = tmp_path / "trace"
         with strace.attached(
@@ -144,7 +144,7 @@ def test_failed_sync_ends_a_serving_coordinator(tmp_path: Path, skip) -> None:
             cluster.join_all()
             code = coordinator.wait(timeout_seconds=processes.LIMIT_SECONDS)
         said = coordinator.log_tail()
-        finished = cluster.finish(cluster.serve())
+        finished = cluster.finish(cluster.take_over(next_life))
 
     assert code == 74
     assert "DISK_FAILED" in said
