@@ -31,9 +31,11 @@ from sqlalchemy import Connection
 
 from atoll import config
 from atoll.blobs.directory import DirectoryBlobs
+from atoll.blobs.files import SystemFiles
 from atoll.config import RunFile
 from atoll.coordinator.rounds import Rounds
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.versions import Versions
 from atoll.errors import StoreError
 from atoll.history import audit, recorded
 from atoll.history.manifests import Manifests
@@ -268,7 +270,32 @@ def write_in_place() -> None:
     island_store._write_durable = in_place
 
 
-FLAWS = {"ack_before_commit": ack_before_commit, "write_in_place": write_in_place}
+def weights_left_torn() -> None:
+    """A round that found no room halfway is computed again on top of itself."""
+
+    def left(self: Versions) -> None:
+        del self
+
+    Versions._mend = left  # type: ignore[method-assign] # the point of this program
+
+
+def sync_again() -> None:
+    """A sync that failed is repeated, and believed."""
+    sync_file = SystemFiles.sync_file
+
+    def repeated(self: SystemFiles, fd: int) -> None:
+        try:
+            sync_file(self, fd)
+        except OSError:
+            sync_file(self, fd)
+
+    SystemFiles.sync_file = repeated  # type: ignore[method-assign] # the point of this program
+
+
+FLAWS = {
+    flaw.__name__: flaw
+    for flaw in (ack_before_commit, write_in_place, weights_left_torn, sync_again)
+}
 
 
 # The server

@@ -63,6 +63,24 @@ def recovered(refused: Refused, undisturbed: Undisturbed) -> list[str]:
     return [text for text, holds in checks.items() if not holds]
 
 
+def wrong_without_room(refused: Refused, undisturbed: Undisturbed) -> list[str]:
+    """What must hold of a coordinator that waits for room, and does not."""
+    went_on = refused.code == 0 and refused.digests == undisturbed.digests
+    faults = [] if went_on else [f"did not go on: {refused.code}, {refused.error}"]
+    return faults + recovered(refused, undisturbed)
+
+
+def wrong_after_failed_sync(point: Point, refused: Refused, undisturbed: Undisturbed) -> list[str]:
+    """What must hold of a coordinator whose disk did not confirm, and does not."""
+    ended = refused.code == 1 and "DiskFailed" in refused.error
+    checks = {
+        f"ended with {refused.code}: {refused.error}": ended,
+        f"synced again: {refused.later}": point.what not in refused.later,
+    }
+    faults = [text for text, holds in checks.items() if not holds]
+    return faults + recovered(refused, undisturbed)
+
+
 def assert_all(failed: dict[str, list[str]]) -> None:
     found = {point: faults for point, faults in failed.items() if faults}
     assert not found, "\n".join(f"{point}: {'; '.join(said)}" for point, said in found.items())
@@ -76,9 +94,7 @@ def test_coordinator_without_room_goes_on_when_there_is_some(
     failed = {}
     for index, point in enumerate(points):
         refused = program.refuse(point, "ENOSPC", times=1 + 2 * (index % 2))
-        went_on = refused.code == 0 and refused.digests == undisturbed.digests
-        faults = [] if went_on else [f"ended with {refused.code}: {refused.error}"]
-        failed[str(point)] = faults + recovered(refused, undisturbed)
+        failed[str(point)] = wrong_without_room(refused, undisturbed)
 
     print(f"{len(points)} calls without room: {dict(Counter(p.name for p in points))}")
     assert_all(failed)
@@ -100,13 +116,7 @@ def test_failed_sync_of_the_coordinator_ends_the_process(
     failed = {}
     for point in points:
         refused = program.refuse(point, "EIO")
-        checks = {
-            f"ended with {refused.code}: {refused.error}": refused.code == 1
-            and "DiskFailed" in refused.error,
-            f"synced again: {refused.later}": point.what not in refused.later,
-        }
-        faults = [text for text, holds in checks.items() if not holds]
-        failed[str(point)] = faults + recovered(refused, undisturbed)
+        failed[str(point)] = wrong_after_failed_sync(point, refused, undisturbed)
 
     print(f"{len(points)} syncs that fail: {dict(Counter(p.name for p in points))}")
     assert_all(failed)
@@ -127,3 +137,19 @@ def test_island_whose_disk_refuses_ends_with_a_sentence(
 
     assert len(points) >= 2
     assert_all(failed)
+
+
+def test_flaws_are_found(undisturbed: Undisturbed) -> None:
+    """The control: a round computed on top of itself, and a sync that is repeated and believed."""
+    spooled = [p for p in undisturbed.points if p.name == "pwrite64" and "home/spool" in p.what]
+    synced = [p for p in undisturbed.points if p.name == "fdatasync" and "N.part" in p.what]
+    point = next(p for p in synced if p.thread != crashes.MAIN)
+
+    with CrashRun.started(flaw="weights_left_torn") as program:
+        # The first tile of the second round's update: the weights have moved, the frame has not.
+        torn = program.refuse(spooled[len(spooled) // 2], "ENOSPC")
+    with CrashRun.started(flaw="sync_again") as program:
+        believed = program.refuse(point, "EIO")
+
+    assert wrong_without_room(torn, undisturbed) != []
+    assert wrong_after_failed_sync(point, believed, undisturbed) != []
