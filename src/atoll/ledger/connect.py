@@ -57,7 +57,10 @@ def sqlite(path: str) -> Database:
     try:
         with opened.bare() as bare:
             for pragma in _PRAGMAS:
-                bare.exec_driver_sql(pragma).close()
+                answer = bare.exec_driver_sql(pragma)
+                if answer.returns_rows:
+                    # Read to its end: that is where a disk that failed underway is told.
+                    answer.fetchall()
             # EXCLUSIVE is taken at the first access, and a write shows that it really is ours.
             bare.exec_driver_sql("BEGIN IMMEDIATE")
     except StoreError:

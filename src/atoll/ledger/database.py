@@ -57,7 +57,7 @@ class Database:
         """
         self._check_usable()
         try:
-            self._connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").close()
+            self._connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._connection.commit()  # ends what SQLAlchemy thinks it has begun
         except DRIVER_ERRORS as exc:
             with suppress(SQLAlchemyError):
