@@ -5,8 +5,8 @@
       AuthError                   Unauthenticated, Forbidden
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
-      StoreError                  BlobMissing, BlobChanged, StorageFull, LedgerTooNew, StateHeld,
-                                  StateDamaged
+      StoreError                  BlobMissing, BlobChanged, StorageFull, DiskFailed, LedgerTooNew,
+                                  StateHeld, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout
       WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
@@ -138,6 +138,13 @@ class StorageFull(StoreError):
 
     code = "STORAGE_FULL"
     retry = True
+
+
+class DiskFailed(StoreError):
+    """A disk did not confirm what was written; the process that met this stops and starts again."""
+
+    code = "DISK_FAILED"
+    retry = True  # by a sender, once the coordinator is back; a sync is never repeated
 
 
 class LedgerTooNew(StoreError):

@@ -14,7 +14,7 @@ import pytest
 from atoll.blobs import spool
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.blobs.files import SystemFiles
-from atoll.errors import BlobChanged, StorageFull, StoreError
+from atoll.errors import BlobChanged, DiskFailed, StorageFull, StoreError
 
 TEXT = b"an atoll is a ring of islands"
 NAME = hashlib.sha256(TEXT).hexdigest()
@@ -358,13 +358,28 @@ def test_short_writes_are_continued(root: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_failed_file_sync_is_a_plain_store_error(root: Path, number: int) -> None:
+def test_failed_file_sync_is_a_failed_disk(root: Path, number: int) -> None:
+    """Whatever its number: a sync that found no room is no refusal that may be repeated."""
     blobs = DirectoryBlobs(root, files=FailingFileSync(number=number))
 
-    with pytest.raises(StoreError, match="did not confirm") as caught:
+    with pytest.raises(DiskFailed, match="did not confirm"):
         put(blobs)
 
-    assert type(caught.value) is StoreError
+
+def test_nothing_is_written_after_a_failed_sync(root: Path) -> None:
+    """Neither a new blob nor one under way: the disk's word is worth nothing any more."""
+    disk = FailingFileSync(number=errno.EIO)
+    blobs = DirectoryBlobs(root, files=disk)
+    under_way = blobs.writer()
+    with pytest.raises(DiskFailed):
+        put(blobs)
+
+    with pytest.raises(DiskFailed):
+        blobs.writer()
+    with pytest.raises(DiskFailed):
+        under_way.commit()
+
+    assert disk.attempts == 1
 
 
 def test_failed_file_sync_is_not_retried(root: Path) -> None:

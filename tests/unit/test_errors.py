@@ -17,7 +17,7 @@ BANNED = ("invalid", "failed to", "please", "!", "oops", "something went wrong")
 # The codes cross the wire and stand in counters: changing one is a change of the protocol.
 CODES = {
     "ADDRESS_UNREACHABLE", "ATOLL", "AUTH", "BARRIER_TIMEOUT", "BLOB_CHANGED", "BLOB_MISSING",
-    "CONFIG", "CONFLICT", "CONTRIBUTION", "DATASET_MISMATCH",
+    "CONFIG", "CONFLICT", "CONTRIBUTION", "DATASET_MISMATCH", "DISK_FAILED",
     "EMPTY_SUM", "EVICTED", "FENCED", "FRAME", "GROUP_BROKEN", "LAYOUT_MISMATCH",
     "LEASE_LOST", "LEDGER_TOO_NEW",
     "MANIFEST_MISMATCH", "NOT_FINITE", "NOT_READY", "OVERSIZED", "PERMISSION_DENIED", "PROTOCOL",
@@ -58,7 +58,9 @@ def test_message_is_the_class_docstring_when_none_is_given(cls):
 
 def test_only_what_can_succeed_later_is_to_be_retried():
     """C11, C17: an island repeats these and nothing else."""
-    assert {cls.code for cls in ALL if cls.retry} == {"NOT_READY", "STORAGE_FULL", "UNREACHABLE"}
+    repeated = {cls.code for cls in ALL if cls.retry}
+
+    assert repeated == {"DISK_FAILED", "NOT_READY", "STORAGE_FULL", "UNREACHABLE"}
 
 
 def _sentences(path: Path) -> list[tuple[int, str]]:

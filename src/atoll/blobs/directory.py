@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.blobs import files as filesystem
@@ -18,7 +19,7 @@ from atoll.blobs import names, spool
 from atoll.blobs.base import BlobRef
 from atoll.blobs.files import Files, Identity, SystemFiles
 from atoll.blobs.spool import Draft, DraftWriter, FileReader
-from atoll.errors import StoreError
+from atoll.errors import DiskFailed, StoreError
 
 _DRAFTS = "tmp"
 
@@ -33,12 +34,14 @@ class DirectoryBlobs:
         self._synced_folders: set[str] = set()
         self._verified: dict[str, Identity] = {}
         self._drafts: weakref.WeakSet[Draft] = weakref.WeakSet()
+        self._failed: DiskFailed | None = None  # the first sync that failed: nothing is written on
         filesystem.make_directories(self._files, self._root)
         # Not synced: it is made again when it is missing, and nothing in it has to last.
         with filesystem.naming("make", self._root / _DRAFTS):
             self._files.make_directory(self._root / _DRAFTS)
 
     def writer(self, *, expect_bytes: int | None = None) -> DraftWriter:
+        self._check_disk()
         draft = Draft(self._files, self._root / _DRAFTS, expect_bytes=expect_bytes, will_sync=True)
         with self._lock:
             self._drafts.add(draft)
@@ -125,8 +128,9 @@ class DirectoryBlobs:
         ref = BlobRef(draft.digest(), draft.nbytes)
         target = self._path(ref.sha256)
         try:
+            self._check_disk()
             draft.finish()
-            with filesystem.syncing(draft.path):
+            with self._syncing(draft.path):
                 self._files.sync_file(draft.fd)
             self._make_folder(target.parent)
             # A stored blob whose bytes are no longer right is replaced, or a damaged file would
@@ -142,9 +146,22 @@ class DirectoryBlobs:
             draft.drop()
             raise
         # Also for a blob that was there: an earlier life may have ended between rename and sync.
-        with filesystem.syncing(target.parent):
+        with self._syncing(target.parent):
             self._files.sync_directory(target.parent)
         return ref
+
+    def _check_disk(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    @contextmanager
+    def _syncing(self, path: Path) -> Iterator[None]:
+        try:
+            with filesystem.syncing(path):
+                yield
+        except DiskFailed as exc:
+            self._failed = exc
+            raise
 
     def _make_folder(self, folder: Path) -> None:
         # Under the lock until the root is synced: a second writer must not return a blob in a
@@ -154,6 +171,6 @@ class DirectoryBlobs:
             if folder.name not in self._synced_folders:
                 with filesystem.naming("make", folder):
                     self._files.make_directory(folder)
-                with filesystem.syncing(self._root):
+                with self._syncing(self._root):
                     self._files.sync_directory(self._root)
                 self._synced_folders.add(folder.name)

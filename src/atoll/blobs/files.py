@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from atoll.errors import StorageFull, StoreError
+from atoll.errors import DiskFailed, StorageFull, StoreError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV)
 
 
 class Identity(NamedTuple):
@@ -161,7 +161,7 @@ def naming(action: str, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def syncing(path: Path) -> Iterator[None]:
-    """Turns the OSError of a sync into a StoreError, whatever its number.
+    """Turns the OSError of a sync into DiskFailed, whatever its number.
 
     Not StorageFull and never retried: after one failed sync the kernel may have dropped the dirty
     pages, and a second call would report success for bytes that are gone.
@@ -169,9 +169,9 @@ def syncing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise StoreError(
+        raise DiskFailed(
             f"the disk did not confirm {str(path)!r}: {exc.strerror or exc}; nothing was recorded. "
-            f"Stop this process, check the disk and start again"
+            f"This process stops; check the disk and start it again"
         ) from exc
 
 

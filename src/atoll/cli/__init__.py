@@ -5,16 +5,23 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line; a refused input is one sentence on stderr and exit code 2."""
+    """Runs the command line; a refused input is one sentence on stderr and exit code 2.
+
+    A disk that fails is exit code 74 (EX_IOERR).
+    """
     # gRPC reads this when it is first imported; else every failed handshake of a port scan is a
     # line on stderr.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from atoll.cli.app import app
     from atoll.cli.output import complain
-    from atoll.errors import AtollError
+    from atoll.errors import AtollError, DiskFailed
 
     try:
         app()
+    except DiskFailed as error:
+        complain(error)
+        # At once: what an interpreter does at its end would sync files again.
+        os._exit(os.EX_IOERR)
     except AtollError as error:
         complain(error)
         sys.exit(2)

@@ -55,6 +55,7 @@ def view(found: Status) -> Group:
         f"{found.tokens} tokens{waiting}"
     )
     notes = [
+        f"storage full: {found.storage_full}" if found.storage_full else "",
         f"{found.stale_contributions} stale contributions" if found.stale_contributions else "",
         f"{found.resyncs} resyncs" if found.resyncs else "",
         f"refused: {found.refusals}" if found.refusals else "",

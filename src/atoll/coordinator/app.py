@@ -104,7 +104,7 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
     app.state.changes = changes
     _install_errors(app, coordinator)
     app.add_middleware(gate.Gate, access=access, count=coordinator.refused)
-    app.include_router(_open_routes())
+    app.include_router(_open_routes(coordinator))
     app.include_router(_worker_routes(coordinator, changes, clock))
     app.include_router(_admin_routes(coordinator, access, app))
     return app
@@ -121,11 +121,12 @@ def _admins_only(coordinator: Coordinator, access: Access) -> Callable[..., None
     return check
 
 
-def _open_routes() -> APIRouter:
+def _open_routes(coordinator: Coordinator) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
     async def health() -> Done:
+        coordinator.check_health()
         return Done()
 
     return router

@@ -35,6 +35,9 @@ class _StatusCollector(Collector):
             "atoll_live_workers", "Workers heard from.", sum(w.live for w in found.workers)
         )
         yield _gauge("atoll_waiting_for", "Workers the round waits for.", len(found.waiting_for))
+        yield _gauge(
+            "atoll_storage_full", "Whether the disk has no room.", bool(found.storage_full)
+        )
         yield _counter("atoll_tokens", "Tokens accepted.", found.tokens)
         yield _counter("atoll_received_bytes", "Bytes of uploads.", found.bytes_received)
         yield _counter("atoll_sent_bytes", "Bytes of downloads.", found.bytes_sent)

@@ -40,6 +40,7 @@ class Report:
         digest: str,
         counters: Mapping[str, int],
         refusals: Mapping[str, int],
+        storage_full: str,
     ) -> Status:
         """The run at this moment."""
         history = self._history(version)
@@ -61,6 +62,7 @@ class Report:
             bytes_received=counters.get("bytes_received", 0),
             bytes_sent=counters.get("bytes_sent", 0),
             refused_queues=self._rounds.dispatch.refused,
+            storage_full=storage_full,
         )
 
     def _state(self) -> Literal["waiting", "training", "finished"]:

@@ -33,7 +33,16 @@ class SampleStore:
         self._database = _opened(path)
 
     def add(self, identity: Identity, samples: Sequence[Sample]) -> None:
-        """Keeps what is new of `samples`; the oldest of all go when there are too many."""
+        """Keeps what is new of `samples`; the oldest of all go when there are too many.
+
+        Where the disk takes none they are lost, and nothing else is.
+        """
+        try:
+            self._add(identity, samples)
+        except sqlite3.OperationalError as exc:
+            log.warning("samples were not kept", extra={"reason": str(exc)})
+
+    def _add(self, identity: Identity, samples: Sequence[Sample]) -> None:
         with self._lock, self._database:
             self._database.executemany(
                 "INSERT OR IGNORE INTO samples (worker_id, incarnation, sequence, body) "

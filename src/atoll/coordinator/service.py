@@ -24,12 +24,13 @@ from atoll.coordinator.reach import DIALLING, Reach
 from atoll.coordinator.readiness import Roster
 from atoll.coordinator.registry import Registry
 from atoll.coordinator.report import Report
+from atoll.coordinator.room import Room
 from atoll.coordinator.rounds import LatestRound, Rounds
 from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool, SpooledFrame
 from atoll.coordinator.uploads import Uploads, UploadStream
 from atoll.coordinator.versions import Versions
-from atoll.errors import AtollError, ProtocolError, StaleContribution
+from atoll.errors import AtollError, DiskFailed, ProtocolError, StaleContribution, StorageFull
 from atoll.history import boundary, retention
 from atoll.history.manifests import Manifests, Recorded
 from atoll.layout import Layout
@@ -148,6 +149,9 @@ class Coordinator:
             held_out_rows=int(manifest.data.identity["held_out_rows"]),
             block=int(manifest.data.identity["block"]),
         )
+        self._room = Room(blobs, clock, needed_bytes=layout.size * 4)
+        self._owes_snapshot = False
+        self._disk_failure: DiskFailed | None = None
         self._report = Report(ledger, self._registry, self._heartbeats, self._rounds)
         self._counting = threading.Lock()
 
@@ -286,7 +290,12 @@ class Coordinator:
     def ready(self, min_workers: int | None = None) -> Ready:
         """Whether so many workers are in (the manifest's `min_workers` if none is given)."""
         wanted = self.manifest.membership.min_workers if min_workers is None else min_workers
-        return readiness.ready(self._registry.generations.current, min_workers=wanted)
+        found = readiness.ready(self._registry.generations.current, min_workers=wanted)
+        return found.model_copy(update={"ready": False}) if self._room.reason else found
+
+    def check_health(self) -> None:
+        """StorageFull while the disk has no room."""
+        self._room.check()
 
     @property
     def generation(self) -> int:
@@ -403,8 +412,19 @@ class Coordinator:
     def advance(self) -> bool:
         """Does what is due: evicts, fills up a short round, closes a round; whether one closed.
 
-        When this raises, the weights in memory may be torn: the process must end and start again.
+        A full disk is waited for: what found no room is tried again once there is some. When this
+        raises, the weights in memory may be torn or the disk has failed: the process must end and
+        start again.
         """
+        if self._disk_failure is not None:
+            raise self._disk_failure
+        try:
+            return self._advance()
+        except StorageFull as error:
+            self._room.ran_out(error)
+            return False
+
+    def _advance(self) -> bool:
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         if self._liveness.scan():
             self._changed()
@@ -412,7 +432,11 @@ class Coordinator:
             self._count("expired_leases")
             log.warning("lease expired", extra={"worker": worker_id})
             self._changed()
+        if not self._room.is_there():
+            return False
         self._rounds.admit()
+        if self._owes_snapshot:
+            self._save_snapshot()
         frozen = self._frozen_round()
         if frozen is None:
             if not self._rounds.is_due():
@@ -485,8 +509,24 @@ class Coordinator:
     def _snapshot(self, version: int) -> None:
         storage = self.manifests.of_round(version).manifest.storage
         if version % storage.snapshot_every == 0 or self._rounds.is_finished():
+            self._owes_snapshot = True
+            try:
+                self._save_snapshot()
+            except StorageFull as error:
+                self._room.ran_out(error)  # the round is published all the same
+
+    def _save_snapshot(self) -> None:
+        """Writes the snapshot that is due; before the next round is computed, while it can be."""
+        self._add_snapshot()
+        storage = self.manifests.of_round(self.versions.current.version).manifest.storage
+        retention.prune(self._ledger, self._blobs, storage, in_flight=self._uploads.in_flight)
+        self._owes_snapshot = False
+
+    def _add_snapshot(self) -> None:
+        version = self.versions.current.version
+        newest = self._ledger.snapshots()[-1:]
+        if version and not (newest and newest[0].version == version):
             self._ledger.add_snapshot(self.versions.snapshot())
-            retention.prune(self._ledger, self._blobs, storage, in_flight=self._uploads.in_flight)
 
     # Transfers
 
@@ -585,10 +625,12 @@ class Coordinator:
 
     def save(self) -> None:
         """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
-        version = self.versions.current.version
-        newest = self._ledger.snapshots()[-1:]
-        if version and not (newest and newest[0].version == version):
-            self._ledger.add_snapshot(self.versions.snapshot())
+        if not self.versions.is_settled:
+            return  # a round was computed and found no room to be recorded: the next start does it
+        try:
+            self._add_snapshot()
+        except StorageFull as error:
+            log.warning("no room for a snapshot", extra={"reason": str(error)})
 
     # People
 
@@ -603,6 +645,7 @@ class Coordinator:
             digest=current.digests.master.root,
             counters=self.counters,
             refusals=self.refusals,
+            storage_full=self._room.reason,
         )
 
     def work(self) -> Work:
@@ -659,4 +702,9 @@ class Coordinator:
             yield
         except AtollError as exc:
             self.refused(exc)
+            if isinstance(exc, StorageFull):
+                self._room.ran_out(exc)
+            if isinstance(exc, DiskFailed):
+                self._disk_failure = exc
+                self._changed()  # `advance` ends the process
             raise

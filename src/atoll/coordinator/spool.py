@@ -63,6 +63,14 @@ class FrameSpooler:
         self._behind: Future[None] | None = None
         with filesystem.naming("open", self.path):
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        # Room for all of it before the first byte: an outer step must not find out halfway.
+        nbytes = frame.frame_bytes(self.header)
+        try:
+            with filesystem.naming(f"reserve {nbytes} bytes for", self.path):
+                filesystem.SystemFiles().reserve(self._fd, nbytes)
+        except StoreError:
+            self._discard()
+            raise
 
     def __call__(self, span: Span, payload: Tensor) -> None:
         offset, nbytes = frame.locate(self._payload_offset, self.codec, span)

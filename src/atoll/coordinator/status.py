@@ -43,6 +43,7 @@ _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "GROUP_BROKEN": (500, grpc.StatusCode.INTERNAL),
     "NOT_READY": (503, grpc.StatusCode.UNAVAILABLE),
     "UNREACHABLE": (503, grpc.StatusCode.UNAVAILABLE),
+    "DISK_FAILED": (503, grpc.StatusCode.UNAVAILABLE),
     "STORAGE_FULL": (507, grpc.StatusCode.RESOURCE_EXHAUSTED),
 }
 _UNLISTED = (500, grpc.StatusCode.INTERNAL)

@@ -59,6 +59,8 @@ class Versions:
         self._threads = threads
         self._lock = threading.Lock()  # held while the buffers change or are read whole
         self._settled = True  # whether the buffers hold `current`: not between compute and publish
+        self._torn = False  # whether a compute ended halfway
+        self._computed: tuple[int, Digests] | None = None  # the round that the buffers are ahead by
         self._state, self.current = self._restore()
 
     def _restore(self) -> tuple[OuterState, Current]:
@@ -100,13 +102,20 @@ class Versions:
         return sum(buffer.numel() * 4 for buffer in buffers)
 
     def compute(self, round_number: int, contributions: list[ContributionRecord]) -> Digests:
-        """Applies a frozen round to the weights and spools its frame; `publish` offers it."""
+        """Applies a frozen round to the weights and spools its frame; `publish` offers it.
+
+        May be called again for the same round: after StorageFull, which leaves the published
+        version as it is, or when the ledger could not record what was computed.
+        """
+        if self._computed is not None and self._computed[0] == round_number:
+            return self._computed[1]
         manifest = self._manifests.of_round(round_number).manifest
         download = build.codec(manifest.download)
         header = self._header_of_round(round_number, download)
         with self._lock, replay.hashing(self._threads) as pool:
+            self._mend()
             spooler = self._spool.spooler(self._layout, download, header, pool=pool)
-            self._settled = False
+            self._settled, self._torn = False, True
             digests = replay.apply_round(
                 self._state,
                 self._blobs,
@@ -117,7 +126,16 @@ class Versions:
                 pool=pool,
             )
             self._pending = spooler.finish(result_digest=digests.published.root)
+            self._torn = False
+            self._computed = round_number, digests
             return digests
+
+    def _mend(self) -> None:
+        """Puts `current` back into buffers that a compute without room left half done."""
+        if self._torn:
+            self._state, found = self._restore()
+            assert found.version == self.current.version, (found.version, self.current.version)
+            self._settled, self._torn = True, False
 
     def publish(self, round_number: int, digests: Digests) -> None:
         """Offers what `compute` made; called after the ledger has recorded it."""
@@ -125,6 +143,7 @@ class Versions:
             self._spool.put(self._pending)
             self.current = Current(round_number, digests)
             self._settled = True
+            self._computed = None
 
     def _header_of_round(self, version: int, download: Codec) -> FrameHeader:
         lossless = download.lossless
@@ -180,8 +199,14 @@ class Versions:
             self._spool.put(spooled)
             return spooled
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the buffers hold the published version."""
+        return self._settled
+
     def snapshot(self) -> SnapshotRecord:
         """Writes the current version's buffers as blobs; the caller records them."""
+        assert self._settled, "a snapshot is of a published version"
         version = self.current.version
 
         def stored(buffer: str, digest: str) -> str:

@@ -126,13 +126,17 @@ class IslandStore:
 
         A spare one is written over: its pages and blocks are there already, which costs half.
         """
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
+        with (
+            _naming(path),
+            os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file,
+        ):
             yield file
             file.truncate()
 
     def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes the inner state and makes the whole directory durable."""
-        save_file(dict(tensors), str(path / STATE_FILE))
+        with _naming(path):
+            save_file(dict(tensors), str(path / STATE_FILE))
         for file in path.iterdir():
             _sync(file)
         # The names before the one that vouches for them.
@@ -260,18 +264,33 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_durable(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # it may hold the island key
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    with _naming(path):
+        # Only for its owner: it may hold the island key.
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
     _sync(path.parent)
 
 
 def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    with _naming(path):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Says what a disk did not take; the island ends with it, and no sync is repeated."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        yield
+    except (OSError, SafetensorError) as exc:
+        raise StoreError(
+            f"the disk did not take {str(path)!r}: {exc}; see that it has room and works, then "
+            f"start this island again: it goes on from the last round that it has whole"
+        ) from exc

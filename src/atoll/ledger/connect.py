@@ -29,6 +29,7 @@ _PRAGMAS = (
     "PRAGMA locking_mode = EXCLUSIVE",
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",
+    "PRAGMA wal_autocheckpoint = 0",  # `Database` does it, and hears when the disk fails
     "PRAGMA foreign_keys = ON",
     "PRAGMA trusted_schema = OFF",
 )
@@ -51,11 +52,15 @@ def sqlite(path: str) -> Database:
         connection = engine.connect()
     except database.DRIVER_ERRORS as exc:
         raise database.translate(exc, name=repr(path)) from exc
-    opened = Database(connection, name=repr(path))
+    wal = None if path == MEMORY else Path(f"{path}-wal")
+    opened = Database(connection, name=repr(path), wal=wal)
     try:
         with opened.bare() as bare:
             for pragma in _PRAGMAS:
-                bare.exec_driver_sql(pragma).close()
+                answer = bare.exec_driver_sql(pragma)
+                if answer.returns_rows:
+                    # Read to its end: that is where a disk that failed underway is told.
+                    answer.fetchall()
             # EXCLUSIVE is taken at the first access, and a write shows that it really is ours.
             bare.exec_driver_sql("BEGIN IMMEDIATE")
     except StoreError:

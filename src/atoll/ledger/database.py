@@ -1,29 +1,39 @@
 """One connection to the ledger's database: transactions, taking turns, and plain errors.
 
 Knows no table. Every caller gets the connection inside a transaction and under the lock, so calls
-are serialised and an exception rolls everything back.
+are serialised and an exception rolls everything back. After an I/O error of SQLite nothing is read
+or written any more: a second sync could report success for bytes that are gone.
 """
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Lock
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from atoll.errors import StateDamaged, StateHeld, StorageFull, StoreError
+from atoll.errors import DiskFailed, StateDamaged, StateHeld, StorageFull, StoreError
+
+log = logging.getLogger(__name__)
 
 # What the drivers raise beside SQLAlchemy's own: sqlite3 reports a number past 64 bits this way.
 DRIVER_ERRORS = (SQLAlchemyError, OverflowError)
 
 _POSTGRES_DISK_FULL = "53100"
+CHECKPOINT_BYTES = 4 << 20  # of write-ahead log; SQLite's own default, 1,000 pages
+# Connections to a failed disk, never closed: closing one would sync its files again.
+_ABANDONED: list[Connection] = []
 
 
 class Database:
     """The ledger's only connection; `name` is how messages call it and holds no password."""
 
-    def __init__(self, connection: Connection, *, name: str) -> None:
+    def __init__(self, connection: Connection, *, name: str, wal: Path | None = None) -> None:
         self._connection = connection
+        self._wal = wal  # the write-ahead log of a SQLite file
+        self._failed: DiskFailed | None = None
         self._lock = Lock()
         self.name = name
         self.is_sqlite = connection.dialect.name == "sqlite"
@@ -35,6 +45,32 @@ class Database:
         # may not write.
         with self._transaction("BEGIN IMMEDIATE") as connection:
             yield connection
+        if self._wal is not None and _size(self._wal) >= CHECKPOINT_BYTES:
+            with self._lock:
+                self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Moves what is committed into the main file, under the lock.
+
+        Not left to SQLite, which does not tell when the disk fails here. Without room the log just
+        grows until there is some.
+        """
+        self._check_usable()
+        try:
+            self._connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._connection.commit()  # ends what SQLAlchemy thinks it has begun
+        except DRIVER_ERRORS as exc:
+            with suppress(SQLAlchemyError):
+                self._connection.rollback()
+            error = self._noted(translate(exc, name=self.name))
+            if not isinstance(error, StorageFull):
+                raise error from exc
+            log.warning("no room to shorten the ledger's log", extra={"ledger": self.name})
+
+    def _noted(self, error: StoreError) -> StoreError:
+        if isinstance(error, DiskFailed):
+            self._failed = error
+        return error
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -61,9 +97,11 @@ class Database:
                         self._connection.exec_driver_sql(begin)
                     yield self._connection
             except DRIVER_ERRORS as exc:
-                raise translate(exc, name=self.name) from exc
+                raise self._noted(translate(exc, name=self.name)) from exc
 
     def _check_usable(self) -> None:
+        if self._failed is not None:
+            raise self._failed
         if self._connection.closed:
             raise StoreError(f"the ledger {self.name} is closed; open it again to use it")
         # SQLAlchemy would connect anew without a word: without the advisory lock, and with what the
@@ -74,7 +112,21 @@ class Database:
     def close(self) -> None:
         """Gives the connection and what it locks back; harmless when repeated."""
         with self._lock:
-            self._connection.close()
+            try:
+                if self._wal is not None and self._failed is None and not self._connection.closed:
+                    self._checkpoint()
+            finally:
+                if self._failed is None:
+                    self._connection.close()
+                else:
+                    _ABANDONED.append(self._connection)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def translate(exc: Exception, *, name: str) -> StoreError:
@@ -86,6 +138,11 @@ def translate(exc: Exception, *, name: str) -> StoreError:
         return StorageFull(
             f"the ledger {name} found no room on its disk and recorded nothing of this call; "
             f"free some space and send it again"
+        )
+    if "disk I/O error" in detail:
+        return DiskFailed(
+            f"the disk of the ledger {name} answered {detail!r}; nothing of this call counts. "
+            f"This process stops; check the disk and start it again"
         )
     if "database is locked" in detail:
         return StateHeld(

@@ -290,6 +290,7 @@ class Status(Message):
     bytes_received: int
     bytes_sent: int
     refused_queues: tuple[str, ...] = ()  # entries that were damaged when the coordinator started
+    storage_full: str = ""  # why nothing can be written, while the disk has no room
 
 
 class ErrorReply(Message):
