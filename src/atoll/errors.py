@@ -5,7 +5,7 @@
       AuthError                   Unauthenticated, Forbidden
       ProtocolError               FrameError, VersionMismatch, ManifestMismatch, ContributionError
       StoreError                  BlobMissing, BlobChanged, StorageFull, LedgerTooNew, StateHeld,
-                                  StateDamaged
+                                  Superseded, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout
       WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
@@ -143,6 +143,13 @@ class StateHeld(StoreError):
     """Another process holds this state directory."""
 
     code = "STATE_HELD"
+
+
+class Superseded(StoreError):
+    """Another coordinator has taken this ledger over; this one writes nothing more and stops."""
+
+    code = "SUPERSEDED"
+    retry = True  # by the islands: the new coordinator may take what this one refuses
 
 
 class StateDamaged(StoreError):

@@ -22,6 +22,7 @@ CODES = {
     "LEASE_LOST", "LEDGER_TOO_NEW",
     "MANIFEST_MISMATCH", "NOT_FINITE", "NOT_READY", "OVERSIZED", "PERMISSION_DENIED", "PROTOCOL",
     "ROUND", "STALE", "STALE_GENERATION", "STATE_DAMAGED", "STATE_HELD", "STORAGE_FULL", "STORE",
+    "SUPERSEDED",
     "UNAUTHENTICATED",
     "UNKNOWN_WORKER", "UNREACHABLE", "VERSION_MISMATCH", "WORK", "WORKER_TAKEN", "WRONG_BASE",
     "WRONG_ROUND",
@@ -58,7 +59,12 @@ def test_message_is_the_class_docstring_when_none_is_given(cls):
 
 def test_only_what_can_succeed_later_is_to_be_retried():
     """C11, C17: an island repeats these and nothing else."""
-    assert {cls.code for cls in ALL if cls.retry} == {"NOT_READY", "STORAGE_FULL", "UNREACHABLE"}
+    assert {cls.code for cls in ALL if cls.retry} == {
+        "NOT_READY",
+        "STORAGE_FULL",
+        "SUPERSEDED",
+        "UNREACHABLE",
+    }
 
 
 def _sentences(path: Path) -> list[tuple[int, str]]:

@@ -59,6 +59,12 @@ def serve(
     ready_file: Annotated[
         Path | None, typer.Option(help="Write address and pid here once serving (JSON).")
     ] = None,
+    ledger_lease: Annotated[
+        float,
+        typer.Option(
+            help="On PostgreSQL: seconds of silence after which another may take the ledger over."
+        ),
+    ] = 15.0,
     log_level: LogOption = "info",
 ) -> None:
     """Run a coordinator; prints the join command with its token."""
@@ -80,6 +86,7 @@ def serve(
             new_manifest=new_manifest,
             stay=stay,
             ready_file=ready_file,
+            ledger_lease=ledger_lease,
         )
     )
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from atoll.blobs import registry as blob_stores
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
+from atoll.blobs.fenced import FencedBlobs
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool
 from atoll.errors import ConfigError
-from atoll.ledger import engines, lock
+from atoll.ledger import engines, epochs, lock
 from atoll.ledger.base import Ledger
 
 
@@ -33,18 +34,30 @@ class Addresses:
 
 @contextmanager
 def held(
-    directory: Path, addresses: Addresses, *, pid: int, wall: float, s3: S3Access | None = None
+    directory: Path,
+    addresses: Addresses,
+    *,
+    pid: int,
+    wall: float,
+    s3: S3Access | None = None,
+    lease_seconds: float = epochs.LEASE_SECONDS,
 ) -> Iterator[Stores]:
-    """Opens a state directory for a coordinator; StateHeld names a process that has it."""
+    """Opens a state directory for a coordinator; StateHeld names a process that has it.
+
+    A ledger that others can reach is theirs once this process is silent for `lease_seconds`.
+    """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with lock.hold(directory, pid=pid, wall=wall):
         _keep_addresses(directory, addresses)
-        ledger = engines.open_ledger(addresses.ledger or directory / "ledger.sqlite")
+        ledger = engines.open_ledger(
+            addresses.ledger or directory / "ledger.sqlite", lease_seconds=lease_seconds
+        )
         try:
             blobs = open_blobs(directory, addresses, s3=s3)
             _check_owner(ledger, blobs, addresses)
             samples = SampleStore(directory / "telemetry.sqlite")
-            yield Stores(ledger, blobs, Spool(directory / "spool"), samples)
+            fenced = FencedBlobs(blobs, ledger.check_held)
+            yield Stores(ledger, fenced, Spool(directory / "spool"), samples)
             samples.close()
             blobs.close()
         finally:

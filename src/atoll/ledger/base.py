@@ -5,9 +5,10 @@ its effect survives a crash. Refusals are typed errors and change nothing. Safe 
 threads; calls are serialised.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from atoll.errors import AtollError
 from atoll.ledger.records import (
     ContributionRecord,
     EvaluationRecord,
@@ -151,6 +152,15 @@ class Ledger(Protocol):
 
     def evaluations(self) -> list[EvaluationRecord]:
         """In (version, worker_id) order."""
+        ...
+
+    # The right to write
+    def check_held(self) -> None:
+        """Superseded when another process has taken this ledger over."""
+        ...
+
+    def on_lost(self, tell: Callable[[AtollError], None]) -> None:
+        """Calls `tell` once, from any thread, when this process may no longer write."""
         ...
 
     # Whole

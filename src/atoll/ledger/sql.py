@@ -4,8 +4,9 @@ Only pairs each method of `base.Ledger` with its transaction; the statements are
 calls.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from atoll.errors import AtollError
 from atoll.ledger import contributions, generations, members, rounds, versions, whole
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
@@ -142,6 +143,15 @@ class SqlLedger:
     def evaluations(self) -> list[EvaluationRecord]:
         with self._database.reading() as connection:
             return versions.evaluations(connection)
+
+    def check_held(self) -> None:
+        # Nobody can take a SQLite file over: its lock ends with the process.
+        if not self._database.is_sqlite:
+            with self._database.writing():
+                pass
+
+    def on_lost(self, tell: Callable[[AtollError], None]) -> None:
+        self._database.on_lost(tell)
 
     def state_hash(self) -> str:
         with self._database.reading() as connection:
