@@ -124,6 +124,14 @@ class Ledger(Protocol):
         """In worker_id order: the canonical order of the fold."""
         ...
 
+    def counted_tokens(self) -> int:
+        """Tokens in the contributions of every frozen and published round."""
+        ...
+
+    def accepted_blobs(self, *, first: int = 1) -> set[str]:
+        """Names of the blobs that contributions to round `first` and later ones refer to."""
+        ...
+
     def freeze(self, round_number: int, next_plan: RoundPlan | None) -> list[ContributionRecord]:
         """Fixes the ordered set of an open round and plans the next, in one transaction.
 

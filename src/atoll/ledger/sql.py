@@ -116,6 +116,14 @@ class SqlLedger:
         with self._database.reading() as connection:
             return contributions.of_round(connection, round_number)
 
+    def counted_tokens(self) -> int:
+        with self._database.reading() as connection:
+            return contributions.counted_tokens(connection)
+
+    def accepted_blobs(self, *, first: int = 1) -> set[str]:
+        with self._database.reading() as connection:
+            return contributions.accepted_blobs(connection, first=first)
+
     def freeze(self, round_number: int, next_plan: RoundPlan | None) -> list[ContributionRecord]:
         with self._database.writing() as connection:
             return rounds.freeze(connection, round_number, next_plan)
