@@ -30,6 +30,7 @@ CLOCK = SystemClock()
 POLL_SECONDS = 0.002
 # Missing ones are loaded by each life itself.
 PRELOADED = [
+    "atoll.cli.app",
     "atoll.cli.serve",
     "atoll.cli.join",
     "torch._dynamo",

@@ -62,7 +62,8 @@ WRITES: dict[str, Callable[[Ledger], object]] = {
 READS = {
     "run", "manifests", "credentials", "generation", "workers", "control", "rounds",
     "latest_round", "leases", "reopened", "contributions", "counted_tokens",
-    "accepted_blobs", "snapshots", "evaluations", "on_lost", "state_hash", "copy_to", "close",
+    "accepted_blobs", "snapshots", "evaluations", "on_lost", "identity", "state_hash",
+    "copy_to", "close",
 }  # fmt: skip
 
 

@@ -8,13 +8,21 @@ from atoll.blobs.base import BlobReader, BlobRef, Blobs, BlobWriter
 class FencedBlobs:
     """`blobs` with `check` before every commit and every removal; what it raises goes through.
 
-    Reading is free. Between the check and a removal lies one call: a process that is stopped there
-    for longer than its lease may still remove a blob that nothing referenced when it looked.
+    `check_removal` is asked too before a blob is removed. Reading is free. Between the checks and a
+    removal lies one call: a process that is stopped there for longer than its lease may still
+    remove a blob that nothing referenced when it looked.
     """
 
-    def __init__(self, blobs: Blobs, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        blobs: Blobs,
+        check: Callable[[], None],
+        *,
+        check_removal: Callable[[], None] = lambda: None,
+    ) -> None:
         self._blobs = blobs
         self._check = check
+        self._check_removal = check_removal
 
     def writer(self, *, expect_bytes: int | None = None) -> BlobWriter:
         return _FencedWriter(self._blobs.writer(expect_bytes=expect_bytes), self._check)
@@ -30,6 +38,7 @@ class FencedBlobs:
 
     def delete(self, sha256: str) -> None:
         self._check()
+        self._check_removal()
         self._blobs.delete(sha256)
 
     def sweep(self) -> None:

@@ -65,6 +65,12 @@ def serve(
             help="On PostgreSQL: seconds of silence after which another may take the ledger over."
         ),
     ] = 15.0,
+    adopt_blobs: Annotated[
+        bool,
+        typer.Option(
+            "--adopt-blobs", help="Take over [storage] blobs that belong to a moved or lost ledger."
+        ),
+    ] = False,
     log_level: LogOption = "info",
 ) -> None:
     """Run a coordinator; prints the join command with its token."""
@@ -87,6 +93,7 @@ def serve(
             stay=stay,
             ready_file=ready_file,
             ledger_lease=ledger_lease,
+            adopt_blobs=adopt_blobs,
         )
     )
 

@@ -50,6 +50,7 @@ class ServeOptions:
     stay: bool = False
     ready_file: Path | None = None
     ledger_lease: float = epochs.LEASE_SECONDS
+    adopt_blobs: bool = False
 
 
 def serve(
@@ -75,6 +76,7 @@ def serve(
         wall=clock.wall(),
         s3=s3_access(),
         lease_seconds=options.ledger_lease,
+        adopt_blobs=options.adopt_blobs,
     ) as stores:
         before = len(stores.ledger.manifests())
         manifest = boot.create_or_check(

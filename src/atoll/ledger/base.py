@@ -163,6 +163,10 @@ class Ledger(Protocol):
         ...
 
     # The right to write
+    def identity(self) -> str | None:
+        """What names this database among copies of it; None: the place of its file does."""
+        ...
+
     def check_held(self) -> None:
         """Superseded when another process has taken this ledger over."""
         ...

@@ -40,6 +40,7 @@ class Database:
         self._lock = Lock()
         self.name = name
         self.is_sqlite = connection.dialect.name == "sqlite"
+        self.identity: str | None = None  # names it among copies; None: the place of its file does
         self._right: Right | None = None
         self._on_close: Callable[[], None] = lambda: None
         self._lost: StoreError | None = None

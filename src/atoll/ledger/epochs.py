@@ -215,5 +215,6 @@ def hold(database: Database, *, lease_seconds: float) -> Epoch:
     epoch = take(database, lease_seconds=lease_seconds)
     renewal = Renewal(database, epoch, lease_seconds=lease_seconds)
     database.guard(epoch, on_close=renewal.stop)
+    database.identity = f"{epoch.ledger} in PostgreSQL"
     renewal.start()
     return epoch

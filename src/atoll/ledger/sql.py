@@ -152,6 +152,9 @@ class SqlLedger:
         with self._database.reading() as connection:
             return versions.evaluations(connection)
 
+    def identity(self) -> str | None:
+        return self._database.identity
+
     def check_held(self) -> None:
         # Nobody can take a SQLite file over: its lock ends with the process.
         if not self._database.is_sqlite:
