@@ -20,7 +20,7 @@ check: $(STAMP) lint
 # What `make test` does in seconds, for the minute that it takes in the world.
 .PHONY: storm
 storm: $(STAMP)
-	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 $(PYTEST) -q -m storm tests
+	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 ATOLL_STORM_KILLS=50 $(PYTEST) -q -m storm tests
 
 .PHONY: lint
 lint: $(STAMP)
@@ -37,6 +37,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.sync
 	$(BIN)/python -m benchmarks.loss
 	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.restart
 
 proto: $(STAMP)
 	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \
