@@ -8,11 +8,18 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
+from atoll import config
+from atoll.clock import SystemClock
+from atoll.coordinator import boot
 from atoll.coordinator.registry import key_hash
 from atoll.island.network import NetworkLink
+from atoll.launch import state
+from atoll.launch.state import Addresses
 from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
 from benchmarks import restart
 from tests import processes
@@ -78,3 +85,32 @@ def test_rows_issued_after_a_restart_follow_those_of_all_rounds_before(filled: L
     assert {(a.action, a.round) for a in given.values()} == {("train", ROUNDS + 1)}
     assert issued == list(range(ROUNDS * per_round, (ROUNDS + 1) * per_round))
     assert (status.version, status.tokens) == (ROUNDS, ROUNDS * per_round * 16)
+
+
+def questions_at_start(directory: Path, file: Path) -> list[str]:
+    """Every statement that opening a coordinator sends to its ledger."""
+    asked: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        with state.held(directory, Addresses(), pid=0, wall=0.0) as stores:
+            clock = SystemClock()
+            found = boot.create_or_check(stores, config.load(file), clock, new_run_id="new")
+            boot.open_coordinator(stores, clock, found)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    return asked
+
+
+def test_start_asks_a_long_ledger_no_more_than_a_short_one(tmp_path: Path) -> None:
+    file = restart.run_file(tmp_path / "run.toml")
+    restart.fill(tmp_path / "short", file, rounds=1)
+    restart.fill(tmp_path / "long", file, rounds=20)
+
+    asked = questions_at_start(tmp_path / "long", file)
+
+    assert asked == questions_at_start(tmp_path / "short", file)
+    assert any("FROM contributions" in statement for statement in asked)
