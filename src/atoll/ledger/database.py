@@ -120,7 +120,7 @@ class Database:
     def _check_usable(self) -> None:
         if self._connection.closed:
             raise StoreError(f"the ledger {self.name} is closed; open it again to use it")
-        # SQLAlchemy would connect anew without a word: without the advisory lock, and with what the
+        # SQLAlchemy would connect anew without a word: without its locks, and with what the
         # coordinator remembers perhaps overtaken by another.
         if self._connection.invalidated:
             raise self._lose(self._loss())
