@@ -227,6 +227,39 @@ def test_holder_inside_a_transaction_is_waited_for_no_longer_than_its_lease(
     database.close()
 
 
+def test_holder_that_renews_while_a_take_over_waits_keeps_the_ledger(postgres_url: str) -> None:
+    database = engines.open_database(postgres_url)
+    epoch = epochs.Epoch(1, "", "")
+    outcome: list[AtollError | Ledger] = []
+
+    def take_over() -> None:
+        try:
+            outcome.append(engines.open_ledger(postgres_url))
+        except AtollError as error:
+            outcome.append(error)
+
+    def waits() -> bool:
+        with look(postgres_url) as connection:
+            waiting = text(
+                "SELECT count(*) FROM pg_locks WHERE mode = 'ExclusiveLock' AND "
+                "locktype = 'relation' AND NOT granted"
+            )
+            return bool(connection.execute(waiting).scalar_one())
+
+    fall_silent(postgres_url)
+    with database.writing() as connection:
+        other = threading.Thread(target=take_over)
+        other.start()
+        processes.eventually("a take-over that waits", waits)
+        epoch.renew(connection)
+    other.join(processes.LIMIT_SECONDS)
+
+    assert [type(found) for found in outcome] == [StateHeld]
+    with database.writing():
+        pass
+    database.close()
+
+
 def test_stale_holder_neither_removes_nor_stores_a_blob(stale: Ledger) -> None:
     inner = MemoryBlobs()
     blobs = FencedBlobs(inner, stale.check_held)

@@ -98,6 +98,11 @@ class Database:
                     raise self._lose(self._loss()) from exc
                 raise translate(exc, name=self.name) from exc
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether this process can never write here again: taken over, cut off or closed."""
+        return self._lost is not None or self._connection.closed
+
     def _lose(self, error: StoreError) -> StoreError:
         if self._lost is None:
             self._lost = error

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError
 
 from atoll.errors import StateHeld, StoreError, Superseded
@@ -21,7 +21,7 @@ from atoll.ledger.database import Database
 LEASE_SECONDS = 15.0
 RENEWALS = 3  # in the time of one lease
 # The session of a killed process takes a moment to end.
-GONE_MILLISECONDS = 1000
+GONE_SECONDS = 1.0
 # Any constant does as long as nobody else uses it: the first 8 bytes of sha256("atoll ledger").
 ADVISORY_KEY = 0x3EFF3A682FC2EE6C
 TABLE = "holder"
@@ -91,9 +91,10 @@ def take(database: Database, *, lease_seconds: float) -> Epoch:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
         connection.exec_driver_sql(_MAKE)
         # A server may default to acknowledging before its log is on disk.
-        _set(connection, "synchronous_commit", "on")
+        connection.exec_driver_sql("SET synchronous_commit = on")
         # A holder that is stopped inside a transaction keeps its locks no longer than its lease.
-        _set(connection, "idle_in_transaction_session_timeout", _milliseconds(lease_seconds))
+        limit = _milliseconds(lease_seconds)
+        connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = {limit}")
     with database.writing() as connection:
         before = connection.execute(_READ).one_or_none()
         # A lease that has run out needs no proof of a death.
@@ -113,9 +114,12 @@ def _begin(
     lease_seconds: float,
 ) -> Epoch:
     wait = lease_seconds if before is None else before.lease_seconds + 5.0
-    _set(connection, "lock_timeout", _milliseconds(wait), local=True)
-    # Waits for writes under way and keeps out every later one; see Epoch.check.
-    connection.exec_driver_sql(f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE")
+    _wait_for_locks(connection, wait)
+    # Waits for writes under way and keeps out every later one; see Epoch.check. Nothing before it
+    # reads, so that what is read below is younger than the lock.
+    locked = _in_time(connection, text(f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE"), {})
+    if not locked and before is not None:
+        raise _held(name, before)
     found = connection.execute(_READ).one_or_none()
     if found is not None and (before is None or found.epoch != before.epoch):
         raise _held(name, found)  # a third process was faster
@@ -140,13 +144,16 @@ def _begin(
 
 def _session_ended(connection: Connection, epoch: int) -> bool:
     """Whether the session that held `epoch` is over: then its process can never write again."""
+    _wait_for_locks(connection, GONE_SECONDS)
+    statement = text("SELECT pg_advisory_xact_lock(:high, :low)")
+    return _in_time(connection, statement, _session_key(epoch))
+
+
+def _in_time(connection: Connection, statement: TextClause, values: dict[str, int]) -> bool:
+    """Whether a lock was had within `lock_timeout`."""
     try:
         with connection.begin_nested():
-            _set(connection, "lock_timeout", str(GONE_MILLISECONDS), local=True)
-            connection.execute(
-                text("SELECT pg_advisory_xact_lock(:high, :low)"), _session_key(epoch)
-            )
-            _set(connection, "lock_timeout", "0", local=True)
+            connection.execute(statement, values)
         return True
     except OperationalError as exc:
         if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
@@ -174,13 +181,13 @@ def _named(found: Row[Any]) -> str:
     return f"{found.holder!r} since {found.since:%Y-%m-%d %H:%M:%S %Z}"
 
 
-def _set(connection: Connection, name: str, value: str, *, local: bool = False) -> None:
-    statement = text("SELECT set_config(:name, :value, :local)")
-    connection.execute(statement, {"name": name, "value": value, "local": local})
+def _wait_for_locks(connection: Connection, seconds: float) -> None:
+    """How long this transaction waits for a lock. Not by `set_config`, which would be a query."""
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_milliseconds(seconds)}")
 
 
-def _milliseconds(seconds: float) -> str:
-    return str(max(1, round(seconds * 1000)))
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 class Renewal:
@@ -207,7 +214,8 @@ class Renewal:
                 with self._database.writing() as connection:
                     self._epoch.renew(connection)
             except StoreError:
-                return  # lost, and told by the database, or closed
+                if self._database.is_lost:
+                    return  # and told by the database
 
 
 def hold(database: Database, *, lease_seconds: float) -> Epoch:
