@@ -21,7 +21,7 @@ check: $(STAMP) lint
 .PHONY: storm
 storm: $(STAMP)
 	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 ATOLL_CRASH_POINTS=0 ATOLL_DISK_POINTS=0 \
-	  ATOLL_POWER_STATES=10000 $(PYTEST) -q -m storm tests
+	  ATOLL_POWER_STATES=10000 ATOLL_STORM_KILLS=50 $(PYTEST) -q -m storm tests
 
 .PHONY: lint
 lint: $(STAMP)
@@ -38,6 +38,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.sync
 	$(BIN)/python -m benchmarks.loss
 	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.restart
 
 proto: $(STAMP)
 	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \

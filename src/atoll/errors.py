@@ -6,7 +6,7 @@
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
       StoreError                  BlobMissing, BlobChanged, StorageFull, DiskFailed, LedgerTooNew,
-                                  StateHeld, StateDamaged
+                                  StateHeld, Superseded, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout
       WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
@@ -157,6 +157,13 @@ class StateHeld(StoreError):
     """Another process holds this state directory."""
 
     code = "STATE_HELD"
+
+
+class Superseded(StoreError):
+    """Another coordinator has taken this ledger over; this one writes nothing more and stops."""
+
+    code = "SUPERSEDED"
+    retry = True  # by the islands: the new coordinator may take what this one refuses
 
 
 class StateDamaged(StoreError):

@@ -481,6 +481,30 @@ def test_contributions_come_in_code_point_order(ledger: Ledger):
     assert [c.worker_id for c in ledger.contributions(1)] == ["B", "a"]
 
 
+def test_tokens_are_counted_once_their_round_is_frozen(started: Ledger):
+    assert started.counted_tokens() == 0
+    started.accept(contribution("a"))
+    started.accept(contribution("b"))
+    while_open = started.counted_tokens()
+
+    started.freeze(1, None)
+    frozen = started.counted_tokens()
+    started.publish(1, PUBLISHED)
+
+    assert (while_open, frozen, started.counted_tokens()) == (0, 2**34, 2**34)
+
+
+def test_accepted_blobs_are_those_of_a_round_and_later_ones(started: Ledger):
+    started.accept(contribution("a"))
+    started.freeze(1, plan(2, [lease(2, "a", 16, 24)]))
+    started.publish(1, PUBLISHED)
+    started.accept(contribution("a", round=2, sha256="blob of round 2"))
+
+    assert started.accepted_blobs() == {"blob of a", "blob of round 2"}
+    assert started.accepted_blobs(first=2) == {"blob of round 2"}
+    assert started.accepted_blobs(first=3) == set()
+
+
 def test_accept_of_the_same_bytes_returns_the_first_record(started: Ledger):
     first = started.accept(contribution("a"))
     before = started.state_hash()

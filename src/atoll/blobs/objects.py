@@ -90,6 +90,11 @@ class Bucket:
                 f"cannot upload {self.url(key)}: bucket {self._name!r} does not exist; create it"
             ) from exc
 
+    def put(self, key: str, data: bytes) -> None:
+        """Stores a few bytes under `key`."""
+        with self._naming("write", key):
+            obstore.put(self._store, key, data)
+
     def pieces(self, key: str, *, nbytes: int) -> Iterator[memoryview]:
         """The object's bytes in order, one bounded request each; FileNotFoundError."""
         for start in range(0, nbytes, PART_BYTES):
@@ -122,3 +127,26 @@ class Bucket:
             # obstore appends a debug dump of many lines; the first one says what happened.
             reason = str(exc).split("\n", 1)[0]
             raise StoreError(f"cannot {action} {self.url(key)}: {reason}") from exc
+
+
+class ObjectMarker:
+    """One small object with a fixed name, read whole and replaced whole."""
+
+    def __init__(
+        self, bucket: str, prefix: str, access: S3Access, *, name: str, limit: int
+    ) -> None:
+        self._bucket = Bucket(bucket, access, retries=5, timeout_seconds=60.0)
+        self._key = "/".join(part for part in (prefix.strip("/"), name) if part)
+        self._limit = limit
+
+    def read(self) -> bytes | None:
+        """What it holds, up to the limit; None when there is none."""
+        try:
+            nbytes = min(self._bucket.tag(self._key).nbytes, self._limit)
+            return b"".join(bytes(piece) for piece in self._bucket.pieces(self._key, nbytes=nbytes))
+        except FileNotFoundError:
+            return None
+
+    def write(self, data: bytes) -> None:
+        """Replaces the object."""
+        self._bucket.put(self._key, data)

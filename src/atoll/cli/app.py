@@ -59,6 +59,18 @@ def serve(
     ready_file: Annotated[
         Path | None, typer.Option(help="Write address and pid here once serving (JSON).")
     ] = None,
+    ledger_lease: Annotated[
+        float,
+        typer.Option(
+            help="On PostgreSQL: seconds of silence after which another may take the ledger over."
+        ),
+    ] = 15.0,
+    adopt_blobs: Annotated[
+        bool,
+        typer.Option(
+            "--adopt-blobs", help="Take over [storage] blobs that belong to a moved or lost ledger."
+        ),
+    ] = False,
     log_level: LogOption = "info",
 ) -> None:
     """Run a coordinator; prints the join command with its token."""
@@ -80,6 +92,8 @@ def serve(
             new_manifest=new_manifest,
             stay=stay,
             ready_file=ready_file,
+            ledger_lease=ledger_lease,
+            adopt_blobs=adopt_blobs,
         )
     )
 

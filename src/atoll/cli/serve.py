@@ -24,9 +24,11 @@ from atoll.coordinator.certificate import Certificate
 from atoll.coordinator.server import STOP_SIGNALS, Address, Listen, Server
 from atoll.errors import ConfigError
 from atoll.launch import memory, state
+from atoll.ledger import epochs
 from atoll.ledger.base import Ledger
 
 MIN_TOKEN_CHARACTERS = 16
+MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 3600.0
 _SENDABLE = re.compile(r"[!-~]+\Z")  # what a header can carry
 TOKEN_VARIABLES = {Role.WORKER: "ATOLL_WORKER_TOKEN", Role.ADMIN: "ATOLL_ADMIN_TOKEN"}
 
@@ -47,6 +49,8 @@ class ServeOptions:
     new_manifest: bool = False
     stay: bool = False
     ready_file: Path | None = None
+    ledger_lease: float = epochs.LEASE_SECONDS
+    adopt_blobs: bool = False
 
 
 def serve(
@@ -57,6 +61,7 @@ def serve(
 ) -> None:
     """Serves until the run is over or a signal comes; `started` gets the server once it answers."""
     _check_ready_file(options.ready_file)
+    _check_lease(options.ledger_lease)
     clock = SystemClock()
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
@@ -65,7 +70,13 @@ def serve(
     memory.keep_freed_tiles()
     torch.set_num_threads(1)  # the outer step spreads tiles over threads of its own
     with state.held(
-        directory, addresses, pid=os.getpid(), wall=clock.wall(), s3=s3_access()
+        directory,
+        addresses,
+        pid=os.getpid(),
+        wall=clock.wall(),
+        s3=s3_access(),
+        lease_seconds=options.ledger_lease,
+        adopt_blobs=options.adopt_blobs,
     ) as stores:
         before = len(stores.ledger.manifests())
         manifest = boot.create_or_check(
@@ -122,6 +133,14 @@ def _tell_manifest(ledger: Ledger, *, recorded_before: int) -> None:
     else:
         output.say(
             f"manifest version {newest.version} is in force from round {newest.from_round} on"
+        )
+
+
+def _check_lease(seconds: float) -> None:
+    if not MIN_LEASE_SECONDS <= seconds <= MAX_LEASE_SECONDS:
+        raise ConfigError(
+            f"--ledger-lease {seconds:g} is not between {MIN_LEASE_SECONDS:g} and "
+            f"{MAX_LEASE_SECONDS:g} seconds; it is how long a silent coordinator keeps its ledger"
         )
 
 

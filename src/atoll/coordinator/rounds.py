@@ -74,12 +74,7 @@ class Rounds:
         self._lock = threading.RLock()
         self._quorum_since: float | None = None
         self.latest: LatestRound | None = None
-        self.tokens = sum(
-            contribution.tokens
-            for record in ledger.rounds()
-            for contribution in ledger.contributions(record.round)
-            if record.state in (RoundState.FROZEN, RoundState.PUBLISHED)
-        )
+        self.tokens = ledger.counted_tokens()
         self.refresh()
 
     def refresh(self) -> None:

@@ -116,6 +116,7 @@ class Server:
         heartbeat = self._coordinator.manifest.heartbeat_interval
         closer = Closer(self._coordinator, tick_seconds=min(0.25, heartbeat / 4), on_failure=fail)
         closer.start()
+        self._coordinator.on_lost(fail)
         on_ready(Address(self._listen.host, listener.getsockname()[1], transfer_port))
         over = asyncio.create_task(self._over())
         await asyncio.wait(

@@ -681,6 +681,10 @@ class Coordinator:
         """Calls `listener` (from any thread) whenever a waiting worker may have something to do."""
         self._listeners.append(listener)
 
+    def on_lost(self, tell: Callable[[AtollError], None]) -> None:
+        """Calls `tell` once, from any thread, when another coordinator has taken over."""
+        self._ledger.on_lost(tell)
+
     def _changed(self) -> None:
         for listener in self._listeners:
             listener()

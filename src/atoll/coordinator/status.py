@@ -41,6 +41,7 @@ _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "LEDGER_TOO_NEW": (500, grpc.StatusCode.FAILED_PRECONDITION),
     "STATE_HELD": (500, grpc.StatusCode.FAILED_PRECONDITION),
     "GROUP_BROKEN": (500, grpc.StatusCode.INTERNAL),
+    "SUPERSEDED": (503, grpc.StatusCode.UNAVAILABLE),
     "NOT_READY": (503, grpc.StatusCode.UNAVAILABLE),
     "UNREACHABLE": (503, grpc.StatusCode.UNAVAILABLE),
     "DISK_FAILED": (503, grpc.StatusCode.UNAVAILABLE),

@@ -32,9 +32,7 @@ def referenced(ledger: Ledger, storage: StorageSettings) -> set[str]:
     for snapshot in ledger.snapshots():
         names |= {snapshot.master_sha256, snapshot.published_sha256}
         names |= {sha256 for _, sha256 in snapshot.slots_sha256}
-    for record in ledger.rounds(first=replay_start(ledger, storage) + 1):
-        names |= {c.sha256 for c in ledger.contributions(record.round)}
-    return names
+    return names | ledger.accepted_blobs(first=replay_start(ledger, storage) + 1)
 
 
 def prune(

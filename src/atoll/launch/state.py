@@ -7,21 +7,24 @@ telemetry.sqlite   what islands measured  stores.json    ledger and blobs, where
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.blobs import files as filesystem
+from atoll.blobs import owner
 from atoll.blobs import registry as blob_stores
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
+from atoll.blobs.fenced import FencedBlobs
 from atoll.blobs.files import SystemFiles
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool
 from atoll.errors import ConfigError
-from atoll.ledger import engines, lock
+from atoll.ledger import engines, epochs, lock
 from atoll.ledger.base import Ledger
 
 
@@ -35,19 +38,33 @@ class Addresses:
 
 @contextmanager
 def held(
-    directory: Path, addresses: Addresses, *, pid: int, wall: float, s3: S3Access | None = None
+    directory: Path,
+    addresses: Addresses,
+    *,
+    pid: int,
+    wall: float,
+    s3: S3Access | None = None,
+    lease_seconds: float = epochs.LEASE_SECONDS,
+    adopt_blobs: bool = False,
 ) -> Iterator[Stores]:
-    """Opens a state directory for a coordinator; StateHeld names a process that has it."""
+    """Opens a state directory for a coordinator; StateHeld names a process that has it.
+
+    A ledger that others can reach is theirs once this process is silent for `lease_seconds`. Blobs
+    outside the directory that belong to another ledger are refused, unless `adopt_blobs`.
+    """
     filesystem.make_directories(SystemFiles(), directory.absolute())
     with lock.hold(directory, pid=pid, wall=wall):
         _keep_addresses(directory, addresses)
-        ledger = engines.open_ledger(addresses.ledger or directory / "ledger.sqlite")
+        ledger = engines.open_ledger(
+            addresses.ledger or directory / "ledger.sqlite", lease_seconds=lease_seconds
+        )
         try:
             blobs = open_blobs(directory, addresses, s3=s3)
             _check_owner(ledger, blobs, addresses)
             samples = SampleStore(directory / "telemetry.sqlite")
             try:
-                yield Stores(ledger, blobs, Spool(directory / "spool"), samples)
+                fenced = _owned(ledger, blobs, directory, addresses, s3=s3, adopt=adopt_blobs)
+                yield Stores(ledger, fenced, Spool(directory / "spool"), samples)
             finally:
                 samples.close()
                 blobs.close()
@@ -104,6 +121,26 @@ def _check_owner(ledger: Ledger, blobs: Blobs, addresses: Addresses) -> None:
             f"storage.blobs={addresses.blobs!r} already holds blobs; every run needs a place of "
             f"its own, so add a prefix"
         )
+
+
+def _owned(
+    ledger: Ledger,
+    blobs: Blobs,
+    directory: Path,
+    addresses: Addresses,
+    *,
+    s3: S3Access | None,
+    adopt: bool,
+) -> Blobs:
+    """The blobs, changed only while this process has the ledger and the ledger has the blobs."""
+    if addresses.blobs is None:
+        return FencedBlobs(blobs, ledger.check_held)
+    # A file is told from its copies by where it is.
+    place = f"{str(directory.resolve())!r} on {socket.gethostname()!r}"
+    name = ledger.identity() or place
+    ownership = owner.Ownership(owner.marker(addresses.blobs, s3=s3), addresses.blobs, name)
+    ownership.claim(adopt=adopt)
+    return FencedBlobs(blobs, ledger.check_held, check_removal=ownership.check)
 
 
 def addresses_of(directory: Path) -> Addresses:

@@ -5,9 +5,10 @@ its effect survives a crash. Refusals are typed errors and change nothing. Safe 
 threads; calls are serialised.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from atoll.errors import AtollError
 from atoll.ledger.records import (
     ContributionRecord,
     DatasetRecord,
@@ -148,6 +149,14 @@ class Ledger(Protocol):
         """In worker_id order: the canonical order of the fold."""
         ...
 
+    def counted_tokens(self) -> int:
+        """Tokens in the contributions of every frozen and published round."""
+        ...
+
+    def accepted_blobs(self, *, first: int = 1) -> set[str]:
+        """Names of the blobs that contributions to round `first` and later ones refer to."""
+        ...
+
     def expire(self, round_number: int, workers: Collection[str], *, reissue: bool = True) -> int:
         """Ends what these workers still have leased in the open round; how many leases there were.
 
@@ -186,6 +195,19 @@ class Ledger(Protocol):
 
     def evaluations(self) -> list[EvaluationRecord]:
         """In (version, worker_id) order."""
+        ...
+
+    # The right to write
+    def identity(self) -> str | None:
+        """What names this database among copies of it; None: the place of its file does."""
+        ...
+
+    def check_held(self) -> None:
+        """Superseded when another process has taken this ledger over."""
+        ...
+
+    def on_lost(self, tell: Callable[[AtollError], None]) -> None:
+        """Calls `tell` once, from any thread, when this process may no longer write."""
         ...
 
     # Whole

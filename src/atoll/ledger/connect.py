@@ -3,25 +3,19 @@
 Opens connections and refuses a second holder. Makes no table and knows no record.
 """
 
-import os
-import socket
 from pathlib import Path
 from types import ModuleType
 
-from sqlalchemy import URL, Connection, NullPool, create_engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import URL, NullPool, create_engine
 
-from atoll.errors import StateHeld, StoreError
-from atoll.ledger import database
+from atoll.errors import StoreError
+from atoll.ledger import database, epochs
 from atoll.ledger.database import Database
 
 MEMORY = ":memory:"
 # A holder keeps its lock for life, so waiting for one is of no use; this is for a passing reader
 # and for one that has just died.
 BUSY_MILLISECONDS = 500
-# Any constant does as long as nobody else uses it: the first 8 bytes of sha256("atoll ledger").
-ADVISORY_KEY = 0x3EFF3A682FC2EE6C
-_LOCK_NOT_AVAILABLE = "55P03"
 
 _PRAGMAS = (
     f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}",
@@ -79,7 +73,7 @@ def _sqlite_module() -> ModuleType:
     return module
 
 
-def postgres(url: URL) -> Database:
+def postgres(url: URL, *, lease_seconds: float = epochs.LEASE_SECONDS) -> Database:
     """The PostgreSQL database at `url`; StateHeld, naming the holder, when another has it."""
     # Without the query, which may hold a password too.
     name = repr(url.set(query={}).render_as_string(hide_password=True))
@@ -94,7 +88,7 @@ def postgres(url: URL) -> Database:
         url.set(drivername="postgresql+psycopg"),
         poolclass=NullPool,
         isolation_level="SERIALIZABLE",
-        connect_args={"application_name": f"atoll pid {os.getpid()} on {socket.gethostname()}"},
+        connect_args={"application_name": epochs.name_of_this_process()},
     )
     try:
         connection = engine.connect()
@@ -102,49 +96,8 @@ def postgres(url: URL) -> Database:
         raise database.translate(exc, name=name) from exc
     opened = Database(connection, name=name)
     try:
-        with opened.writing() as first:
-            _take(first, name)
-            # A server may default to acknowledging before its log is on disk.
-            first.execute(text("SELECT set_config('synchronous_commit', 'on', false)"))
+        epochs.hold(opened, lease_seconds=lease_seconds)
     except StoreError:
         opened.close()
         raise
     return opened
-
-
-def _take(connection: Connection, name: str) -> None:
-    """Takes the advisory lock for the life of the session, or says who has it."""
-    try:
-        with connection.begin_nested():
-            # The session of a killed process takes a moment to end.
-            wait = text("SELECT set_config('lock_timeout', :wait, true)")
-            connection.execute(wait, {"wait": str(BUSY_MILLISECONDS)})
-            connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": ADVISORY_KEY})
-            connection.execute(wait, {"wait": "0"})
-    except OperationalError as exc:
-        if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
-            raise
-        raise StateHeld(
-            f"the ledger {name} is held by {_holder(connection)}; only one coordinator may open "
-            f"it, so stop that one first"
-        ) from exc
-
-
-def _holder(connection: Connection) -> str:
-    # A bigint key is stored in pg_locks as its two halves.
-    holder = connection.execute(
-        text(
-            "SELECT pid, application_name, backend_start "
-            "FROM pg_locks JOIN pg_stat_activity USING (pid) "
-            "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
-            "AND classid = :high AND objid = :low AND pg_locks.database = "
-            "(SELECT oid FROM pg_database WHERE datname = current_database())"
-        ),
-        {"high": ADVISORY_KEY >> 32, "low": ADVISORY_KEY & 0xFFFFFFFF},
-    ).first()
-    if holder is None:
-        return "a process that has just ended"
-    return (
-        f"{holder.application_name!r} since {holder.backend_start:%Y-%m-%d %H:%M:%S %Z} "
-        f"(server process {holder.pid})"
-    )

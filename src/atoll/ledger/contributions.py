@@ -1,6 +1,6 @@
 """Statements that accept a contribution, once, and list what was accepted."""
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from atoll.errors import Conflict, LeaseLost, StaleContribution, WrongRound
 from atoll.ledger import members, queues, rows, schema
@@ -25,6 +25,25 @@ def of_round(connection: Connection, round_number: int) -> list[ContributionReco
     table = schema.contributions
     statement = select(table).where(table.c.round == round_number).order_by(table.c.worker_id)
     return [rows.contribution(row) for row in connection.execute(statement)]
+
+
+def counted_tokens(connection: Connection) -> int:
+    """See `Ledger.counted_tokens`."""
+    table, of = schema.contributions, schema.rounds
+    closed = (RoundState.FROZEN.value, RoundState.PUBLISHED.value)
+    statement = (
+        select(func.coalesce(func.sum(table.c.tokens), 0))
+        .join(of, of.c.round == table.c.round)
+        .where(of.c.state.in_(closed))
+    )
+    return int(connection.execute(statement).scalar_one())
+
+
+def accepted_blobs(connection: Connection, *, first: int) -> set[str]:
+    """See `Ledger.accepted_blobs`."""
+    table = schema.contributions
+    statement = select(table.c.sha256).where(table.c.round >= first)
+    return set(connection.execute(statement).scalars())
 
 
 def _state_of(connection: Connection, round_number: int) -> RoundState:

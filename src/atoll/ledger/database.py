@@ -6,15 +6,24 @@ or written any more: a second sync could report success for bytes that are gone.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from typing import Protocol
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from atoll.errors import DiskFailed, StateDamaged, StateHeld, StorageFull, StoreError
+from atoll.errors import (
+    AtollError,
+    DiskFailed,
+    StateDamaged,
+    StateHeld,
+    StorageFull,
+    StoreError,
+    Superseded,
+)
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +36,18 @@ CHECKPOINT_BYTES = 4 << 20  # of write-ahead log; SQLite's own default, 1,000 pa
 _ABANDONED: list[Connection] = []
 
 
+class Right(Protocol):
+    """What allows this process to write; see `epochs`."""
+
+    def check(self, connection: Connection) -> None:
+        """Superseded unless the right stands until the transaction's end."""
+        ...
+
+    def overtaken(self, connection: Connection) -> StoreError | None:
+        """Who has it now, when it is lost."""
+        ...
+
+
 class Database:
     """The ledger's only connection; `name` is how messages call it and holds no password."""
 
@@ -37,6 +58,21 @@ class Database:
         self._lock = Lock()
         self.name = name
         self.is_sqlite = connection.dialect.name == "sqlite"
+        self.identity: str | None = None  # names it among copies; None: the place of its file does
+        self._right: Right | None = None
+        self._on_close: Callable[[], None] = lambda: None
+        self._lost: StoreError | None = None
+        self._listeners: list[Callable[[AtollError], None]] = []
+
+    def guard(self, right: Right, *, on_close: Callable[[], None]) -> None:
+        """From here on every writing transaction begins with a check of `right`."""
+        self._right, self._on_close = right, on_close
+
+    def on_lost(self, tell: Callable[[AtollError], None]) -> None:
+        """Calls `tell` once, from any thread, when this process may no longer write."""
+        self._listeners.append(tell)
+        if self._lost is not None:
+            tell(self._lost)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -44,6 +80,8 @@ class Database:
         # IMMEDIATE takes the write lock up front: a transaction never finds out halfway that it
         # may not write.
         with self._transaction("BEGIN IMMEDIATE") as connection:
+            if self._right is not None:
+                self._right.check(connection)
             yield connection
         if self._wal is not None and _size(self._wal) >= CHECKPOINT_BYTES:
             with self._lock:
@@ -96,21 +134,51 @@ class Database:
                     if begin is not None and self.is_sqlite:
                         self._connection.exec_driver_sql(begin)
                     yield self._connection
+            except Superseded as error:
+                self._lose(error)
+                raise
             except DRIVER_ERRORS as exc:
+                if self._connection.invalidated:
+                    raise self._lose(self._loss()) from exc
                 raise self._noted(translate(exc, name=self.name)) from exc
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this process can never write here again: taken over, cut off or closed."""
+        return self._lost is not None or self._connection.closed
+
+    def _lose(self, error: StoreError) -> StoreError:
+        if self._lost is None:
+            self._lost = error
+            for tell in self._listeners:
+                tell(error)
+        return self._lost
+
+    def _loss(self) -> StoreError:
+        """Why the connection is gone: another holder if there is one, else only that it is."""
+        if self._right is not None:
+            try:
+                with self._connection.engine.connect() as asking:
+                    overtaken = self._right.overtaken(asking)
+            except DRIVER_ERRORS:
+                overtaken = None
+            if overtaken is not None:
+                return overtaken
+        return _lost(self.name)
 
     def _check_usable(self) -> None:
         if self._failed is not None:
             raise self._failed
         if self._connection.closed:
             raise StoreError(f"the ledger {self.name} is closed; open it again to use it")
-        # SQLAlchemy would connect anew without a word: without the advisory lock, and with what the
+        # SQLAlchemy would connect anew without a word: without its locks, and with what the
         # coordinator remembers perhaps overtaken by another.
         if self._connection.invalidated:
-            raise _lost(self.name)
+            raise self._lose(self._loss())
 
     def close(self) -> None:
         """Gives the connection and what it locks back; harmless when repeated."""
+        self._on_close()
         with self._lock:
             try:
                 if self._wal is not None and self._failed is None and not self._connection.closed:

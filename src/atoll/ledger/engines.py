@@ -6,19 +6,20 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from atoll.errors import ConfigError, StoreError
-from atoll.ledger import connect, migrations
+from atoll.ledger import connect, epochs, migrations
 from atoll.ledger.base import Ledger
 from atoll.ledger.database import Database
 from atoll.ledger.sql import SqlLedger
 
 
-def open_ledger(url_or_path: str | Path) -> Ledger:
+def open_ledger(url_or_path: str | Path, *, lease_seconds: float = epochs.LEASE_SECONDS) -> Ledger:
     """The ledger at a path, `:memory:`, `sqlite:///…` or `postgresql://…`, at the newest version.
 
     Makes it when absent. Raises StateHeld when another process has it open, LedgerTooNew when a
-    newer program wrote it, StoreError when it cannot be reached.
+    newer program wrote it, StoreError when it cannot be reached. On PostgreSQL another process may
+    take it over when this one has been silent for `lease_seconds`.
     """
-    database = open_database(url_or_path)
+    database = open_database(url_or_path, lease_seconds=lease_seconds)
     try:
         migrations.migrate(database)
     except StoreError:
@@ -27,7 +28,9 @@ def open_ledger(url_or_path: str | Path) -> Ledger:
     return SqlLedger(database)
 
 
-def open_database(url_or_path: str | Path) -> Database:
+def open_database(
+    url_or_path: str | Path, *, lease_seconds: float = epochs.LEASE_SECONDS
+) -> Database:
     """The database at a path or URL, as it is: nothing is migrated."""
     if isinstance(url_or_path, Path) or "://" not in url_or_path:
         return connect.sqlite(str(url_or_path))
@@ -43,7 +46,7 @@ def open_database(url_or_path: str | Path) -> Database:
         case "sqlite":
             return connect.sqlite(url.database or connect.MEMORY)
         case "postgresql":
-            return connect.postgres(url)
+            return connect.postgres(url, lease_seconds=lease_seconds)
     raise ConfigError(
         f"ledger {url.drivername!r} is not an engine Atoll uses; give a path, sqlite:///… or "
         f"postgresql://…"

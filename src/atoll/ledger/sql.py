@@ -4,8 +4,9 @@ Only pairs each method of `base.Ledger` with its transaction; the statements are
 calls.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from atoll.errors import AtollError
 from atoll.ledger import contributions, generations, members, queues, rounds, versions, whole
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
@@ -139,6 +140,14 @@ class SqlLedger:
         with self._database.reading() as connection:
             return contributions.of_round(connection, round_number)
 
+    def counted_tokens(self) -> int:
+        with self._database.reading() as connection:
+            return contributions.counted_tokens(connection)
+
+    def accepted_blobs(self, *, first: int = 1) -> set[str]:
+        with self._database.reading() as connection:
+            return contributions.accepted_blobs(connection, first=first)
+
     def expire(self, round_number: int, workers: Collection[str], *, reissue: bool = True) -> int:
         with self._database.writing() as connection:
             return rounds.expire(connection, round_number, workers, reissue=reissue)
@@ -172,6 +181,18 @@ class SqlLedger:
     def evaluations(self) -> list[EvaluationRecord]:
         with self._database.reading() as connection:
             return versions.evaluations(connection)
+
+    def identity(self) -> str | None:
+        return self._database.identity
+
+    def check_held(self) -> None:
+        # Nobody can take a SQLite file over: its lock ends with the process.
+        if not self._database.is_sqlite:
+            with self._database.writing():
+                pass
+
+    def on_lost(self, tell: Callable[[AtollError], None]) -> None:
+        self._database.on_lost(tell)
 
     def state_hash(self) -> str:
         with self._database.reading() as connection:

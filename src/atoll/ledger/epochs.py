@@ -1,0 +1,228 @@
+"""Who holds a PostgreSQL ledger: one process at a time, by an epoch that only grows.
+
+One row, outside the ledger's own tables, says which epoch is in force, whose it is and until when.
+A holder renews its lease by the database's clock and, inside every writing transaction, finds its
+own epoch there under a lock that a take-over needs for itself: a late write is refused whole. An
+advisory lock of the session, one for each epoch, tells a dead holder from a silent one.
+"""
+
+import os
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy.exc import OperationalError
+
+from atoll.errors import StateHeld, StoreError, Superseded
+from atoll.ledger.database import Database
+
+LEASE_SECONDS = 15.0
+RENEWALS = 3  # in the time of one lease
+# The session of a killed process takes a moment to end.
+GONE_SECONDS = 1.0
+# Any constant does as long as nobody else uses it: the first 8 bytes of sha256("atoll ledger").
+ADVISORY_KEY = 0x3EFF3A682FC2EE6C
+TABLE = "holder"
+
+_LOCK_NOT_AVAILABLE = "55P03"
+_MAKE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
+    id SMALLINT NOT NULL PRIMARY KEY CHECK (id = 1),
+    ledger TEXT COLLATE "C" NOT NULL,
+    epoch BIGINT NOT NULL,
+    holder TEXT COLLATE "C" NOT NULL,
+    since TIMESTAMPTZ NOT NULL,
+    renewed TIMESTAMPTZ NOT NULL,
+    lease_seconds DOUBLE PRECISION NOT NULL)"""
+_READ = text(
+    f"SELECT ledger, epoch, holder, since, lease_seconds, "
+    f"EXTRACT(EPOCH FROM clock_timestamp() - renewed) AS silent_seconds FROM {TABLE}"
+)
+
+
+def name_of_this_process() -> str:
+    """What others are told of the holder; also the name of its session."""
+    return f"atoll pid {os.getpid()} on {socket.gethostname()}"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One holder's right to write."""
+
+    number: int
+    ledger: str  # names the database, the same in every epoch
+    name: str  # how messages call the ledger
+
+    def check(self, connection: Connection) -> None:
+        """Superseded unless this epoch is in force, and then until the transaction ends.
+
+        The lock comes first: what is read after it cannot change before the commit.
+        """
+        connection.exec_driver_sql(f"LOCK TABLE {TABLE} IN ROW SHARE MODE")
+        found = connection.execute(_READ).one_or_none()
+        if found is None or found.epoch != self.number:
+            raise superseded(self, found)
+
+    def renew(self, connection: Connection) -> None:
+        """Lets the lease begin anew; inside a writing transaction."""
+        connection.exec_driver_sql(f"UPDATE {TABLE} SET renewed = clock_timestamp()")
+
+    def overtaken(self, connection: Connection) -> StoreError | None:
+        """Why this epoch is over, if it is; on a connection of its own."""
+        found = connection.execute(_READ).one_or_none()
+        if found is not None and found.epoch == self.number:
+            return None
+        return superseded(self, found)
+
+
+def superseded(epoch: Epoch, found: Row[Any] | None) -> Superseded:
+    """The error of a holder whose epoch is over."""
+    now = "nobody" if found is None else f"{_named(found)}, epoch {found.epoch}"
+    return Superseded(
+        f"the ledger {epoch.name} was taken over and is held by {now}; this process held epoch "
+        f"{epoch.number} and writes nothing more; it must stop, and islands go to the new one"
+    )
+
+
+def take(database: Database, *, lease_seconds: float) -> Epoch:
+    """The next epoch for this process; StateHeld, naming the holder, while its lease is live."""
+    with database.writing() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
+        connection.exec_driver_sql(_MAKE)
+        # A server may default to acknowledging before its log is on disk.
+        connection.exec_driver_sql("SET synchronous_commit = on")
+        # A holder that is stopped inside a transaction keeps its locks no longer than its lease.
+        limit = _milliseconds(lease_seconds)
+        connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = {limit}")
+    with database.writing() as connection:
+        before = connection.execute(_READ).one_or_none()
+        # A lease that has run out needs no proof of a death.
+        is_gone = before is None or (_is_live(before) and _session_ended(connection, before.epoch))
+    if before is not None and not is_gone and _is_live(before):
+        raise _held(database.name, before)
+    with database.writing() as connection:
+        return _begin(connection, database.name, before, is_gone, lease_seconds=lease_seconds)
+
+
+def _begin(
+    connection: Connection,
+    name: str,
+    before: Row[Any] | None,
+    is_gone: bool,
+    *,
+    lease_seconds: float,
+) -> Epoch:
+    wait = lease_seconds if before is None else before.lease_seconds + 5.0
+    _wait_for_locks(connection, wait)
+    # Waits for writes under way and keeps out every later one; see Epoch.check. Nothing before it
+    # reads, so that what is read below is younger than the lock.
+    locked = _in_time(connection, text(f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE"), {})
+    if not locked and before is not None:
+        raise _held(name, before)
+    found = connection.execute(_READ).one_or_none()
+    if found is not None and (before is None or found.epoch != before.epoch):
+        raise _held(name, found)  # a third process was faster
+    if found is not None and not is_gone and _is_live(found):
+        raise _held(name, found)
+    number = 1 if found is None else found.epoch + 1
+    values = {"epoch": number, "holder": name_of_this_process(), "lease": lease_seconds}
+    connection.execute(
+        text(
+            f"INSERT INTO {TABLE} (id, ledger, epoch, holder, since, renewed, lease_seconds) "
+            "VALUES (1, gen_random_uuid()::text, :epoch, :holder, clock_timestamp(), "
+            "clock_timestamp(), :lease) ON CONFLICT (id) DO UPDATE SET epoch = :epoch, "
+            "holder = :holder, since = clock_timestamp(), renewed = clock_timestamp(), "
+            "lease_seconds = :lease"
+        ),
+        values,
+    )
+    connection.execute(text("SELECT pg_advisory_lock(:high, :low)"), _session_key(number))
+    ledger = str(connection.execute(_READ).one().ledger)
+    return Epoch(number, ledger, name)
+
+
+def _session_ended(connection: Connection, epoch: int) -> bool:
+    """Whether the session that held `epoch` is over: then its process can never write again."""
+    _wait_for_locks(connection, GONE_SECONDS)
+    statement = text("SELECT pg_advisory_xact_lock(:high, :low)")
+    return _in_time(connection, statement, _session_key(epoch))
+
+
+def _in_time(connection: Connection, statement: TextClause, values: dict[str, int]) -> bool:
+    """Whether a lock was had within `lock_timeout`."""
+    try:
+        with connection.begin_nested():
+            connection.execute(statement, values)
+        return True
+    except OperationalError as exc:
+        if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        return False
+
+
+def _session_key(epoch: int) -> dict[str, int]:
+    return {"high": ADVISORY_KEY >> 32, "low": epoch & 0x7FFFFFFF}
+
+
+def _is_live(found: Row[Any]) -> bool:
+    return bool(found.silent_seconds <= found.lease_seconds)
+
+
+def _held(name: str, found: Row[Any]) -> StateHeld:
+    return StateHeld(
+        f"the ledger {name} is held by {_named(found)}, epoch {found.epoch}, heard "
+        f"{found.silent_seconds:.1f} s ago; only one coordinator may open it, so stop that one "
+        f"first, or wait until it has been silent for {found.lease_seconds:g} s"
+    )
+
+
+def _named(found: Row[Any]) -> str:
+    return f"{found.holder!r} since {found.since:%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _wait_for_locks(connection: Connection, seconds: float) -> None:
+    """How long this transaction waits for a lock. Not by `set_config`, which would be a query."""
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_milliseconds(seconds)}")
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+class Renewal:
+    """The thread that keeps a lease alive until `stop`, or until the ledger is lost."""
+
+    def __init__(self, database: Database, epoch: Epoch, *, lease_seconds: float) -> None:
+        self._database = database
+        self._epoch = epoch
+        self._every_seconds = lease_seconds / RENEWALS
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ledger lease", daemon=True)
+
+    def start(self) -> None:
+        """Begins; the first renewal comes after a part of the lease."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; does not wait for it."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_seconds):
+            try:
+                with self._database.writing() as connection:
+                    self._epoch.renew(connection)
+            except StoreError:
+                if self._database.is_lost:
+                    return  # and told by the database
+
+
+def hold(database: Database, *, lease_seconds: float) -> Epoch:
+    """Takes the ledger for this process and keeps it: every write from here on is checked."""
+    epoch = take(database, lease_seconds=lease_seconds)
+    renewal = Renewal(database, epoch, lease_seconds=lease_seconds)
+    database.guard(epoch, on_close=renewal.stop)
+    database.identity = f"{epoch.ledger} in PostgreSQL"
+    renewal.start()
+    return epoch

@@ -1,0 +1,292 @@
+"""A PostgreSQL ledger has one writer at a time: leases by the database's clock, and epochs."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Connection, NullPool, create_engine, text
+
+from atoll.blobs.fenced import FencedBlobs
+from atoll.blobs.memory import MemoryBlobs
+from atoll.errors import AtollError, StateHeld, StoreError, Superseded, WrongRound
+from atoll.ledger import engines, epochs, whole
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import (
+    ContributionRecord,
+    EvaluationRecord,
+    LeaseRecord,
+    ManifestRecord,
+    Published,
+    RoundPlan,
+    RunRecord,
+    SnapshotRecord,
+)
+from tests import processes
+
+pytestmark = pytest.mark.postgres
+
+RUN = RunRecord("run-1", 1.0, "1" * 64)
+MANIFEST = ManifestRecord(1, "2" * 64, "{}", from_round=1)
+NEXT = ManifestRecord(2, "3" * 64, "{2}", from_round=2)
+PUBLISHED = Published("4" * 64, "5" * 64, "6" * 64, "7" * 64, b"", None, 2.0)
+CONTRIBUTION = ContributionRecord(1, "a", 1, "8" * 64, 1, 1, 8, 8, 1.0, 1.0, "receipt", 2.0)
+
+
+def plan(number: int, worker_id: str = "a") -> RoundPlan:
+    first = 8 * number
+    lease = LeaseRecord(number, worker_id, first, first + 8)
+    return RoundPlan(number, MANIFEST.sha256, first + 8, (lease,))
+
+
+# Every method of the seam that writes; what is not here reads (the test below holds the two
+# together).
+WRITES: dict[str, Callable[[Ledger], object]] = {
+    "create_run": lambda ledger: ledger.create_run(RUN, MANIFEST),
+    "add_manifest": lambda ledger: ledger.add_manifest(NEXT),
+    "set_credentials": lambda ledger: ledger.set_credentials({"worker": "9" * 64}),
+    "register": lambda ledger: ledger.register("late", "key", wall=3.0),
+    "deregister": lambda ledger: ledger.deregister("a", 1, wall=3.0),
+    "set_control": lambda ledger: ledger.set_control({"command": "stop"}),
+    "begin": lambda ledger: ledger.begin(plan(2)),
+    "extend": lambda ledger: ledger.extend(plan(1, "b")),
+    "accept": lambda ledger: ledger.accept(CONTRIBUTION),
+    "freeze": lambda ledger: ledger.freeze(1, plan(2)),
+    "publish": lambda ledger: ledger.publish(1, PUBLISHED),
+    "add_snapshot": lambda ledger: ledger.add_snapshot(SnapshotRecord(1, "a", "b", ())),
+    "drop_snapshots": lambda ledger: ledger.drop_snapshots(below_version=9),
+    "add_evaluation": lambda ledger: ledger.add_evaluation(EvaluationRecord(1, "a", 1.0, 1)),
+    "check_held": lambda ledger: ledger.check_held(),
+}
+READS = {
+    "run", "manifests", "credentials", "generation", "workers", "control", "rounds",
+    "latest_round", "leases", "reopened", "contributions", "counted_tokens",
+    "accepted_blobs", "snapshots", "evaluations", "on_lost", "identity", "state_hash",
+    "copy_to", "close",
+}  # fmt: skip
+
+
+def look(url: str) -> Connection:
+    """A connection that holds nothing."""
+    return create_engine(url, poolclass=NullPool).connect()
+
+
+def state_hash(url: str) -> str:
+    with look(url) as connection:
+        return whole.state_hash(connection)
+
+
+def fall_silent(url: str) -> None:
+    """As if the holder had not renewed its lease for a day; it learns nothing of it."""
+    with look(url) as connection, connection.begin():
+        connection.execute(text("UPDATE holder SET renewed = renewed - interval '1 day'"))
+
+
+def prepare(ledger: Ledger) -> None:
+    ledger.create_run(RUN, MANIFEST)
+    for name in "ab":
+        ledger.register(name, f"key {name}", wall=1.0)
+    ledger.begin(plan(1))
+
+
+@pytest.fixture
+def stale(postgres_url: str) -> Iterator[Ledger]:
+    """A holder whose ledger was taken over by a session that still has it."""
+    first = engines.open_ledger(postgres_url)
+    prepare(first)
+    fall_silent(postgres_url)
+    second = engines.open_ledger(postgres_url)
+    yield first
+    first.close()
+    second.close()
+
+
+def test_every_method_of_the_seam_is_known_to_write_or_to_read() -> None:
+    methods = {name for name in vars(Ledger) if not name.startswith("_")}
+
+    assert methods == {*WRITES} | READS
+
+
+def test_no_write_of_a_stale_holder_reaches_the_ledger(stale: Ledger, postgres_url: str) -> None:
+    before = state_hash(postgres_url)
+
+    for name, write in WRITES.items():
+        with pytest.raises(Superseded, match=r"was taken over .* epoch 2; .* held epoch 1 "):
+            write(stale)
+        assert state_hash(postgres_url) == before, name
+
+
+def test_every_write_changes_a_ledger_that_is_held_or_is_refused_for_itself(
+    postgres_url: str,
+) -> None:
+    """The control of the test above: what was fenced there would have got through."""
+    ledger = engines.open_ledger(postgres_url)
+    prepare(ledger)
+    changed = set()
+    for name, write in WRITES.items():
+        before = state_hash(postgres_url)
+        with contextlib.suppress(WrongRound, StoreError):
+            write(ledger)
+        if state_hash(postgres_url) != before:
+            changed.add(name)
+    ledger.close()
+
+    assert changed >= {"register", "set_control", "accept", "freeze", "publish", "add_snapshot"}
+
+
+def test_stale_holder_without_its_check_would_write(
+    stale: Ledger, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = state_hash(postgres_url)
+    monkeypatch.setattr(epochs.Epoch, "check", lambda *_: None)
+
+    WRITES["register"](stale)
+
+    assert state_hash(postgres_url) != before
+
+
+def test_live_lease_is_refused_by_its_holder(postgres_url: str) -> None:
+    ledger = engines.open_ledger(postgres_url)
+
+    with pytest.raises(StateHeld, match=rf"'atoll pid {os.getpid()} on .* epoch 1, heard .*15 s"):
+        engines.open_ledger(postgres_url)
+
+    ledger.check_held()
+    ledger.close()
+
+
+def test_ledger_of_a_session_that_ended_is_taken_at_once(postgres_url: str) -> None:
+    engines.open_ledger(postgres_url, lease_seconds=3600.0).close()
+
+    again = engines.open_ledger(postgres_url)
+
+    with look(postgres_url) as connection:
+        assert connection.execute(text("SELECT epoch FROM holder")).scalar_one() == 2
+    again.close()
+
+
+def test_renewal_keeps_a_lease_alive(postgres_url: str) -> None:
+    ledger = engines.open_ledger(postgres_url, lease_seconds=1.0)
+    fall_silent(postgres_url)
+
+    def renewed() -> bool:
+        with look(postgres_url) as connection:
+            row = connection.execute(text("SELECT clock_timestamp() - renewed FROM holder"))
+            return bool(row.scalar_one().days < 1)
+
+    processes.eventually("a renewal", renewed)
+    ledger.close()
+
+
+def test_stale_holder_hears_of_the_take_over_without_writing(postgres_url: str) -> None:
+    heard: list[AtollError] = []
+    told = threading.Event()
+    first = engines.open_ledger(postgres_url, lease_seconds=1.0)
+
+    def tell(error: AtollError) -> None:
+        heard.append(error)
+        told.set()
+
+    first.on_lost(tell)
+    with look(postgres_url) as connection, connection.begin():
+        connection.execute(text("UPDATE holder SET epoch = 7, holder = 'another'"))
+
+    assert told.wait(processes.LIMIT_SECONDS)
+    assert isinstance(heard[0], Superseded)
+    assert "'another'" in str(heard[0])
+    first.close()
+    assert len(heard) == 1
+
+
+def test_holder_inside_a_transaction_is_waited_for_no_longer_than_its_lease(
+    postgres_url: str,
+) -> None:
+    """The server ends the session that keeps a take-over waiting; nothing of it is recorded."""
+    database = engines.open_database(postgres_url, lease_seconds=1.0)
+    taken: list[Ledger] = []
+
+    def take_over() -> None:
+        fall_silent(postgres_url)
+        taken.append(engines.open_ledger(postgres_url))
+
+    def stand_still_in_a_transaction() -> None:
+        with database.writing() as connection:
+            connection.execute(text("CREATE TABLE late (id BIGINT)"))
+            other = threading.Thread(target=take_over)
+            other.start()
+            other.join(processes.LIMIT_SECONDS)
+
+    with pytest.raises(StoreError):
+        stand_still_in_a_transaction()
+    with pytest.raises(Superseded, match="epoch 2"), database.writing():
+        pass
+    with look(postgres_url) as connection:
+        assert connection.execute(text("SELECT to_regclass('late')")).scalar_one() is None
+    taken[0].close()
+    database.close()
+
+
+def test_holder_that_renews_while_a_take_over_waits_keeps_the_ledger(postgres_url: str) -> None:
+    database = engines.open_database(postgres_url)
+    epoch = epochs.Epoch(1, "", "")
+    outcome: list[AtollError | Ledger] = []
+
+    def take_over() -> None:
+        try:
+            outcome.append(engines.open_ledger(postgres_url))
+        except AtollError as error:
+            outcome.append(error)
+
+    def waits() -> bool:
+        with look(postgres_url) as connection:
+            waiting = text(
+                "SELECT count(*) FROM pg_locks WHERE mode = 'ExclusiveLock' AND "
+                "locktype = 'relation' AND NOT granted"
+            )
+            return bool(connection.execute(waiting).scalar_one())
+
+    fall_silent(postgres_url)
+    with database.writing() as connection:
+        other = threading.Thread(target=take_over)
+        other.start()
+        processes.eventually("a take-over that waits", waits)
+        epoch.renew(connection)
+    other.join(processes.LIMIT_SECONDS)
+
+    assert [type(found) for found in outcome] == [StateHeld]
+    with database.writing():
+        pass
+    database.close()
+
+
+def test_stale_holder_neither_removes_nor_stores_a_blob(stale: Ledger) -> None:
+    inner = MemoryBlobs()
+    blobs = FencedBlobs(inner, stale.check_held)
+    kept = inner.writer()
+    kept.write(b"needed by the new holder")
+    ref = kept.commit()
+    writer = blobs.writer()
+    writer.write(b"of the stale one")
+
+    with pytest.raises(Superseded):
+        blobs.delete(ref.sha256)
+    with pytest.raises(Superseded):
+        writer.commit()
+
+    assert [stored.sha256 for stored in inner.stored()] == [ref.sha256]
+
+
+def test_holder_removes_and_stores_blobs(postgres_url: str) -> None:
+    ledger = engines.open_ledger(postgres_url)
+    blobs = FencedBlobs(MemoryBlobs(), ledger.check_held)
+    writer = blobs.writer()
+    writer.write(b"garbage")
+
+    ref = writer.commit()
+    stored = list(blobs.stored())
+    blobs.delete(ref.sha256)
+
+    assert stored == [ref]
+    assert list(blobs.stored()) == []
+    ledger.close()
