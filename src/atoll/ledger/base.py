@@ -13,6 +13,7 @@ from atoll.ledger.records import (
     EvaluationRecord,
     GenerationRecord,
     LeaseRecord,
+    LedgerDamage,
     ManifestRecord,
     Published,
     RoundPlan,
@@ -154,6 +155,10 @@ class Ledger(Protocol):
         ...
 
     # Whole
+    def damage(self) -> list[LedgerDamage]:
+        """What is no longer as it was written; reads every row. Nothing on PostgreSQL."""
+        ...
+
     def state_hash(self) -> str:
         """sha256 over every row of every table: equal exactly when the durable state is."""
         ...

@@ -7,6 +7,7 @@ are serialised and an exception rolls everything back.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import Protocol
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
@@ -19,6 +20,14 @@ DRIVER_ERRORS = (SQLAlchemyError, OverflowError)
 _POSTGRES_DISK_FULL = "53100"
 
 
+class AtCommit(Protocol):
+    """What is done with every writing transaction, inside it."""
+
+    def begin(self, connection: Connection) -> None: ...
+
+    def end(self, connection: Connection) -> None: ...
+
+
 class Database:
     """The ledger's only connection; `name` is how messages call it and holds no password."""
 
@@ -26,6 +35,7 @@ class Database:
         self._connection = connection
         self._lock = Lock()
         self.name = name
+        self.at_commit: AtCommit | None = None
         self.is_sqlite = connection.dialect.name == "sqlite"
 
     @contextmanager
@@ -34,7 +44,11 @@ class Database:
         # IMMEDIATE takes the write lock up front: a transaction never finds out halfway that it
         # may not write.
         with self._transaction("BEGIN IMMEDIATE") as connection:
+            if self.at_commit is not None:
+                self.at_commit.begin(connection)
             yield connection
+            if self.at_commit is not None:
+                self.at_commit.end(connection)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -79,30 +93,30 @@ class Database:
 
 def translate(exc: Exception, *, name: str) -> StoreError:
     """The error Atoll raises for what a database driver reported."""
-    detail = _detail(exc)
+    said = detail(exc)
     if isinstance(exc, DBAPIError) and exc.connection_invalidated:
         return _lost(name)
-    if "database or disk is full" in detail or _sqlstate(exc) == _POSTGRES_DISK_FULL:
+    if "database or disk is full" in said or _sqlstate(exc) == _POSTGRES_DISK_FULL:
         return StorageFull(
             f"the ledger {name} found no room on its disk and recorded nothing of this call; "
             f"free some space and send it again"
         )
-    if "database is locked" in detail:
+    if "database is locked" in said:
         return StateHeld(
             f"the ledger {name} is held by another process; only one may open it at a time, "
             f"so stop that one first"
         )
-    if "malformed" in detail or "file is not a database" in detail:
+    if "malformed" in said or "file is not a database" in said:
         return StateDamaged(
-            f"the ledger {name} cannot be read as a database ({detail}); restore it from a copy"
+            f"the ledger {name} cannot be read as a database ({said}); restore it from a copy"
         )
     if isinstance(exc, IntegrityError):
         return StoreError(
-            f"the ledger {name} refused a row that breaks its schema ({detail}); "
+            f"the ledger {name} refused a row that breaks its schema ({said}); "
             f"nothing of this call was recorded"
         )
     return StoreError(
-        f"the ledger {name} answered {detail!r} and recorded nothing of this call; "
+        f"the ledger {name} answered {said!r} and recorded nothing of this call; "
         f"see that its disk or server works, then start again"
     )
 
@@ -114,7 +128,7 @@ def _lost(name: str) -> StoreError:
     )
 
 
-def _detail(exc: Exception) -> str:
+def detail(exc: Exception) -> str:
     """The driver's own first line, without SQLAlchemy's copy of statement and values."""
     cause = exc.orig if isinstance(exc, DBAPIError) and exc.orig is not None else exc
     return str(cause).strip().partition("\n")[0]

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, inspect, select, text
 
 from atoll import canonical
 from atoll.errors import LedgerTooNew
-from atoll.ledger import schema
+from atoll.ledger import schema, seals
 from atoll.ledger.database import Database
 
 
@@ -139,10 +139,12 @@ def _make_control(connection: Connection) -> None:
     _run(connection, VERSION_3)
 
 
+SEALED = 4  # the first version with seals
 STEPS: tuple[Step, ...] = (
     Step(1, _make_tables),
     Step(2, _make_generations),
     Step(3, _make_control),
+    Step(SEALED, seals.make),
 )
 
 
@@ -154,7 +156,10 @@ def stored_version(connection: Connection) -> int:
 
 
 def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
-    """Brings the ledger to the version of the last step; LedgerTooNew when it is beyond that."""
+    """Brings the ledger to the version of the last step; LedgerTooNew when it is beyond that.
+
+    From then on every transaction of this database keeps the seals.
+    """
     assert [step.version for step in steps] == list(range(1, len(steps) + 1)), steps
     with database.reading() as connection:
         stored = stored_version(connection)
@@ -164,8 +169,14 @@ def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
             f"up to {len(steps)}; a ledger is never taken back, so use the Atoll that wrote it "
             f"or a later one"
         )
+    if 0 < stored < len(steps):
+        seals.check_before_migration(database)
+    database.at_commit = None
     for step in steps[stored:]:
         with database.writing() as connection:
             step.apply(connection)
             connection.execute(delete(schema.schema_version))
             connection.execute(insert(schema.schema_version).values(version=step.version))
+            seals.renew(connection)
+    if database.is_sqlite and len(steps) >= SEALED:
+        database.at_commit = seals.Sealing(database)

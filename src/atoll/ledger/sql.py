@@ -6,13 +6,14 @@ calls.
 
 from collections.abc import Mapping
 
-from atoll.ledger import contributions, generations, members, rounds, versions, whole
+from atoll.ledger import contributions, generations, members, rounds, seals, versions, whole
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
     ContributionRecord,
     EvaluationRecord,
     GenerationRecord,
     LeaseRecord,
+    LedgerDamage,
     ManifestRecord,
     Published,
     RoundPlan,
@@ -142,6 +143,9 @@ class SqlLedger:
     def evaluations(self) -> list[EvaluationRecord]:
         with self._database.reading() as connection:
             return versions.evaluations(connection)
+
+    def damage(self) -> list[LedgerDamage]:
+        return seals.check(self._database)
 
     def state_hash(self) -> str:
         with self._database.reading() as connection:
