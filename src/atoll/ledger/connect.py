@@ -11,8 +11,8 @@ from types import ModuleType
 from sqlalchemy import URL, Connection, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from atoll.errors import StateHeld, StoreError
-from atoll.ledger import database
+from atoll.errors import StateDamaged, StateHeld, StoreError
+from atoll.ledger import database, wal
 from atoll.ledger.database import Database
 
 MEMORY = ":memory:"
@@ -38,7 +38,7 @@ def sqlite(path: str) -> Database:
     """The SQLite database at `path`, made when absent; StateHeld when another process has it."""
     engine = create_engine(
         URL.create("sqlite", database=path),
-        module=_sqlite_module(),
+        module=sqlite_module(),
         poolclass=NullPool,
         # The lock of Database serialises threads; isolation_level=None leaves BEGIN to us.
         connect_args={"isolation_level": None, "check_same_thread": False},
@@ -47,6 +47,9 @@ def sqlite(path: str) -> Database:
         raise StoreError(
             f"the ledger {path!r} lies in a directory that does not exist; make it first"
         )
+    torn = wal.check(Path(path)) if path != MEMORY else None
+    if torn is not None:
+        raise StateDamaged(f"the log of the ledger is damaged: {torn}")
     try:
         connection = engine.connect()
     except database.DRIVER_ERRORS as exc:
@@ -64,7 +67,7 @@ def sqlite(path: str) -> Database:
     return opened
 
 
-def _sqlite_module() -> ModuleType:
+def sqlite_module() -> ModuleType:
     # With a single connection either library is safe; the bundled one is newer than most systems'.
     try:
         from pysqlite3 import dbapi2

@@ -164,6 +164,7 @@ class LedgerDamage:
     place: str  # the table; "" when it is the file as a whole
     key: str  # which rows of it: a round, a version, or a primary key as SQL; "" for all
     reason: str
+    is_sealed: bool = True  # False: there is no seal to compare these rows with
 
     def __str__(self) -> str:
         where = f"table {self.place!r}" if self.place else "its file"

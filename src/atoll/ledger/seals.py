@@ -116,7 +116,7 @@ def check(database: Database) -> list[LedgerDamage]:
     try:
         with database.bare() as connection:
             found = _integrity(connection)
-            return found + list(_broken(connection) if _has_seals(connection) else ())
+            return found + (broken(connection) if _has_seals(connection) else [])
     except StateDamaged as error:
         return [LedgerDamage(place="", key="", reason=str(error))]
 
@@ -135,6 +135,11 @@ def _integrity(connection: Connection) -> list[LedgerDamage]:
     except (*DRIVER_ERRORS, UnicodeDecodeError) as error:
         found = [detail(error)]
     return [LedgerDamage(place="", key="", reason=line) for line in found if line != "ok"]
+
+
+def broken(connection: Connection) -> list[LedgerDamage]:
+    """Groups of rows that are not as their seals say."""
+    return list(_broken(connection))
 
 
 def _broken(connection: Connection) -> Iterator[LedgerDamage]:
@@ -166,6 +171,7 @@ def _broken(connection: Connection) -> Iterator[LedgerDamage]:
                 place=place,
                 key=key.decode(errors="replace"),
                 reason=f"expected {_told(theirs)}, found {_told(mine)}",
+                is_sealed=theirs is not None,
             )
 
 
