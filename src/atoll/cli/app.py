@@ -293,6 +293,20 @@ def audit(
 
 
 @app.command()
+def repair(
+    directory: DirectoryArgument,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this only what would be done is shown.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is damaged and the last good round; with --yes go back to it, deleting nothing."""
+    from atoll.cli import repair as command
+
+    command.repair(directory, yes=yes, as_json=as_json)
+
+
+@app.command()
 def export(
     directory: DirectoryArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The safetensors file to write.")],

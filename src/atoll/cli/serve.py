@@ -15,14 +15,16 @@ from pathlib import Path
 import torch
 
 from atoll import config
-from atoll.cli import output
+from atoll.cli import output, repair
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
+from atoll.config import RunFile
 from atoll.coordinator import access, boot, certificate
 from atoll.coordinator.access import Access, Role
 from atoll.coordinator.certificate import Certificate
 from atoll.coordinator.server import STOP_SIGNALS, Address, Listen, Server
 from atoll.errors import ConfigError
+from atoll.history import soundness
 from atoll.launch import memory, state
 from atoll.ledger.base import Ledger
 
@@ -57,9 +59,23 @@ def serve(
 ) -> None:
     """Serves until the run is over or a signal comes; `started` gets the server once it answers."""
     _check_ready_file(options.ready_file)
-    clock = SystemClock()
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
+    try:
+        _serve(options, run_file, directory, signals=signals, started=started)
+    except repair.DAMAGED as error:
+        raise repair.explained(directory, error) from error
+
+
+def _serve(
+    options: ServeOptions,
+    run_file: RunFile,
+    directory: Path,
+    *,
+    signals: Sequence[signal.Signals],
+    started: Callable[[Server], None],
+) -> None:
+    clock = SystemClock()
     addresses = state.Addresses(run_file.ledger, run_file.blobs)
     memory.bound_arenas()
     memory.keep_freed_tiles()
@@ -67,6 +83,7 @@ def serve(
     with state.held(
         directory, addresses, pid=os.getpid(), wall=clock.wall(), s3=s3_access()
     ) as stores:
+        soundness.check_start(stores.ledger, stores.blobs)
         before = len(stores.ledger.manifests())
         manifest = boot.create_or_check(
             stores,

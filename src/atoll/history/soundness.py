@@ -38,7 +38,7 @@ class Damage:
     round: int | None = None  # the first round that needs it; None: no round is lost by it
 
     def __str__(self) -> str:
-        return f"{self.part}: {self.detail}"
+        return f"{self.part}: {self.detail}" if self.detail else self.part
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Findings:
 
 def check_start(ledger: Ledger, blobs: Blobs) -> None:
     """Raises StateDamaged unless every record is as it was written and blobs tell of no more."""
-    found = [Damage(f"the ledger, {d}", "", _round_of(d)) for d in ledger.damage()]
+    found = [Damage(str(d), "", _round_of(d)) for d in ledger.damage()]
     if not found:
         found = _records(ledger)
     if not found:
@@ -80,7 +80,7 @@ def check_start(ledger: Ledger, blobs: Blobs) -> None:
         found = [flaw.damage for flaw in _open_flaws(ledger, blobs)]
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise StateDamaged(f"{found[0]}{more}".replace(": ;", ";").rstrip(": "))
+        raise StateDamaged(f"{found[0]}{more}")
 
 
 def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout) -> Findings:
@@ -90,7 +90,7 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout) -> Findings:
     manifests, rounds = Manifests.of(ledger), ledger.rounds()
     published = _published(rounds)
     records = ledger.damage()
-    damages = [Damage(f"the ledger, {d}", "", _round_of(d)) for d in records]
+    damages = [Damage(str(d), "", _round_of(d)) for d in records]
     damages += _records(ledger)
     limit = min((d.round - 1 for d in damages if d.round is not None), default=None)
     newer = _newer(ledger, blobs)

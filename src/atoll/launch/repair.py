@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,9 @@ def _salvage(directory: Path, scratch: Path, report: RepairReport) -> Salvaged:
     else:
         report.damages.append(f"{str(original)!r}: it is missing")
     salvaged = salvage.salvage(copied, scratch / LEDGER)
-    report.damages += [f"the ledger {str(original)!r}, {d}" for d in salvaged.damages]
+    report.damages += [
+        str(replace(d, ledger=f"the ledger {str(original)!r}")) for d in salvaged.damages
+    ]
     report.published = salvaged.published
     return salvaged
 

@@ -18,6 +18,15 @@ from atoll.errors import StateDamaged, StateHeld, StorageFull, StoreError
 DRIVER_ERRORS = (SQLAlchemyError, OverflowError)
 
 _POSTGRES_DISK_FULL = "53100"
+# The last three: a page that holds the tables' own names has changed.
+_SQLITE_DAMAGED = (
+    "malformed",
+    "file is not a database",
+    "unsupported file format",
+    "no such table:",
+    "no such column:",
+    "no such index:",
+)
 
 
 class AtCommit(Protocol):
@@ -106,7 +115,7 @@ def translate(exc: Exception, *, name: str) -> StoreError:
             f"the ledger {name} is held by another process; only one may open it at a time, "
             f"so stop that one first"
         )
-    if "malformed" in said or "file is not a database" in said:
+    if any(phrase in said for phrase in _SQLITE_DAMAGED):
         return StateDamaged(
             f"the ledger {name} cannot be read as a database ({said}); restore it from a copy"
         )

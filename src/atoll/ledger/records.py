@@ -165,7 +165,8 @@ class LedgerDamage:
     key: str  # which rows of it: a round, a version, or a primary key as SQL; "" for all
     reason: str
     is_sealed: bool = True  # False: there is no seal to compare these rows with
+    ledger: str = "the ledger"  # the file
 
     def __str__(self) -> str:
-        where = f"table {self.place!r}" if self.place else "its file"
-        return f"{where}{f' at {self.key}' if self.key else ''}: {self.reason}"
+        table = f", table {self.place!r}" if self.place else ""
+        return f"{self.ledger}{table}{f' at {self.key}' if self.key else ''}: {self.reason}"

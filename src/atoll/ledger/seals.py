@@ -13,7 +13,7 @@ Knows no table: it reads which there are. PostgreSQL has checksums of its own an
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -116,16 +116,17 @@ def check(database: Database) -> list[LedgerDamage]:
     try:
         with database.bare() as connection:
             found = _integrity(connection)
-            return found + (broken(connection) if _has_seals(connection) else [])
+            found += broken(connection) if _has_seals(connection) else []
     except StateDamaged as error:
-        return [LedgerDamage(place="", key="", reason=str(error))]
+        found = [LedgerDamage(place="", key="", reason=str(error))]
+    return [replace(damage, ledger=f"the ledger {database.name}") for damage in found]
 
 
 def check_before_migration(database: Database) -> None:
     """Refuses to migrate what has changed since it was sealed: a step would seal the damage."""
     found = check(database)
     if found:
-        raise StateDamaged(f"the ledger {database.name} is damaged: {found[0]}")
+        raise StateDamaged(str(found[0]))
 
 
 def _integrity(connection: Connection) -> list[LedgerDamage]:
@@ -176,7 +177,7 @@ def _broken(connection: Connection) -> Iterator[LedgerDamage]:
 
 
 def _told(seal: tuple[object, bytes] | None) -> str:
-    return "none" if seal is None else f"{seal[0]} rows with seal {seal[1].hex()[:16]}…"
+    return "none" if seal is None else f"{seal[0]} rows with seal {seal[1].hex()}"
 
 
 def _computed(connection: Connection) -> Iterator[tuple[str, bytes, int, int]]:
