@@ -20,7 +20,7 @@ check: $(STAMP) lint
 # What `make test` does in seconds, for the minute that it takes in the world.
 .PHONY: storm
 storm: $(STAMP)
-	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 $(PYTEST) -q -m storm tests
+	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 ATOLL_DAMAGE_FLIPS=24 $(PYTEST) -q -m storm tests
 
 .PHONY: lint
 lint: $(STAMP)

@@ -187,9 +187,7 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
     report.last_good = findings.last_good
     if findings.last_good is None or report.sound:
         report.kept = _counts(ledger)
-        report.keeps_open = True
         return
-    report.keeps_open = findings.keeps_open
     report.replay_from = findings.replay_from
     report.dropped_snapshots = sorted(
         {s.version for s in ledger.snapshots() if s.version > findings.last_good}
@@ -199,6 +197,8 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
     report.put_aside = sorted(
         _blobs_of_no_use(ledger, blobs, findings) & {ref.sha256 for ref in blobs.stored()}
     )
+    latest = ledger.latest_round()
+    report.keeps_open = latest is not None and latest.round > findings.last_good
     report.kept = _counts(ledger)
     report.dropped = Counts(
         *(max(0, a - b) for a, b in zip(asdict(before).values(), asdict(report.kept).values()))
