@@ -59,6 +59,22 @@ def serve(
     ready_file: Annotated[
         Path | None, typer.Option(help="Write address and pid here once serving (JSON).")
     ] = None,
+    reset: Annotated[
+        bool,
+        typer.Option(
+            "--reset", help="Drop the run in the directory, after showing it; start over."
+        ),
+    ] = False,
+    keep_weights: Annotated[
+        bool,
+        typer.Option("--keep-weights", help="With --reset: start from the old run's weights."),
+    ] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="With --reset: delete the old state, do not keep it.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --reset: do not ask; needed without a terminal.")
+    ] = False,
     log_level: LogOption = "info",
 ) -> None:
     """Run a coordinator; prints the join command with its token."""
@@ -80,6 +96,10 @@ def serve(
             new_manifest=new_manifest,
             stay=stay,
             ready_file=ready_file,
+            reset=reset,
+            keep_weights=keep_weights,
+            purge=purge,
+            yes=yes,
         )
     )
 
@@ -316,6 +336,9 @@ def export(
     published: Annotated[
         bool, typer.Option("--published", help="What islands hold, not the fp32 master.")
     ] = False,
+    blob: Annotated[
+        str | None, typer.Option(help="One blob of whole weights, where the ledger is lost.")
+    ] = None,
     url: LiveUrlOption = None,
     token: TokenOption = None,
     fingerprint: FingerprintOption = None,
@@ -330,6 +353,7 @@ def export(
         output,
         round_number=round_number,
         published=published,
+        blob=blob,
         live=audited.Live(url, token, fingerprint),
         as_json=as_json,
     )

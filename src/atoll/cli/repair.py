@@ -100,6 +100,6 @@ def _show_lost(report: RepairReport) -> None:
     if whole:
         output.say(
             "such a blob can still be written as safetensors: "
-            f"atoll export {report.directory} --blob {whole[-1]['blob'][:12]}… --run-file RUN.toml "
+            f"atoll export {report.directory} --blob {whole[-1]['blob'][:16]} "
             f"-o model.safetensors; a new run starts from it with `[model] start_from`"
         )

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from atoll import config
-from atoll.cli import output, repair
+from atoll.cli import output, repair, reset
+from atoll.cli.reset import Fresh
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
 from atoll.config import RunFile
@@ -49,6 +50,10 @@ class ServeOptions:
     new_manifest: bool = False
     stay: bool = False
     ready_file: Path | None = None
+    reset: bool = False
+    keep_weights: bool = False
+    purge: bool = False
+    yes: bool = False
 
 
 def serve(
@@ -61,21 +66,39 @@ def serve(
     _check_ready_file(options.ready_file)
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
+    fresh = _reset(options, run_file, directory)
     try:
-        _serve(options, run_file, directory, signals=signals, started=started)
+        _serve(options, fresh, directory, signals=signals, started=started)
     except repair.DAMAGED as error:
         raise repair.explained(directory, error) from error
 
 
+def _reset(options: ServeOptions, run_file: RunFile, directory: Path) -> Fresh:
+    if not options.reset:
+        for name in ("keep_weights", "purge", "yes"):
+            if getattr(options, name):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is for --reset; give both or neither"
+                )
+        return Fresh(run_file)
+    return reset.reset(
+        directory,
+        run_file,
+        keep_weights=options.keep_weights,
+        purge=options.purge,
+        yes=options.yes,
+    )
+
+
 def _serve(
     options: ServeOptions,
-    run_file: RunFile,
+    fresh: Fresh,
     directory: Path,
     *,
     signals: Sequence[signal.Signals],
     started: Callable[[Server], None],
 ) -> None:
-    clock = SystemClock()
+    clock, run_file = SystemClock(), fresh.run_file
     addresses = state.Addresses(run_file.ledger, run_file.blobs)
     memory.bound_arenas()
     memory.keep_freed_tiles()
@@ -92,6 +115,8 @@ def _serve(
             new_run_id=secrets.token_hex(8),
             new_manifest=options.new_manifest,
         )
+        if fresh.dropped is not None:
+            fresh.settle(stores.ledger, purge=options.purge)
         if options.new_manifest:
             _tell_manifest(stores.ledger, recorded_before=before)
         tokens = _tokens(stores.ledger, renew=options.new_tokens)

@@ -99,7 +99,9 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout) -> Findings:
     starts = _starts(ledger, blobs, manifests=manifests, layout=layout, start=start)
     bad_rounds = {flaw.damage.round for flaw in flaws}
     top = published if limit is None else min(limit, published)
-    reach = {s: _reach(s, top, bad_rounds) for s, flaw in starts.items() if flaw is None and s <= top}
+    reach = {
+        s: _reach(s, top, bad_rounds) for s, flaw in starts.items() if flaw is None and s <= top
+    }
     last_good = max(reach.values(), default=None)
     damages += [flaw.damage for flaw in (*flaws, *newer)]
     damages += [flaw for flaw in starts.values() if flaw is not None]
@@ -137,7 +139,9 @@ def _records(ledger: Ledger) -> list[Damage]:
     broken = chain.check_chain(run, ledger.manifests(), rounds, ledger.contributions)
     found = []
     if broken is not None:
-        found.append(Damage(f"the ledger's hash chain, {broken.field}", broken.reason, broken.round))
+        found.append(
+            Damage(f"the ledger's hash chain, {broken.field}", broken.reason, broken.round)
+        )
     for record in rounds:
         if record.state is RoundState.PUBLISHED:
             root = digests.root_of(record.leaves or b"")

@@ -177,7 +177,9 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
     run = ledger.run()
     if run is None or not _heal_chain(ledger, report):
         if run is not None or was_damaged or report.weights:
-            report.damages = report.damages or ["the ledger holds no run, and blobs of one are here"]
+            report.damages = report.damages or [
+                "the ledger holds no run, and blobs of one are here"
+            ]
         return
     report.run_id = run.run_id
     layout = recorded.layout_of(Manifests.of(ledger).newest.manifest)
@@ -358,9 +360,7 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _audited(
-    directory: Path, addresses: Addresses, *, s3: S3Access | None
-) -> dict[str, object]:
+def _audited(directory: Path, addresses: Addresses, *, s3: S3Access | None) -> dict[str, object]:
     ledger = engines.open_ledger(directory / LEDGER)
     blobs = state.open_blobs(directory, addresses, s3=s3)
     try:

@@ -188,9 +188,7 @@ def _computed(connection: Connection) -> Iterator[tuple[str, bytes, int, int]]:
     yield from _schema(connection)
 
 
-def _computed_of(
-    connection: Connection, sealed: _Sealed
-) -> Iterable[tuple[str, bytes, int, int]]:
+def _computed_of(connection: Connection, sealed: _Sealed) -> Iterable[tuple[str, bytes, int, int]]:
     totals: defaultdict[bytes, list[int]] = defaultdict(lambda: [0, 0])
     # Not by an index: what counts is the row.
     rows = connection.exec_driver_sql(

@@ -39,7 +39,9 @@ def _reopen(connection: Connection) -> None:
     table = schema.leases
     kept = [rows.lease(row) for row in connection.execute(select(table))]
     covered = [(k.start, k.stop) for k in kept if k.state is not LeaseState.TAKEN]
-    taken = sorted((k for k in kept if k.state is LeaseState.TAKEN), key=lambda k: (k.start, k.stop))
+    taken = sorted(
+        (k for k in kept if k.state is LeaseState.TAKEN), key=lambda k: (k.start, k.stop)
+    )
     for lease in taken:
         for start, stop in _outside((lease.start, lease.stop), covered):
             _open_again(connection, lease, start, stop)

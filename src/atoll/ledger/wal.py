@@ -98,9 +98,7 @@ def _parse(head: bytes) -> _Header | None:
     return _Header(order, page_bytes, head[16:24], (first, second))
 
 
-def _check_frames(
-    path: Path, file: BinaryIO, header: _Header, *, nbytes: int
-) -> WalDamage | None:
+def _check_frames(path: Path, file: BinaryIO, header: _Header, *, nbytes: int) -> WalDamage | None:
     step = FRAME_HEADER_BYTES + header.page_bytes
     sums, offset = header.sums, HEADER_BYTES
     while offset + step <= nbytes:
@@ -119,9 +117,7 @@ def _frame(data: bytes, offset: int) -> _Frame:
     return _Frame(offset, data[:FRAME_HEADER_BYTES], data[FRAME_HEADER_BYTES:])
 
 
-def _judge_header(
-    path: Path, file: BinaryIO, ledger: Path, *, nbytes: int
-) -> WalDamage | None:
+def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> WalDamage | None:
     """A header is on the disk before the frames after it; torn, it stands before old frames.
 
     Those are all in the database by then, so a log that would change nothing is harmless.
