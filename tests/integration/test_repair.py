@@ -1,6 +1,7 @@
 """A damaged run is taken back to its last good round, nothing is deleted, and it goes on."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -295,20 +296,31 @@ def test_directory_in_use_is_refused(original, tmp_path):
         mend(home)
 
 
-@pytest.mark.parametrize("point", ["after the mark", "after the swap"])
+def cut(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def replacing_all_but_the_ledger(source: Path, target: Path) -> None:
+    if Path(target).name == LEDGER:
+        raise KeyboardInterrupt
+    os.rename(source, target)
+
+
+POINTS = {
+    "before the swap": ("atoll.launch.repair.os.replace", replacing_all_but_the_ledger),
+    "after the swap": ("atoll.launch.repair._put_aside", cut),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
 def test_repair_that_was_cut_off_is_refused_and_taken_up(original, tmp_path, monkeypatch, point):
     home = damages.copied(original.rest, tmp_path / "run")
     flip_blob("round 5")(home, original)
 
-    def cut(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        if point == "after the mark":
-            patched.setattr(repair.os, "replace", _replacing_all_but(LEDGER))
-        else:
-            patched.setattr(repair, "_put_aside", cut)
-        mend(home)
+    with monkeypatch.context() as patched:
+        patched.setattr(*POINTS[point])
+        with pytest.raises(KeyboardInterrupt):
+            mend(home)
     refused = damages.start(home)
     report = mend(home)
 
@@ -318,21 +330,10 @@ def test_repair_that_was_cut_off_is_refused_and_taken_up(original, tmp_path, mon
     assert isinstance(damages.start(home), Served)
 
 
-def _replacing_all_but(name: str) -> Callable[[Path, Path], None]:
-    replace = repair.os.replace
-
-    def replacing(source: Path, target: Path) -> None:
-        if Path(target).name == name:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    return replacing
-
-
 def test_second_repair_has_a_directory_of_its_own(original, tmp_path):
     home = damages.copied(original.rest, tmp_path / "run")
     for name in ("round 5", "round 4"):
-        flip_blob(name)(home, original) if blob(home, original.blobs[name]).exists() else None
+        flip_blob(name)(home, original)
         mend(home)
 
     assert (home / "damaged-1").is_dir() and (home / "damaged-2").is_dir()

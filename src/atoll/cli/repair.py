@@ -81,8 +81,8 @@ def _show(report: RepairReport, *, yes: bool) -> None:
         output.say(f"audit replays from version {report.replay_from} on: older blobs are damaged")
     if not done:
         output.say(
-            f"nothing has been changed; `atoll repair {report.directory} --yes` does this and moves "
-            f"the old ledger and {len(report.put_aside)} blobs to a damaged-N directory in it"
+            f"nothing has been changed; `atoll repair {report.directory} --yes` does this and "
+            f"moves the old ledger and {len(report.put_aside)} blobs to a damaged-N directory in it"
         )
         return
     output.say(f"the old ledger and {len(report.put_aside)} blobs are in {report.aside!r}")

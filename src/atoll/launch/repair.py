@@ -1,4 +1,4 @@
-"""`atoll repair`: what is damaged in a state directory, how far the run holds, and going back there.
+"""What is damaged in a state directory, how far the run holds, and going back there.
 
 Looks at a copy of the ledger, so looking changes nothing. A repair makes a new ledger of what can
 be trusted and puts the old one, and every blob that no longer belongs to the run, aside in
@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +79,16 @@ def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
     """Takes a damaged run back to its last good round; ends with an audit that replays."""
     with lock.hold(_existing(directory), pid=pid, wall=wall):
         _resume(directory)
-        with tempfile.TemporaryDirectory(prefix="repair-", dir=directory) as scratch:
-            with _prepared(directory, Path(scratch), s3=s3) as prepared:
-                report = prepared.report
-                if report.sound or not report.repairable:
-                    return report
-                _check_sqlite(prepared.addresses)
-                _close(prepared)
-                _install(directory, Path(scratch) / LEDGER, prepared)
+        with (
+            tempfile.TemporaryDirectory(prefix="repair-", dir=directory) as scratch,
+            _prepared(directory, Path(scratch), s3=s3) as prepared,
+        ):
+            report = prepared.report
+            if report.sound or not report.repairable:
+                return report
+            _check_sqlite(prepared.addresses)
+            _close(prepared)
+            _install(directory, Path(scratch) / LEDGER, prepared)
         report.audit = _audited(directory, prepared.addresses, s3=s3)
     return report
 
@@ -203,7 +205,7 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
     report.keeps_open = latest is not None and latest.round > findings.last_good
     report.kept = _counts(ledger)
     report.dropped = Counts(
-        *(max(0, a - b) for a, b in zip(asdict(before).values(), asdict(report.kept).values()))
+        *(max(0, a - b) for a, b in zip(astuple(before), astuple(report.kept), strict=True))
     )
 
 
@@ -242,11 +244,11 @@ def _blobs_of_no_use(ledger: Ledger, blobs: Blobs, findings: Findings) -> set[st
     """Damaged ones, and those of rounds that are no longer there."""
     needed = retention.referenced(ledger, None) - findings.bad_blobs
     newer = soundness.newer_blobs(ledger, blobs)
-    return (findings.bad_blobs | newer) - needed | _changed(ledger, blobs)
+    return (findings.bad_blobs | newer) - needed | _changed(blobs)
 
 
-def _changed(ledger: Ledger, blobs: Blobs) -> set[str]:
-    """Stored blobs of this run's records that are not what their names say."""
+def _changed(blobs: Blobs) -> set[str]:
+    """Stored blobs that are not what their names say."""
     found = set()
     for ref in blobs.stored():
         try:

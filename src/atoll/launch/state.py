@@ -75,7 +75,8 @@ def check_repaired(directory: Path) -> None:
     """Refuses a directory whose repair was cut off: its ledger may be the old or the new one."""
     if (directory / REPAIR_FILE).exists():
         raise StateDamaged(
-            f"a repair of {str(directory)!r} was cut off; run `atoll repair {directory} --yes` again"
+            f"a repair of {str(directory)!r} was cut off; run `atoll repair {directory} --yes` "
+            f"again"
         )
 
 

@@ -68,6 +68,7 @@ def sqlite(path: str) -> Database:
 
 
 def sqlite_module() -> ModuleType:
+    """The driver: the bundled SQLite where there is one."""
     # With a single connection either library is safe; the bundled one is newer than most systems'.
     try:
         from pysqlite3 import dbapi2

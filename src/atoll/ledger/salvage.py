@@ -187,7 +187,8 @@ def _renew_members(connection: Connection, damages: list[LedgerDamage]) -> None:
             name = damage.key.strip("'")
             lives = connection.exec_driver_sql(
                 "SELECT max(incarnation) FROM (SELECT incarnation FROM contributions "
-                "WHERE worker_id = ? UNION ALL SELECT incarnation FROM workers WHERE worker_id = ?) "
+                "WHERE worker_id = ? UNION ALL SELECT incarnation FROM workers "
+                "WHERE worker_id = ?) "
                 "WHERE typeof(incarnation) = 'integer'",
                 (name, name),
             ).scalar_one()

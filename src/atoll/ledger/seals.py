@@ -73,7 +73,8 @@ class Sealing:
         """Moves the seals by what this transaction changed."""
         changes = connection.exec_driver_sql(
             f"SELECT c.place, c.key, c.gone, c.come, s.count, s.total "
-            f"FROM temp.{_CHANGES} c LEFT JOIN main.{TABLE} s ON s.place = c.place AND s.key = c.key"
+            f"FROM temp.{_CHANGES} c "
+            f"LEFT JOIN main.{TABLE} s ON s.place = c.place AND s.key = c.key"
         )
         moved: dict[tuple[str, bytes], list[int]] = {}
         for place, key, gone, come, count, total in changes:
@@ -141,7 +142,7 @@ def _integrity(connection: Connection) -> list[LedgerDamage]:
 
 
 def broken(connection: Connection) -> list[LedgerDamage]:
-    """Groups of rows that are not as their seals say; none in a ledger from before there were any."""
+    """Groups of rows that are not as their seals say; none where there are no seals yet."""
     return list(_broken(connection)) if _has_seals(connection) else []
 
 
