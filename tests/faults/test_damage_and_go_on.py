@@ -1,4 +1,4 @@
-"""Damage under a real run: the coordinator does not start, `atoll repair` takes it back, it goes on.
+"""Damage under a real run: the coordinator does not start, is repaired, and the run goes on.
 
 The coordinator is killed in round 5. Then a snapshot and contributions are damaged, so that only
 round 1 can be rebuilt. One island waits all the time; the other one is killed too and started
@@ -52,21 +52,21 @@ def repaired(tmp_path_factory: pytest.TempPathFactory) -> Repaired:
         killed = cluster.prepare_coordinator(f"idle@{KILL_ROUND}")
         cluster.take_over(killed)
         cluster.join_all()
-        lives = [cluster.prepare_coordinator(f"none@{number}") for number in range(3)]
-        returning = cluster.prepare_island(RETURNS)
         assert killed.process.wait(timeout_seconds=processes.LIMIT_SECONDS) == KILLED
         cluster.islands[RETURNS].kill()
         damaged = _damage(cluster.directory)
-        refused = _ended(lives[0].go("--port", "0"))
+        refused = _ended(cluster.prepare_coordinator("none@0").go("--port", "0"))
+        next_life = cluster.prepare_coordinator("none@1")
         looked = _run("repair", str(cluster.directory))
         mended = _run("repair", str(cluster.directory), "--yes")
-        coordinator = cluster.take_over(lives[1])
-        cluster.enter(returning)
+        coordinator = cluster.take_over(next_life)
+        cluster.join(RETURNS)
+        next_life = cluster.prepare_coordinator("none@2")
         cluster.wait_status("a round after the repair", lambda s: s.version >= STOP_ROUND)
         coordinator.popen.send_signal(signal.SIGINT)
         coordinator.popen.send_signal(signal.SIGINT)
         interrupted = _ended(coordinator)
-        finished = cluster.finish(cluster.take_over(lives[2]))
+        finished = cluster.finish(cluster.take_over(next_life))
         return Repaired(damaged, refused, looked, mended, interrupted, finished)
 
 
