@@ -129,7 +129,7 @@ def computing(round_number: int, hold: Die) -> None:
             hold()
         return compute(self, number, contributions)
 
-    Versions.compute = wrapped  # type: ignore[method-assign] # the point of this program
+    Versions.compute = wrapped  # type: ignore[method-assign,assignment] # the point of this program
 
 
 POINTS: dict[str, Callable[[int, Die], None]] = {
