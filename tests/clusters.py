@@ -139,6 +139,12 @@ def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:
     return config.parse(table)
 
 
+def definition_of(layout: Layout) -> dict[str, Any]:
+    """A model definition that gives `layout`: a state directory tells its own then."""
+    rows = [[spec.name, spec.dtype, list(spec.shape)] for spec in layout.tensors]
+    return {"architecture": "custom", "tensors": rows}
+
+
 def manifest_for(
     layout: Layout,
     changes: Mapping[str, Any] | None = None,
@@ -147,7 +153,7 @@ def manifest_for(
     """The manifest of a run over `layout` that starts from `values(layout, "initial")`."""
     return run_file(changes).manifest(
         ModelSettings(
-            definition={},
+            definition=definition_of(layout),
             layout_digest=layout.digest,
             initial_digest=digests.digest(layout, values(layout, "initial", scale=1.0)).root,
         ),

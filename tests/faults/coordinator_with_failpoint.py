@@ -11,6 +11,7 @@ FOLDER gets `marker.json`, by which a test tells this death from any other. Poin
     before_publish   the round is frozen and computed, not published
     download         part of the version after ROUND has been served
     idle             every island trains, nothing is under way here; in ROUND or a later one
+    computing        no kill: the outer step stands still until the process ends
     none             no kill
 """
 
@@ -18,6 +19,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,7 @@ from atoll.coordinator.closer import Closer
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import SpooledFrame
 from atoll.coordinator.uploads import Uploads, UploadStream
+from atoll.coordinator.versions import Versions
 from atoll.ledger import contributions
 from atoll.ledger.sql import SqlLedger
 
@@ -118,12 +121,24 @@ def idle(round_number: int, die: Die) -> None:
     Closer.start = started  # type: ignore[method-assign] # the point of this program
 
 
+def computing(round_number: int, hold: Die) -> None:
+    compute = Versions.compute
+
+    def wrapped(self: Versions, number: int, contributions: Any) -> Any:
+        if number == round_number:
+            hold()
+        return compute(self, number, contributions)
+
+    Versions.compute = wrapped  # type: ignore[method-assign,assignment] # the point of this program
+
+
 POINTS: dict[str, Callable[[int, Die], None]] = {
     "before_accept": before_accept,
     "before_commit": before_commit,
     "before_publish": before_publish,
     "download": download,
     "idle": idle,
+    "computing": computing,
     "none": lambda _round_number, _die: None,
 }
 
@@ -139,7 +154,11 @@ def main() -> None:
         os.replace(part, folder / "marker.json")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    POINTS[point](round_number, die)
+    def hold() -> None:
+        (folder / f"held-{round_number}").touch()
+        threading.Event().wait()
+
+    POINTS[point](round_number, hold if point == "computing" else die)
     go = folder / "go.json"
     while not go.exists():
         time.sleep(POLL_SECONDS)

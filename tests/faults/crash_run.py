@@ -48,6 +48,7 @@ from atoll.ledger.records import ContributionRecord, RoundState
 from atoll.simulate import cluster as simulation
 from atoll.simulate.fibers import Fiber, Scheduler
 from atoll.simulate.link import MemoryLink
+from atoll.wire.header import FrameHeader
 
 ROUNDS = 3
 ISLANDS = 2
@@ -242,16 +243,17 @@ def _audit(home: Path) -> list[str]:
 def ack_before_commit() -> None:
     """A contribution is acknowledged first and recorded when the coordinator next looks."""
     accept, advance = Rounds.accept, Coordinator.advance
-    waiting: list[tuple[Rounds, ContributionRecord]] = []
+    waiting: list[tuple[Rounds, ContributionRecord, FrameHeader]] = []
 
-    def early(self: Rounds, contribution: ContributionRecord) -> ContributionRecord:
-        waiting.append((self, contribution))
+    def early(
+        self: Rounds, contribution: ContributionRecord, header: FrameHeader
+    ) -> ContributionRecord:
+        waiting.append((self, contribution, header))
         return contribution
 
     def late(self: Coordinator) -> bool:
         while waiting:
-            rounds, contribution = waiting.pop(0)
-            accept(rounds, contribution)
+            accept(*waiting.pop(0))
         return advance(self)
 
     Rounds.accept = early  # type: ignore[method-assign] # the point of this program

@@ -11,7 +11,7 @@ from atoll.cli import output
 from atoll.cli.app import app
 from atoll.errors import ConfigError
 
-COMMANDS = ("serve", "join", "simulate", "status", "info", "audit", "export", "demo")
+COMMANDS = ("serve", "join", "simulate", "status", "info", "audit", "repair", "export", "demo")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -37,7 +37,7 @@ def test_command_explains_itself(command):
 
 
 @pytest.mark.parametrize(
-    "command", ["simulate", "status", "info", "audit", "export", "join", "demo"]
+    "command", ["simulate", "status", "info", "audit", "repair", "export", "join", "demo"]
 )
 def test_command_that_reports_has_json(command):
     assert "--json" in CliRunner().invoke(app, [command, "--help"]).output

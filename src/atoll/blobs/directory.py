@@ -8,6 +8,7 @@ process writes to a root at a time; keeping others out is the task of whoever ho
 """
 
 import os
+import shutil
 import threading
 import weakref
 from collections.abc import Iterator
@@ -85,6 +86,14 @@ class DirectoryBlobs:
         self._verified.pop(sha256, None)
         with filesystem.naming("remove", path):
             self._files.remove(path)
+
+    def put_aside(self, sha256: str, folder: Path) -> None:
+        """Moves a blob's file into `folder`, whatever is in it; harmless when it is absent."""
+        path = self._path(sha256)
+        self._verified.pop(sha256, None)
+        if path.exists():
+            with filesystem.naming("move", path):
+                shutil.move(path, folder / sha256)
 
     def sweep(self) -> None:
         with self._lock:

@@ -71,6 +71,22 @@ def serve(
             "--adopt-blobs", help="Take over [storage] blobs that belong to a moved or lost ledger."
         ),
     ] = False,
+    reset: Annotated[
+        bool,
+        typer.Option(
+            "--reset", help="Drop the run in the directory, after showing it; start over."
+        ),
+    ] = False,
+    keep_weights: Annotated[
+        bool,
+        typer.Option("--keep-weights", help="With --reset: start from the old run's weights."),
+    ] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="With --reset: delete the old state, do not keep it.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --reset: do not ask; needed without a terminal.")
+    ] = False,
     log_level: LogOption = "info",
 ) -> None:
     """Run a coordinator; prints the join command with its token."""
@@ -94,6 +110,10 @@ def serve(
             ready_file=ready_file,
             ledger_lease=ledger_lease,
             adopt_blobs=adopt_blobs,
+            reset=reset,
+            keep_weights=keep_weights,
+            purge=purge,
+            yes=yes,
         )
     )
 
@@ -323,6 +343,20 @@ def audit(
 
 
 @app.command()
+def repair(
+    directory: DirectoryArgument,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this only what would be done is shown.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is damaged and the last good round; with --yes go back to it, deleting nothing."""
+    from atoll.cli import repair as command
+
+    command.repair(directory, yes=yes, as_json=as_json)
+
+
+@app.command()
 def export(
     directory: DirectoryArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The safetensors file to write.")],
@@ -332,6 +366,9 @@ def export(
     published: Annotated[
         bool, typer.Option("--published", help="What islands hold, not the fp32 master.")
     ] = False,
+    blob: Annotated[
+        str | None, typer.Option(help="One blob of whole weights, where the ledger is lost.")
+    ] = None,
     url: LiveUrlOption = None,
     token: TokenOption = None,
     fingerprint: FingerprintOption = None,
@@ -346,6 +383,7 @@ def export(
         output,
         round_number=round_number,
         published=published,
+        blob=blob,
         live=audited.Live(url, token, fingerprint),
         as_json=as_json,
     )

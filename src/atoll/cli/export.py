@@ -4,8 +4,10 @@ from pathlib import Path
 
 from atoll.cli import output
 from atoll.cli.audit import Live, opened
+from atoll.cli.s3 import s3_access
 from atoll.history import export as exporting
 from atoll.history import weights_file
+from atoll.launch import state
 
 
 def export(
@@ -14,11 +16,16 @@ def export(
     *,
     round_number: int | None,
     published: bool,
+    blob: str | None,
     live: Live,
     as_json: bool,
 ) -> None:
     """Writes the file and says what is in it."""
     weights_file.check_target(path)  # before a replay that may take long
+    if blob is not None:
+        metadata = _of_blob(directory, blob, path)
+        _tell(metadata, path, as_json=as_json)
+        return
     with opened(directory, live) as run:
         metadata = exporting.export(
             run.ledger,
@@ -28,6 +35,19 @@ def export(
             version=round_number,
             published=published,
         )
+    _tell(metadata, path, as_json=as_json)
+
+
+def _of_blob(directory: Path, blob: str, path: Path) -> dict[str, str]:
+    """For a directory whose ledger is lost."""
+    blobs = state.open_blobs(directory, state.addresses_of(directory), s3=s3_access())
+    try:
+        return exporting.export_blob(blobs, blob, path)
+    finally:
+        blobs.close()
+
+
+def _tell(metadata: dict[str, str], path: Path, *, as_json: bool) -> None:
     if as_json:
         output.print_json({**metadata, "path": str(path)})
         return

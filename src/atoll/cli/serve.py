@@ -15,14 +15,17 @@ from pathlib import Path
 import torch
 
 from atoll import config
-from atoll.cli import output
+from atoll.cli import output, repair, reset
+from atoll.cli.reset import Fresh
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
+from atoll.config import RunFile
 from atoll.coordinator import access, boot, certificate
 from atoll.coordinator.access import Access, Role
 from atoll.coordinator.certificate import Certificate
 from atoll.coordinator.server import STOP_SIGNALS, Address, Listen, Server
 from atoll.errors import ConfigError
+from atoll.history import soundness
 from atoll.launch import memory, state
 from atoll.ledger import epochs
 from atoll.ledger.base import Ledger
@@ -51,6 +54,10 @@ class ServeOptions:
     ready_file: Path | None = None
     ledger_lease: float = epochs.LEASE_SECONDS
     adopt_blobs: bool = False
+    reset: bool = False
+    keep_weights: bool = False
+    purge: bool = False
+    yes: bool = False
 
 
 def serve(
@@ -62,9 +69,41 @@ def serve(
     """Serves until the run is over or a signal comes; `started` gets the server once it answers."""
     _check_ready_file(options.ready_file)
     _check_lease(options.ledger_lease)
-    clock = SystemClock()
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
+    fresh = _reset(options, run_file, directory)
+    try:
+        _serve(options, fresh, directory, signals=signals, started=started)
+    except repair.DAMAGED as error:
+        raise repair.explained(directory, error) from error
+
+
+def _reset(options: ServeOptions, run_file: RunFile, directory: Path) -> Fresh:
+    if not options.reset:
+        for name in ("keep_weights", "purge", "yes"):
+            if getattr(options, name):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is for --reset; give both or neither"
+                )
+        return Fresh(run_file)
+    return reset.reset(
+        directory,
+        run_file,
+        keep_weights=options.keep_weights,
+        purge=options.purge,
+        yes=options.yes,
+    )
+
+
+def _serve(
+    options: ServeOptions,
+    fresh: Fresh,
+    directory: Path,
+    *,
+    signals: Sequence[signal.Signals],
+    started: Callable[[Server], None],
+) -> None:
+    clock, run_file = SystemClock(), fresh.run_file
     addresses = state.Addresses(run_file.ledger, run_file.blobs)
     memory.bound_arenas()
     memory.keep_freed_tiles()
@@ -78,6 +117,7 @@ def serve(
         lease_seconds=options.ledger_lease,
         adopt_blobs=options.adopt_blobs,
     ) as stores:
+        soundness.check_start(stores.ledger, stores.blobs)
         before = len(stores.ledger.manifests())
         manifest = boot.create_or_check(
             stores,
@@ -86,6 +126,8 @@ def serve(
             new_run_id=secrets.token_hex(8),
             new_manifest=options.new_manifest,
         )
+        if fresh.dropped is not None:
+            fresh.settle(stores.ledger, purge=options.purge)
         if options.new_manifest:
             _tell_manifest(stores.ledger, recorded_before=before)
         tokens = _tokens(stores.ledger, renew=options.new_tokens)

@@ -70,6 +70,7 @@ class Server:
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
+        self._is_told = False
         self.app = app.create(coordinator, access, clock)
 
     def run(
@@ -80,24 +81,26 @@ class Server:
     ) -> None:
         """Blocks until the end; raises what made closing a round fail.
 
-        `signals` end it; give none outside the main thread, where none can be caught.
+        `signals` end it; give none outside the main thread, where none can be caught. They stay
+        caught afterwards: a second one must not cut short what closes the ledger.
         """
-        asyncio.run(self._serve(on_ready, signals))
+        for number in signals:
+            signal.signal(number, lambda *_: self.stop())
+        asyncio.run(self._serve(on_ready))
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
         """Ends a running server as a signal would; from any thread, harmless after the end."""
+        self._is_told = True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
 
-    async def _serve(
-        self, on_ready: Callable[[Address], None], signals: Sequence[signal.Signals]
-    ) -> None:
+    async def _serve(self, on_ready: Callable[[Address], None]) -> None:
         self._loop = loop = asyncio.get_running_loop()
         stop = self._stop
-        for number in signals:
-            loop.add_signal_handler(number, stop.set)
+        if self._is_told:
+            stop.set()
 
         def fail(exc: BaseException) -> None:
             self._failure = exc

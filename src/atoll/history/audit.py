@@ -103,6 +103,12 @@ def audit(
         report.problems.extend(
             _replay(report, ledger, blobs, manifests, layout, start=start, progress=progress)
         )
+    if not report.problems:
+        # Only then: what the records say about each other names it better.
+        report.problems += [
+            Problem(int(damage.key) if damage.key.isdigit() else 0, "seal", str(damage))
+            for damage in ledger.damage()
+        ]
     # The first one named is the first round that differs.
     report.problems.sort(key=lambda problem: problem.round)
     return report

@@ -4,12 +4,13 @@ from pathlib import Path
 
 from atoll.blobs.base import Blobs
 from atoll.errors import ConfigError, StateDamaged
-from atoll.history import replay, retention, weights_file
+from atoll.history import replay, retention, weights, weights_file
 from atoll.history.manifests import Manifests
 from atoll.layout import Layout
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import RoundState
 from atoll.strategies.diloco import OuterState
+from atoll.wire import frame
 
 
 def state_at(
@@ -66,4 +67,33 @@ def export(
     }
     flat = state.published if published else state.master
     weights_file.write(path, flat, layout, metadata=metadata)
+    return metadata
+
+
+def export_blob(blobs: Blobs, sha256: str, path: Path) -> dict[str, str]:
+    """Writes one blob of whole weights as safetensors; needs no ledger.
+
+    `sha256` may be the beginning of a name that only one blob has.
+    """
+    names = [ref.sha256 for ref in blobs.stored() if ref.sha256.startswith(sha256)]
+    if len(names) != 1:
+        raise ConfigError(
+            f"blob={sha256!r} is the beginning of {len(names)} blobs' names; it must be of one"
+        )
+    with blobs.open(names[0]) as reader:
+        header, _ = frame.read_preamble(reader)
+    if header.kind != "weights" or header.tensors is None:
+        raise ConfigError(
+            f"blob {names[0]} holds {header.kind!r}"
+            + ("" if header.tensors else " without the table of its tensors")
+            + "; only whole weights with that table can be written without a ledger"
+        )
+    layout = Layout.of((name, shape, dtype) for name, dtype, shape in header.tensors)
+    metadata = {
+        "atoll.run": header.run_id,
+        "atoll.round": str(header.round),
+        "atoll.weights": "blob",
+        "atoll.digest": str(header.result_digest),
+    }
+    weights_file.write(path, weights.load(blobs, names[0], layout), layout, metadata=metadata)
     return metadata

@@ -11,6 +11,8 @@ from atoll.protocol.manifest import StorageSettings
 
 log = logging.getLogger(__name__)
 
+REPLAY_FROM = "replay_from"  # in the ledger's control table
+
 
 def storage_of(rounds: Sequence[RoundRecord], manifests: Manifests) -> StorageSettings:
     """The storage settings in force: those of the latest round."""
@@ -19,20 +21,32 @@ def storage_of(rounds: Sequence[RoundRecord], manifests: Manifests) -> StorageSe
 
 
 def replay_start(ledger: Ledger, storage: StorageSettings) -> int:
-    """The version replay begins at: 0 when all is kept, else the oldest kept snapshot's."""
-    snapshots = ledger.snapshots()
-    return snapshots[0].version if snapshots and storage.retain == "snapshots" else 0
+    """The version replay begins at: 0 when all is kept, else the oldest kept snapshot's.
+
+    A repair that had to do without older blobs has recorded a later one.
+    """
+    repaired = int(ledger.control().get(REPLAY_FROM, 0))
+    return max(repaired, _kept_from(ledger, storage))
 
 
-def referenced(ledger: Ledger, storage: StorageSettings) -> set[str]:
-    """Blobs named by the run, by kept snapshots, and by rounds that replay needs."""
+def _kept_from(ledger: Ledger, storage: StorageSettings | None) -> int:
+    pruned = storage is not None and storage.retain == "snapshots"
+    snapshots = ledger.snapshots() if pruned else []
+    return snapshots[0].version if snapshots else 0
+
+
+def referenced(ledger: Ledger, storage: StorageSettings | None) -> set[str]:
+    """Blobs named by the run, by kept snapshots, and by rounds that replay needs.
+
+    With None for `storage`: by any round at all.
+    """
     run = ledger.run()
     assert run is not None, "a ledger without a run references nothing"
     names = {run.initial_sha256}
     for snapshot in ledger.snapshots():
         names |= {snapshot.master_sha256, snapshot.published_sha256}
         names |= {sha256 for _, sha256 in snapshot.slots_sha256}
-    return names | ledger.accepted_blobs(first=replay_start(ledger, storage) + 1)
+    return names | ledger.accepted_blobs(first=_kept_from(ledger, storage) + 1)
 
 
 def prune(

@@ -25,7 +25,7 @@ from atoll.clock import Clock
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
 from atoll.data.plan import Range
-from atoll.errors import AtollError, ConfigError, ManifestMismatch
+from atoll.errors import AtollError, ConfigError, ManifestMismatch, WrongRound
 from atoll.history import recorded
 from atoll.island import combine, contribute, inner, ranks
 from atoll.island.ahead import RowsAhead
@@ -449,7 +449,9 @@ class Run:
                     loss_sum, tokens = loss_sum + loss, tokens + count
         loaded.model.train(was_training)
         loss_sum, tokens = ranks.total(self.group, loss_sum, tokens)
-        if tokens and math.isfinite(loss_sum):
+        if not tokens or not math.isfinite(loss_sum):
+            return
+        try:
             self._session.call(
                 lambda: self._session.link.evaluation(
                     EvaluationReport(
@@ -460,3 +462,6 @@ class Run:
                     )
                 )
             )
+        except WrongRound as error:
+            # The coordinator was taken back to a round before it.
+            log.warning("evaluation refused", extra={"reason": str(error)})

@@ -23,9 +23,11 @@ from atoll.blobs.files import SystemFiles
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, StateDamaged
 from atoll.ledger import engines, epochs, lock
 from atoll.ledger.base import Ledger
+
+REPAIR_FILE = "repair.json"  # while a repair changes the directory
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def held(
     """
     filesystem.make_directories(SystemFiles(), directory.absolute())
     with lock.hold(directory, pid=pid, wall=wall):
+        check_repaired(directory)
         _keep_addresses(directory, addresses)
         ledger = engines.open_ledger(
             addresses.ledger or directory / "ledger.sqlite", lease_seconds=lease_seconds
@@ -79,6 +82,7 @@ def at_rest(
     """Opens an existing state directory for reading; StateHeld while a coordinator runs on it."""
     addresses = addresses_of(directory)
     with lock.hold(directory, pid=pid, wall=wall):
+        check_repaired(directory)
         ledger = engines.open_ledger(addresses.ledger or directory / "ledger.sqlite")
         try:
             blobs = open_blobs(directory, addresses, s3=s3)
@@ -86,6 +90,15 @@ def at_rest(
             blobs.close()
         finally:
             ledger.close()
+
+
+def check_repaired(directory: Path) -> None:
+    """Refuses a directory whose repair was cut off: its ledger may be the old or the new one."""
+    if (directory / REPAIR_FILE).exists():
+        raise StateDamaged(
+            f"a repair of {str(directory)!r} was cut off; run `atoll repair {directory} --yes` "
+            f"again"
+        )
 
 
 def _keep_addresses(directory: Path, addresses: Addresses) -> None:

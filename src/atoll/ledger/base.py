@@ -15,6 +15,7 @@ from atoll.ledger.records import (
     EvaluationRecord,
     GenerationRecord,
     LeaseRecord,
+    LedgerDamage,
     ManifestRecord,
     Published,
     Queues,
@@ -211,6 +212,10 @@ class Ledger(Protocol):
         ...
 
     # Whole
+    def damage(self) -> list[LedgerDamage]:
+        """What is no longer as it was written; reads every row. Nothing on PostgreSQL."""
+        ...
+
     def state_hash(self) -> str:
         """sha256 over every row of every table: equal exactly when the durable state is."""
         ...

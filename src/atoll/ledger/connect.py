@@ -8,8 +8,9 @@ from types import ModuleType
 
 from sqlalchemy import URL, NullPool, create_engine
 
-from atoll.errors import StoreError
+from atoll.errors import StateDamaged, StoreError
 from atoll.ledger import database, epochs
+from atoll.ledger import wal as logs
 from atoll.ledger.database import Database
 
 MEMORY = ":memory:"
@@ -33,7 +34,7 @@ def sqlite(path: str) -> Database:
     """The SQLite database at `path`, made when absent; StateHeld when another process has it."""
     engine = create_engine(
         URL.create("sqlite", database=path),
-        module=_sqlite_module(),
+        module=sqlite_module(),
         poolclass=NullPool,
         # The lock of Database serialises threads; isolation_level=None leaves BEGIN to us.
         connect_args={"isolation_level": None, "check_same_thread": False},
@@ -42,6 +43,9 @@ def sqlite(path: str) -> Database:
         raise StoreError(
             f"the ledger {path!r} lies in a directory that does not exist; make it first"
         )
+    torn = logs.check(Path(path)) if path != MEMORY else None
+    if torn is not None:
+        raise StateDamaged(f"the log of the ledger is damaged: {torn}")
     try:
         connection = engine.connect()
     except database.DRIVER_ERRORS as exc:
@@ -63,7 +67,8 @@ def sqlite(path: str) -> Database:
     return opened
 
 
-def _sqlite_module() -> ModuleType:
+def sqlite_module() -> ModuleType:
+    """The driver: the bundled SQLite where there is one."""
     # With a single connection either library is safe; the bundled one is newer than most systems'.
     try:
         from pysqlite3 import dbapi2

@@ -34,6 +34,15 @@ _POSTGRES_DISK_FULL = "53100"
 CHECKPOINT_BYTES = 4 << 20  # of write-ahead log; SQLite's own default, 1,000 pages
 # Connections to a failed disk, never closed: closing one would sync its files again.
 _ABANDONED: list[Connection] = []
+# The last three: a page that holds the tables' own names has changed.
+_SQLITE_DAMAGED = (
+    "malformed",
+    "file is not a database",
+    "unsupported file format",
+    "no such table:",
+    "no such column:",
+    "no such index:",
+)
 
 
 class Right(Protocol):
@@ -48,6 +57,14 @@ class Right(Protocol):
         ...
 
 
+class AtCommit(Protocol):
+    """What is done with every writing transaction, inside it."""
+
+    def begin(self, connection: Connection) -> None: ...
+
+    def end(self, connection: Connection) -> None: ...
+
+
 class Database:
     """The ledger's only connection; `name` is how messages call it and holds no password."""
 
@@ -57,6 +74,7 @@ class Database:
         self._failed: DiskFailed | None = None
         self._lock = Lock()
         self.name = name
+        self.at_commit: AtCommit | None = None
         self.is_sqlite = connection.dialect.name == "sqlite"
         self.identity: str | None = None  # names it among copies; None: the place of its file does
         self._right: Right | None = None
@@ -82,7 +100,11 @@ class Database:
         with self._transaction("BEGIN IMMEDIATE") as connection:
             if self._right is not None:
                 self._right.check(connection)
+            if self.at_commit is not None:
+                self.at_commit.begin(connection)
             yield connection
+            if self.at_commit is not None:
+                self.at_commit.end(connection)
         if self._wal is not None and _size(self._wal) >= CHECKPOINT_BYTES:
             with self._lock:
                 self._checkpoint()
@@ -199,35 +221,35 @@ def _size(path: Path) -> int:
 
 def translate(exc: Exception, *, name: str) -> StoreError:
     """The error Atoll raises for what a database driver reported."""
-    detail = _detail(exc)
+    said = detail(exc)
     if isinstance(exc, DBAPIError) and exc.connection_invalidated:
         return _lost(name)
-    if "database or disk is full" in detail or _sqlstate(exc) == _POSTGRES_DISK_FULL:
+    if "database or disk is full" in said or _sqlstate(exc) == _POSTGRES_DISK_FULL:
         return StorageFull(
             f"the ledger {name} found no room on its disk and recorded nothing of this call; "
             f"free some space and send it again"
         )
-    if "disk I/O error" in detail:
+    if "disk I/O error" in said:
         return DiskFailed(
-            f"the disk of the ledger {name} answered {detail!r}; nothing of this call counts. "
+            f"the disk of the ledger {name} answered {said!r}; nothing of this call counts. "
             f"This process stops; check the disk and start it again"
         )
-    if "database is locked" in detail:
+    if "database is locked" in said:
         return StateHeld(
             f"the ledger {name} is held by another process; only one may open it at a time, "
             f"so stop that one first"
         )
-    if "malformed" in detail or "file is not a database" in detail:
+    if any(phrase in said for phrase in _SQLITE_DAMAGED):
         return StateDamaged(
-            f"the ledger {name} cannot be read as a database ({detail}); restore it from a copy"
+            f"the ledger {name} cannot be read as a database ({said}); restore it from a copy"
         )
     if isinstance(exc, IntegrityError):
         return StoreError(
-            f"the ledger {name} refused a row that breaks its schema ({detail}); "
+            f"the ledger {name} refused a row that breaks its schema ({said}); "
             f"nothing of this call was recorded"
         )
     return StoreError(
-        f"the ledger {name} answered {detail!r} and recorded nothing of this call; "
+        f"the ledger {name} answered {said!r} and recorded nothing of this call; "
         f"see that its disk or server works, then start again"
     )
 
@@ -239,7 +261,7 @@ def _lost(name: str) -> StoreError:
     )
 
 
-def _detail(exc: Exception) -> str:
+def detail(exc: Exception) -> str:
     """The driver's own first line, without SQLAlchemy's copy of statement and values."""
     cause = exc.orig if isinstance(exc, DBAPIError) and exc.orig is not None else exc
     return str(cause).strip().partition("\n")[0]

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, insert, inspect, select, text
 
 from atoll import canonical
 from atoll.errors import LedgerTooNew
-from atoll.ledger import adopt, schema
+from atoll.ledger import adopt, schema, seals
 from atoll.ledger.database import Database
 
 
@@ -178,11 +178,13 @@ def _make_queues(connection: Connection) -> None:
     connection.exec_driver_sql("DROP TABLE leases_3")
 
 
+SEALED = 5  # the first version with seals
 STEPS: tuple[Step, ...] = (
     Step(1, _make_tables),
     Step(2, _make_generations),
     Step(3, _make_control),
     Step(4, _make_queues),
+    Step(SEALED, seals.make),
 )
 
 
@@ -194,7 +196,10 @@ def stored_version(connection: Connection) -> int:
 
 
 def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
-    """Brings the ledger to the version of the last step; LedgerTooNew when it is beyond that."""
+    """Brings the ledger to the version of the last step; LedgerTooNew when it is beyond that.
+
+    From then on every transaction of this database keeps the seals.
+    """
     assert [step.version for step in steps] == list(range(1, len(steps) + 1)), steps
     with database.reading() as connection:
         stored = stored_version(connection)
@@ -204,8 +209,14 @@ def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
             f"up to {len(steps)}; a ledger is never taken back, so use the Atoll that wrote it "
             f"or a later one"
         )
+    if 0 < stored < len(steps):
+        seals.check_before_migration(database)
+    database.at_commit = None
     for step in steps[stored:]:
         with database.writing() as connection:
             step.apply(connection)
             connection.execute(delete(schema.schema_version))
             connection.execute(insert(schema.schema_version).values(version=step.version))
+            seals.renew(connection)
+    if database.is_sqlite and len(steps) >= SEALED:
+        database.at_commit = seals.Sealing(database)

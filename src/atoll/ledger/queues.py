@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from atoll.errors import DatasetMismatch, StateDamaged
 from atoll.ledger import rows, schema, units
@@ -140,8 +140,7 @@ def open_queues(connection: Connection, records: Sequence[QueueRecord]) -> None:
             continue
         leases = _leases_in(connection, record)
         made = replace(record, units=_needed(record, leases))
-        spans = [(lease.start, lease.stop, lease.state is LeaseState.DONE) for lease in leases]
-        issued, done = units.rebuilt(made.cut, spans)
+        issued, done = units.rebuilt(made.cut, _spans(leases))
         connection.execute(
             insert(table),
             {
@@ -153,6 +152,24 @@ def open_queues(connection: Connection, records: Sequence[QueueRecord]) -> None:
                 "done": done,
             },
         )
+
+
+def rebuild(connection: Connection) -> None:
+    """Every queue as its leases say, after some of them went; one without any goes too."""
+    table = schema.queues
+    for queue in read(connection).sound:
+        leases = _leases_in(connection, queue)
+        if not leases:
+            connection.execute(delete(table).where(table.c.name == queue.name))
+            continue
+        units_left = queue.units if queue.length else _needed(replace(queue, units=0), leases)
+        kept = replace(queue, units=units_left)
+        issued, done = units.rebuilt(kept.cut, _spans(leases))
+        _write(connection, replace(kept, issued=issued, done=done))
+
+
+def _spans(leases: Sequence[LeaseRecord]) -> list[tuple[int, int, bool]]:
+    return [(lease.start, lease.stop, lease.state is LeaseState.DONE) for lease in leases]
 
 
 def _leases_in(connection: Connection, queue: QueueRecord) -> list[LeaseRecord]:

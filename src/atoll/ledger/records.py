@@ -239,3 +239,18 @@ class EvaluationRecord:
     worker_id: str
     loss_sum: float
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDamage:
+    """A part of the ledger that is no longer as it was written."""
+
+    place: str  # the table; "" when it is the file as a whole
+    key: str  # which rows of it: a round, a version, or a primary key as SQL; "" for all
+    reason: str
+    is_sealed: bool = True  # False: there is no seal to compare these rows with
+    ledger: str = "the ledger"  # the file
+
+    def __str__(self) -> str:
+        table = f", table {self.place!r}" if self.place else ""
+        return f"{self.ledger}{table}{f' at {self.key}' if self.key else ''}: {self.reason}"

@@ -7,7 +7,16 @@ calls.
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from atoll.errors import AtollError
-from atoll.ledger import contributions, generations, members, queues, rounds, versions, whole
+from atoll.ledger import (
+    contributions,
+    generations,
+    members,
+    queues,
+    rounds,
+    seals,
+    versions,
+    whole,
+)
 from atoll.ledger.database import Database
 from atoll.ledger.records import (
     ContributionRecord,
@@ -15,6 +24,7 @@ from atoll.ledger.records import (
     EvaluationRecord,
     GenerationRecord,
     LeaseRecord,
+    LedgerDamage,
     ManifestRecord,
     Published,
     Queues,
@@ -193,6 +203,9 @@ class SqlLedger:
 
     def on_lost(self, tell: Callable[[AtollError], None]) -> None:
         self._database.on_lost(tell)
+
+    def damage(self) -> list[LedgerDamage]:
+        return seals.check(self._database)
 
     def state_hash(self) -> str:
         with self._database.reading() as connection:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Table, insert, select
 
 from atoll import canonical
 from atoll.errors import StoreError
-from atoll.ledger import connect, migrations, schema
+from atoll.ledger import connect, migrations, schema, seals
 from atoll.ledger.database import Database
 
 # Rows held in memory at a time.
@@ -80,6 +80,7 @@ def _copy_rows(database: Database, path: str) -> None:
             for table in schema.metadata.sorted_tables:
                 if table is not schema.schema_version:
                     _copy_table(source, sink, table)
+            seals.renew(sink)
     finally:
         target.close()
 

@@ -1,0 +1,375 @@
+"""What is damaged in a state directory, how far the run holds, and going back there.
+
+Looks at a copy of the ledger, so looking changes nothing. A repair makes a new ledger of what can
+be trusted and puts the old one, and every blob that no longer belongs to the run, aside in
+`damaged-N/`. Nothing is deleted.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from atoll.blobs.access import S3Access
+from atoll.blobs.base import Blobs
+from atoll.blobs.directory import DirectoryBlobs
+from atoll.errors import AtollError, StateDamaged
+from atoll.history import audit, recorded, retention, soundness
+from atoll.history.manifests import Manifests
+from atoll.history.soundness import Findings
+from atoll.launch import state
+from atoll.launch.state import Addresses
+from atoll.ledger import chain, engines, lock, salvage, truncation, wal
+from atoll.ledger.base import Ledger
+from atoll.ledger.salvage import Counts, Salvaged
+from atoll.ledger.sql import SqlLedger
+from atoll.wire import frame
+
+LEDGER = "ledger.sqlite"
+
+
+@dataclass
+class RepairReport:
+    """What was found, and what a repair does or did about it."""
+
+    directory: str
+    run_id: str | None = None
+    damages: list[str] = field(default_factory=list)
+    published: int = 0  # the newest version that the ledger tells of
+    last_good: int | None = None  # the newest version that can be rebuilt
+    replay_from: int = 0  # audit replays from there
+    keeps_open: bool = False
+    dropped: Counts = field(default_factory=Counts)
+    kept: Counts = field(default_factory=Counts)
+    dropped_snapshots: list[int] = field(default_factory=list)
+    put_aside: list[str] = field(default_factory=list)  # blobs
+    weights: list[dict[str, Any]] = field(default_factory=list)  # blobs that hold whole weights
+    aside: str | None = None  # the folder, once the repair is done
+    audit: dict[str, object] | None = None
+
+    @property
+    def sound(self) -> bool:
+        return not self.damages
+
+    @property
+    def repairable(self) -> bool:
+        return self.last_good is not None
+
+    def as_json(self) -> dict[str, object]:
+        """The report as plain values."""
+        return {**asdict(self), "sound": self.sound, "repairable": self.repairable}
+
+
+def look(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
+    """What is damaged and how far the run holds; changes nothing. StateHeld when it is in use."""
+    with (
+        lock.hold(_existing(directory), pid=pid, wall=wall),
+        tempfile.TemporaryDirectory(prefix="atoll-repair-") as scratch,
+        _prepared(directory, Path(scratch), s3=s3) as prepared,
+    ):
+        return prepared.report
+
+
+def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
+    """Takes a damaged run back to its last good round; ends with an audit that replays."""
+    with lock.hold(_existing(directory), pid=pid, wall=wall):
+        _resume(directory)
+        with (
+            tempfile.TemporaryDirectory(prefix="repair-", dir=directory) as scratch,
+            _prepared(directory, Path(scratch), s3=s3) as prepared,
+        ):
+            report = prepared.report
+            if report.sound or not report.repairable:
+                return report
+            _check_sqlite(prepared.addresses)
+            _close(prepared)
+            _install(directory, Path(scratch) / LEDGER, prepared)
+        report.audit = _audited(directory, prepared.addresses, s3=s3)
+    return report
+
+
+@dataclass
+class _Prepared:
+    """A repaired ledger beside the damaged one, and what came of making it."""
+
+    report: RepairReport
+    addresses: Addresses
+    blobs: Blobs
+    ledger: Ledger | None
+
+
+@contextlib.contextmanager
+def _prepared(directory: Path, scratch: Path, *, s3: S3Access | None) -> Iterator[_Prepared]:
+    addresses = state.addresses_of(directory)
+    report = RepairReport(str(directory))
+    blobs = state.open_blobs(directory, addresses, s3=s3)
+    prepared = _Prepared(report, addresses, blobs, None)
+    try:
+        if _is_sqlite(addresses):
+            salvaged = _salvage(directory, scratch, report)
+        else:
+            # Its server keeps checksums; what is left to find is in the chain and the blobs.
+            state_copy = engines.open_ledger(str(addresses.ledger))
+            state_copy.copy_to(str(scratch / LEDGER))
+            state_copy.close()
+            salvaged = None
+        prepared.ledger = engines.open_ledger(scratch / LEDGER)
+        _cut(prepared.ledger, blobs, report, salvaged)
+        yield prepared
+    finally:
+        _close(prepared)
+        blobs.close()
+
+
+def _close(prepared: _Prepared) -> None:
+    if prepared.ledger is not None:
+        prepared.ledger.close()
+
+
+def _is_sqlite(addresses: Addresses) -> bool:
+    return addresses.ledger is None or not addresses.ledger.startswith("postgres")
+
+
+def _check_sqlite(addresses: Addresses) -> None:
+    if addresses.ledger is not None:
+        raise StateDamaged(
+            "this run's ledger is not in its state directory; `atoll repair` changes only a ledger "
+            "that is. Restore that database or the named blobs from a copy"
+        )
+
+
+def _existing(directory: Path) -> Path:
+    state.addresses_of(directory)
+    return directory
+
+
+def _salvage(directory: Path, scratch: Path, report: RepairReport) -> Salvaged:
+    """A new ledger of what can be trusted, in `scratch`."""
+    original = directory / LEDGER
+    torn = wal.check(original) if original.exists() else None
+    if torn is not None:
+        report.damages.append(str(torn))
+    copied = scratch / "damaged.sqlite"
+    if original.exists():
+        shutil.copyfile(original, copied)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(wal.path_of(original), wal.path_of(copied))
+        report.damages += [f"{str(original)!r}: {line}" for line in salvage.integrity(copied)]
+    else:
+        report.damages.append(f"{str(original)!r}: it is missing")
+    salvaged = salvage.salvage(copied, scratch / LEDGER)
+    report.damages += [
+        str(replace(d, ledger=f"the ledger {str(original)!r}")) for d in salvaged.damages
+    ]
+    report.published = salvaged.published
+    return salvaged
+
+
+def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged | None) -> None:
+    """Takes the new ledger back to the last good round; fills the report."""
+    assert isinstance(ledger, SqlLedger)
+    before = _counts(ledger) if salvaged is None else salvaged.counts
+    was_damaged = bool(report.damages)
+    report.weights = _whole_weights(blobs)
+    run = ledger.run()
+    if run is None or not _heal_chain(ledger, report):
+        if run is not None or was_damaged or report.weights:
+            report.damages = report.damages or [
+                "the ledger holds no run, and blobs of one are here"
+            ]
+        return
+    report.run_id = run.run_id
+    layout = recorded.layout_of(Manifests.of(ledger).newest.manifest)
+    findings = soundness.examine(ledger, blobs, layout=layout)
+    report.damages += [str(damage) for damage in findings.damages]
+    report.published = max(report.published, findings.published)
+    report.last_good = findings.last_good
+    if findings.last_good is None or report.sound:
+        report.kept = _counts(ledger)
+        return
+    report.replay_from = findings.replay_from
+    report.dropped_snapshots = sorted(
+        {s.version for s in ledger.snapshots() if s.version > findings.last_good}
+        | findings.bad_snapshots
+    )
+    _go_back(ledger, findings)
+    report.put_aside = sorted(
+        _blobs_of_no_use(ledger, blobs, findings) & {ref.sha256 for ref in blobs.stored()}
+    )
+    latest = ledger.latest_round()
+    report.keeps_open = latest is not None and latest.round > findings.last_good
+    report.kept = _counts(ledger)
+    report.dropped = Counts(
+        *(max(0, a - b) for a, b in zip(astuple(before), astuple(report.kept), strict=True))
+    )
+
+
+def _heal_chain(ledger: SqlLedger, report: RepairReport) -> bool:
+    """Cuts the ledger where its chain breaks; whether a run is left."""
+    run, manifests = ledger.run(), ledger.manifests()
+    assert run is not None
+    broken = chain.check_chain(run, manifests, ledger.rounds(), ledger.contributions)
+    if broken is None:
+        return True
+    report.damages.append(f"the ledger's hash chain, {broken.field}: {broken.reason}")
+    is_first = bool(manifests) and broken.field == "manifest body" and broken.round <= 1
+    if broken.round == 0 or is_first or (broken.round == 1 and broken.field == "prev_hash"):
+        return False
+    with ledger._database.writing() as connection:
+        truncation.truncate(connection, last_round=broken.round - 1)
+    return chain.check_chain(run, manifests, ledger.rounds(), ledger.contributions) is None
+
+
+def _go_back(ledger: SqlLedger, findings: Findings) -> None:
+    assert findings.last_good is not None
+    first = retention.replay_start(
+        ledger, retention.storage_of(ledger.rounds(), Manifests.of(ledger))
+    )
+    with ledger._database.writing() as connection:
+        if not findings.keeps_open:
+            truncation.truncate(connection, last_round=findings.last_good)
+        for version in findings.bad_snapshots:
+            connection.exec_driver_sql("DELETE FROM snapshots WHERE version = ?", (version,))
+        truncation.disband(connection)
+    if findings.replay_from > first:
+        ledger.set_control({retention.REPLAY_FROM: str(findings.replay_from)})
+
+
+def _blobs_of_no_use(ledger: Ledger, blobs: Blobs, findings: Findings) -> set[str]:
+    """Damaged ones, and those of rounds that are no longer there."""
+    needed = retention.referenced(ledger, None) - findings.bad_blobs
+    newer = soundness.newer_blobs(ledger, blobs)
+    return (findings.bad_blobs | newer) - needed | _changed(blobs)
+
+
+def _changed(blobs: Blobs) -> set[str]:
+    """Stored blobs that are not what their names say."""
+    found = set()
+    for ref in blobs.stored():
+        try:
+            blobs.open(ref.sha256).close()
+        except AtollError:
+            found.add(ref.sha256)
+    return found
+
+
+def _counts(ledger: Ledger) -> Counts:
+    assert isinstance(ledger, SqlLedger)
+    with ledger._database.reading() as connection:
+        return salvage.counts(connection)
+
+
+def _whole_weights(blobs: Blobs) -> list[dict[str, Any]]:
+    """What is left for `atoll export` where no ledger is: blobs that hold whole weights."""
+    found = []
+    for ref in blobs.stored():
+        with contextlib.suppress(AtollError), blobs.open(ref.sha256) as reader:
+            header, _ = frame.read_preamble(reader)
+            if header.kind == "weights":
+                digest = header.result_digest or ""
+                kind = "weights" if digest.strip("0") else "outer optimizer state"
+                found.append(
+                    {"blob": ref.sha256, "version": header.round, "digest": digest, "kind": kind}
+                )
+    return sorted(found, key=lambda item: (item["version"], item["blob"]))
+
+
+# Changing the directory
+
+
+def _install(directory: Path, made: Path, prepared: _Prepared) -> None:
+    """Puts the old ledger aside and the new one in its place, so that a crash can be taken up."""
+    report = prepared.report
+    folder = _new_folder(directory)
+    report.aside = str(folder)
+    for name in (LEDGER, f"{LEDGER}-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.link(directory / name, folder / name)
+    _write(folder / "report.json", report.as_json())
+    _sync(folder)
+    _write(directory / state.REPAIR_FILE, {"folder": folder.name})
+    _sync(directory)
+    (directory / f"{LEDGER}-wal").unlink(missing_ok=True)
+    _sync(directory)
+    _sync(made)
+    os.replace(made, directory / LEDGER)
+    _sync(directory)
+    (folder / "blobs").mkdir()
+    for sha256 in report.put_aside:
+        _put_aside(prepared.blobs, sha256, folder / "blobs")
+    _sync(folder)
+    (directory / state.REPAIR_FILE).unlink()
+    _sync(directory)
+
+
+def _resume(directory: Path) -> None:
+    """After a repair that was cut off: the old ledger is put back, and all is looked at again."""
+    marker = directory / state.REPAIR_FILE
+    if not marker.exists():
+        return
+    folder = directory / str(json.loads(marker.read_text())["folder"])
+    if (folder / LEDGER).exists():
+        for name in (LEDGER, f"{LEDGER}-wal"):
+            (directory / name).unlink(missing_ok=True)
+        for name in (f"{LEDGER}-wal", LEDGER):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(folder / name, directory / name)
+                _sync(directory / name)
+    _sync(directory)
+    marker.unlink()
+    _sync(directory)
+
+
+def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:
+    if isinstance(blobs, DirectoryBlobs):
+        blobs.put_aside(sha256, folder)
+        return
+    with contextlib.suppress(AtollError):  # what cannot be read stays where it is
+        with blobs.open(sha256) as reader, (folder / sha256).open("wb") as file:
+            for offset in range(0, reader.nbytes, 1 << 20):
+                file.write(reader.read(offset, min(1 << 20, reader.nbytes - offset)))
+        blobs.delete(sha256)
+
+
+def _new_folder(directory: Path) -> Path:
+    number = 1
+    while (directory / f"damaged-{number}").exists():
+        number += 1
+    folder = directory / f"damaged-{number}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _write(path: Path, value: object) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("w") as file:
+        json.dump(value, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _audited(directory: Path, addresses: Addresses, *, s3: S3Access | None) -> dict[str, object]:
+    ledger = engines.open_ledger(directory / LEDGER)
+    blobs = state.open_blobs(directory, addresses, s3=s3)
+    try:
+        manifest = recorded.manifest_of(ledger)
+        assert manifest is not None
+        layout = recorded.layout_of(manifest)
+        return audit.audit(ledger, blobs, layout=layout, with_replay=True).as_json()
+    finally:
+        ledger.close()
+        blobs.close()

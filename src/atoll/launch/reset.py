@@ -1,0 +1,121 @@
+"""Starting over: a run's state is put aside whole, and its directory is free for a new run.
+
+The old state becomes the sibling `DIR.dropped-N`. Tokens and certificate belong to the coordinator,
+not to the run, and stay; the weights stay when they are asked for.
+"""
+
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from atoll.errors import AtollError, ConfigError
+from atoll.history import export, recorded
+from atoll.launch import state
+from atoll.launch.state import Addresses
+from atoll.ledger import engines, lock, salvage
+from atoll.ledger.salvage import Counts
+from atoll.ledger.sql import SqlLedger
+
+CERTIFICATE_FILES = ("certificate.pem", "certificate.key")
+WEIGHTS_FILE = "kept-weights.safetensors"
+
+
+@dataclass(frozen=True)
+class Old:
+    """What a state directory holds before it is dropped."""
+
+    directory: Path
+    nbytes: int
+    run_id: str | None = None
+    counts: Counts = field(default_factory=Counts)
+    credentials: dict[str, str] = field(default_factory=dict)
+    unreadable: str | None = None  # why nothing more is known
+    weights: Path | None = None  # a file of the newest weights, once it is written
+
+    def as_json(self) -> dict[str, object]:
+        """What is dropped, as plain values; no secrets."""
+        return {
+            "directory": str(self.directory),
+            "run_id": self.run_id,
+            "nbytes": self.nbytes,
+            "unreadable": self.unreadable,
+            **asdict(self.counts),
+        }
+
+
+def look(
+    directory: Path, addresses: Addresses, *, pid: int, wall: float, keep_weights: bool = False
+) -> Old | None:
+    """What would be dropped, None when there is nothing; with `keep_weights` writes them there.
+
+    StateHeld names a process that has the directory. ConfigError for stores that are elsewhere:
+    nobody can move those aside.
+    """
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return None
+    if addresses != Addresses():
+        raise ConfigError(
+            "--reset puts a state directory aside, and this run keeps its ledger or blobs "
+            "elsewhere (storage.ledger, storage.blobs); start over with another database or prefix "
+            "and another --dir"
+        )
+    with lock.hold(directory, pid=pid, wall=wall):
+        nbytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        try:
+            return _read(directory, nbytes, keep_weights=keep_weights)
+        except AtollError as error:
+            if keep_weights:
+                raise
+            return Old(directory, nbytes, unreadable=str(error))
+
+
+def _read(directory: Path, nbytes: int, *, keep_weights: bool) -> Old:
+    state.check_repaired(directory)
+    ledger = engines.open_ledger(directory / "ledger.sqlite")
+    assert isinstance(ledger, SqlLedger)
+    try:
+        run = ledger.run()
+        with ledger._database.reading() as connection:
+            counts = salvage.counts(connection)
+        weights = _export(directory, ledger) if keep_weights and run is not None else None
+        run_id = None if run is None else run.run_id
+        return Old(directory, nbytes, run_id, counts, ledger.credentials(), weights=weights)
+    finally:
+        ledger.close()
+
+
+def _export(directory: Path, ledger: SqlLedger) -> Path:
+    manifest = recorded.manifest_of(ledger)
+    assert manifest is not None
+    blobs = state.open_blobs(directory, Addresses())
+    path = directory / WEIGHTS_FILE
+    try:
+        export.export(ledger, blobs, path, layout=recorded.layout_of(manifest))
+    finally:
+        blobs.close()
+    return path
+
+
+def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
+    """Moves the directory to its sibling `DIR.dropped-N` and makes an empty one with its keys."""
+    number = 1
+    while (target := directory.with_name(f"{directory.name}.dropped-{number}")).exists():
+        number += 1
+    with lock.hold(directory, pid=pid, wall=wall):
+        os.replace(directory, target)
+        directory.mkdir(mode=0o700)
+        for name in CERTIFICATE_FILES:
+            if (target / name).exists():
+                shutil.copy2(target / name, directory / name)
+        _sync(directory)
+        _sync(directory.parent)
+    return target
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

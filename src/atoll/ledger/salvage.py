@@ -1,0 +1,202 @@
+"""Copies what can be read of a damaged SQLite ledger into a new one, as far as it is trusted.
+
+Rows that are not as their seals say do not come along, and with a round's rows goes every round
+after it. Reads the damaged file only through SQLite, whose own errors end a table early: then it is
+read from its other end too. The damaged file should be a copy, since SQLite folds its log into it.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from atoll.ledger import connect, engines, migrations, schema, seals, truncation
+from atoll.ledger.records import LedgerDamage
+
+OF_ROUNDS = ("rounds", "leases", "contributions")
+# Whose rows say nothing about the weights; the damaged ones are left out.
+OF_OTHERS = ("snapshots", "evaluations", "credentials", "control")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much a ledger holds."""
+
+    rounds: int = 0
+    contributions: int = 0
+    rows: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class Salvaged:
+    """What could be read, and what of it is not as it was written."""
+
+    damages: list[LedgerDamage] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    published: int = 0  # the newest published round that could be read at all
+
+
+def salvage(source: Path, target: Path) -> Salvaged:
+    """Fills a new ledger at `target` from `source`."""
+    found = Salvaged()
+    version = _version(source)
+    database = engines.open_database(target)
+    try:
+        migrations.migrate(database, migrations.STEPS[:version])
+        database.at_commit = None
+        with database.bare() as connection:
+            # A row may have lost what it refers to; whether the rest stands is for the chain.
+            connection.exec_driver_sql("PRAGMA foreign_keys = OFF").close()
+        with database.writing() as connection:
+            with contextlib.closing(_open(source)) as raw:
+                _copy(raw, connection)
+            found.published = _published(connection)
+            found.counts = counts(connection)
+            found.damages = [
+                damage
+                for damage in seals.broken(connection)
+                if damage.place not in (seals.SCHEMA, schema.schema_version.name)
+            ]
+            # What has no seal is for the chain alone to judge.
+            _leave_out(connection, [damage for damage in found.damages if damage.is_sealed])
+            seals.renew(connection)
+        migrations.migrate(database)
+    finally:
+        database.close()
+    return found
+
+
+def counts(connection: Connection) -> Counts:
+    """How much there is, whatever may be wrong with it."""
+    [published] = connection.exec_driver_sql(
+        "SELECT count(*) FROM rounds WHERE state = 'published'"
+    ).one()
+    accepted = connection.exec_driver_sql(
+        "SELECT count(*), sum(rows), sum(tokens) FROM contributions"
+    ).one()
+    return Counts(int(published), *(int(number or 0) for number in accepted))
+
+
+def integrity(source: Path) -> list[str]:
+    """What SQLite finds wrong with the file; empty when nothing."""
+    driver = connect.sqlite_module()
+    try:
+        with contextlib.closing(_open(source)) as raw:
+            lines = [str(row[0]) for row in raw.execute("PRAGMA integrity_check(10)")]
+    except driver.Error as error:
+        lines = [str(error)]
+    return [line.strip().replace("\n", "; ") for line in lines if line != "ok"]
+
+
+def _open(path: Path) -> Any:
+    opened = connect.sqlite_module().connect(str(path))
+    # What is no text any more differs from its seal either way.
+    opened.text_factory = lambda data: data.decode(errors="replace")
+    return opened
+
+
+def _version(source: Path) -> int:
+    newest = len(migrations.STEPS)
+    driver = connect.sqlite_module()
+    with contextlib.closing(_open(source)) as raw, contextlib.suppress(driver.Error):
+        [row] = raw.execute("SELECT version FROM schema_version").fetchall()
+        if isinstance(row[0], int) and 1 <= row[0] <= newest:
+            return row[0]
+    return newest
+
+
+def _copy(raw: Any, sink: Connection) -> None:
+    names = sink.exec_driver_sql(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    ).scalars()
+    for table in names.all():
+        if table == schema.schema_version.name:
+            continue
+        columns = [row[1] for row in sink.exec_driver_sql(f'PRAGMA table_info("{table}")')]
+        sink.exec_driver_sql(f'DELETE FROM "{table}"')
+        places = ", ".join("?" * len(columns))
+        quoted = ", ".join(f'"{name}"' for name in columns)
+        for row in _rows(raw, table, quoted):
+            sink.exec_driver_sql(
+                f'INSERT OR IGNORE INTO "{table}" ({quoted}) VALUES ({places})', tuple(row)
+            )
+
+
+def _rows(raw: Any, table: str, columns: str) -> Iterator[tuple[object, ...]]:
+    """Every row that can be read, from both ends of the table."""
+    driver = connect.sqlite_module()
+    seen = set()
+    for order in ("ASC", "DESC"):
+        statement = f'SELECT rowid, {columns} FROM "{table}" NOT INDEXED ORDER BY rowid {order}'
+        try:
+            for row in raw.execute(statement):
+                if row[0] not in seen:
+                    seen.add(row[0])
+                    yield row[1:]
+            return
+        except driver.Error:
+            continue
+
+
+def _published(connection: Connection) -> int:
+    found = connection.exec_driver_sql(
+        "SELECT max(round) FROM rounds WHERE state = 'published' AND typeof(round) = 'integer'"
+    ).scalar_one()
+    return int(found or 0)
+
+
+def _leave_out(connection: Connection, damages: list[LedgerDamage]) -> None:
+    for damage in damages:
+        if damage.place in OF_OTHERS:
+            group = "version" if damage.place in ("snapshots", "evaluations") else None
+            key = group or ("role" if damage.place == "credentials" else "name")
+            connection.exec_driver_sql(
+                f'DELETE FROM "{damage.place}" WHERE quote("{key}") = ?', (damage.key,)
+            )
+    rounds = [int(d.key) for d in damages if d.place in OF_ROUNDS and d.key.isdigit()]
+    rounds += _without_manifest(connection, [d for d in damages if d.place == "manifests"])
+    if rounds:
+        last = min(min(rounds) - 1, _published(connection))
+        truncation.truncate(connection, last_round=last)
+    _renew_members(connection, [d for d in damages if d.place in ("workers", "generations")])
+
+
+def _without_manifest(connection: Connection, damages: list[LedgerDamage]) -> list[int]:
+    """Leaves out a damaged version and those after it; the first round that was under them.
+
+    Not the first version: without it there is no run, which the chain finds.
+    """
+    versions = [int(d.key) for d in damages if d.key.isdigit() and int(d.key) > 1]
+    if not versions:
+        return []
+    connection.exec_driver_sql("DELETE FROM manifests WHERE version >= ?", (min(versions),))
+    first = connection.exec_driver_sql(
+        "SELECT min(round) FROM rounds WHERE manifest_sha256 NOT IN (SELECT sha256 FROM manifests)"
+    ).scalar_one()
+    return [] if first is None else [int(first)]
+
+
+def _renew_members(connection: Connection, damages: list[LedgerDamage]) -> None:
+    """A worker whose row is not to be trusted has no key any more, so any process may take it."""
+    for damage in damages:
+        if damage.place == "workers":
+            name = damage.key.strip("'")
+            lives = connection.exec_driver_sql(
+                "SELECT max(incarnation) FROM (SELECT incarnation FROM contributions "
+                "WHERE worker_id = ? UNION ALL SELECT incarnation FROM workers "
+                "WHERE worker_id = ?) "
+                "WHERE typeof(incarnation) = 'integer'",
+                (name, name),
+            ).scalar_one()
+            connection.exec_driver_sql(
+                "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, 0, 0.0)",
+                (name, "0" * 64, lives or 1),
+            )
+        else:
+            connection.exec_driver_sql(
+                "DELETE FROM generations WHERE quote(number) = ?", (damage.key,)
+            )

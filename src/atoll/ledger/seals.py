@@ -1,0 +1,256 @@
+"""Seals: the hash of every row beside the rows, so that changed bytes of the file do not go unseen.
+
+SQLite has no checksum on the pages of its main file. A seal covers the rows of one table that
+belong together (those of a round or a version, else one row by its key):
+
+    total = sum over the rows of sha256(table, row), modulo 2^256
+
+so a transaction moves it by the rows it changed and reads no others. What changed is recorded by
+temporary triggers, which are this connection's own; a change from elsewhere leaves its seal behind.
+It reads which tables there are. PostgreSQL has checksums of its own and is not sealed.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from atoll.errors import StateDamaged
+from atoll.ledger.database import DRIVER_ERRORS, Database, detail
+from atoll.ledger.records import LedgerDamage
+
+TABLE = "seals"
+SCHEMA = "sqlite_schema"
+# The columns by which rows of one table belong together, the first that a table has.
+TOGETHER = ("round", "version")
+# Entries that follow from sealed rows: a damaged one is refused by itself and the rest serves on.
+APART = ("queues",)
+_CHANGES = "seal_changes"
+_MODULUS = 1 << 256
+_CHECKED_ERRORS = 100  # of the many that one torn page gives, more than anybody reads
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """How the rows of one table are written out and put together."""
+
+    table: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+    def row(self, prefix: str = "") -> str:
+        """SQL of a row as exact text, whatever is stored in it."""
+        quoted = " || ',' || ".join(f'quote({prefix}"{name}")' for name in self.columns)
+        return f"CAST({quoted} AS BLOB)"  # bytes that are no text any more must not be decoded
+
+    def group(self, prefix: str = "") -> str:
+        """SQL of what the row is sealed with."""
+        quoted = " || ',' || ".join(f'quote({prefix}"{name}")' for name in self.key)
+        return f"CAST({quoted} AS BLOB)"
+
+
+class Sealing:
+    """Keeps the seals of one connection's transactions; `Database.writing` calls it."""
+
+    def __init__(self, database: Database) -> None:
+        with database.bare() as connection:
+            connection.exec_driver_sql("PRAGMA temp_store = MEMORY").close()
+            made = [
+                f"CREATE TEMP TABLE IF NOT EXISTS {_CHANGES} "
+                f"(place TEXT, key BLOB, gone BLOB, come BLOB)",
+                *(line for sealed in _tables(connection) for line in _triggers(sealed)),
+            ]
+            # One call: a restart has a second for all it does.
+            driver: Any = connection.connection.driver_connection
+            driver.executescript(";\n".join(made))
+
+    def begin(self, connection: Connection) -> None:
+        """Forgets what was changed outside any transaction of ours: that is not sealed."""
+        connection.exec_driver_sql(f"DELETE FROM temp.{_CHANGES}")
+
+    def end(self, connection: Connection) -> None:
+        """Moves the seals by what this transaction changed."""
+        changes = connection.exec_driver_sql(
+            f"SELECT c.place, c.key, c.gone, c.come, s.count, s.total "
+            f"FROM temp.{_CHANGES} c "
+            f"LEFT JOIN main.{TABLE} s ON s.place = c.place AND s.key = c.key"
+        )
+        moved: dict[tuple[str, bytes], list[int]] = {}
+        for place, key, gone, come, count, total in changes:
+            held = [0, 0] if count is None else [count, int.from_bytes(total, "big")]
+            seal = moved.setdefault((place, bytes(key)), held)
+            if gone is not None:
+                seal[0], seal[1] = seal[0] - 1, seal[1] - _hash(place, gone)
+            if come is not None:
+                seal[0], seal[1] = seal[0] + 1, seal[1] + _hash(place, come)
+        kept = [(*at, count, _bytes(total)) for at, (count, total) in moved.items() if count]
+        ended = [at for at, (count, _) in moved.items() if not count]
+        if kept:
+            connection.exec_driver_sql(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?, ?, ?)", kept)
+        if ended:
+            connection.exec_driver_sql(f"DELETE FROM {TABLE} WHERE place = ? AND key = ?", ended)
+
+
+def make(connection: Connection) -> None:
+    """Makes the table and seals what is there. On PostgreSQL nothing."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(
+            f"CREATE TABLE {TABLE} (place TEXT NOT NULL, key BLOB NOT NULL, "
+            f"count BIGINT NOT NULL, total BLOB NOT NULL, PRIMARY KEY (place, key))"
+        )
+
+
+def renew(connection: Connection) -> None:
+    """Seals every row as it is now, as after a migration; nothing when there are no seals yet."""
+    if not _has_seals(connection):
+        return
+    connection.exec_driver_sql(f"DELETE FROM {TABLE}")
+    for place, key, count, total in _computed(connection):
+        connection.exec_driver_sql(
+            f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", (place, key, count, _bytes(total))
+        )
+
+
+def check(database: Database) -> list[LedgerDamage]:
+    """What is no longer as it was written: pages that cannot be read, rows that changed."""
+    if not database.is_sqlite:
+        return []
+    try:
+        with database.bare() as connection:
+            found = _integrity(connection)
+            found += broken(connection)
+    except StateDamaged as error:
+        found = [LedgerDamage(place="", key="", reason=str(error))]
+    return [replace(damage, ledger=f"the ledger {database.name}") for damage in found]
+
+
+def check_before_migration(database: Database) -> None:
+    """Refuses to migrate what has changed since it was sealed: a step would seal the damage."""
+    found = check(database)
+    if found:
+        raise StateDamaged(str(found[0]))
+
+
+def _integrity(connection: Connection) -> list[LedgerDamage]:
+    try:
+        lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_CHECKED_ERRORS})").scalars()
+        found = [str(line) for line in lines]
+    except (*DRIVER_ERRORS, UnicodeDecodeError) as error:
+        found = [detail(error)]
+    return [LedgerDamage(place="", key="", reason=line) for line in found if line != "ok"]
+
+
+def broken(connection: Connection) -> list[LedgerDamage]:
+    """Groups of rows that are not as their seals say; none where there are no seals yet."""
+    return list(_broken(connection)) if _has_seals(connection) else []
+
+
+def _broken(connection: Connection) -> Iterator[LedgerDamage]:
+    try:
+        stored = {
+            (str(place), bytes(key)): (count, bytes(total))
+            for place, key, count, total in connection.exec_driver_sql(
+                f"SELECT CAST(place AS TEXT), key, count, total FROM {TABLE} NOT INDEXED"
+            )
+        }
+    except (*DRIVER_ERRORS, UnicodeDecodeError, TypeError) as error:
+        yield LedgerDamage(place=TABLE, key="", reason=detail(error))
+        return
+    unreadable = set()
+    found = {}
+    for sealed in _tables(connection):
+        try:
+            for place, key, count, total in _computed_of(connection, sealed):
+                found[place, key] = (count, _bytes(total))
+        except (*DRIVER_ERRORS, UnicodeDecodeError, TypeError) as error:
+            unreadable.add(sealed.table)
+            yield LedgerDamage(place=sealed.table, key="", reason=detail(error))
+    for place, key, count, total in _schema(connection):
+        found[place, key] = (count, _bytes(total))
+    for place, key in sorted({*stored, *found}):
+        mine, theirs = found.get((place, key)), stored.get((place, key))
+        if mine != theirs and place not in unreadable:
+            yield LedgerDamage(
+                place=place,
+                key=key.decode(errors="replace"),
+                reason=f"expected {_told(theirs)}, found {_told(mine)}",
+                is_sealed=theirs is not None,
+            )
+
+
+def _told(seal: tuple[object, bytes] | None) -> str:
+    return "none" if seal is None else f"{seal[0]} rows with seal {seal[1].hex()}"
+
+
+def _computed(connection: Connection) -> Iterator[tuple[str, bytes, int, int]]:
+    for sealed in _tables(connection):
+        yield from _computed_of(connection, sealed)
+    yield from _schema(connection)
+
+
+def _computed_of(connection: Connection, sealed: _Sealed) -> Iterable[tuple[str, bytes, int, int]]:
+    totals: defaultdict[bytes, list[int]] = defaultdict(lambda: [0, 0])
+    # Not by an index: what counts is the row.
+    rows = connection.exec_driver_sql(
+        f'SELECT {sealed.group()}, {sealed.row()} FROM "{sealed.table}" NOT INDEXED'
+    )
+    for key, row in rows:
+        seal = totals[bytes(key)]
+        seal[0], seal[1] = seal[0] + 1, seal[1] + _hash(sealed.table, row)
+    return [(sealed.table, key, count, total) for key, (count, total) in totals.items()]
+
+
+def _schema(connection: Connection) -> Iterator[tuple[str, bytes, int, int]]:
+    """The tables themselves; what a page number says is for the integrity check."""
+    rows = connection.exec_driver_sql(
+        "SELECT CAST(type || ' ' || name AS BLOB), CAST(quote(sql) AS BLOB) FROM main.sqlite_master"
+    )
+    for key, text in rows:
+        yield SCHEMA, bytes(key), 1, _hash(SCHEMA, text)
+
+
+def _bytes(total: int) -> bytes:
+    return (total % _MODULUS).to_bytes(32, "big")
+
+
+def _hash(place: str, row: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(place.encode() + b"\0" + bytes(row)).digest(), "big")
+
+
+def _has_seals(connection: Connection) -> bool:
+    if connection.dialect.name != "sqlite":
+        return False
+    statement = "SELECT count(*) FROM main.sqlite_master WHERE type = 'table' AND name = ?"
+    return bool(connection.exec_driver_sql(statement, (TABLE,)).scalar_one())
+
+
+def _tables(connection: Connection) -> list[_Sealed]:
+    names = connection.exec_driver_sql(
+        "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
+        "AND name <> ? ORDER BY name",
+        (TABLE,),
+    ).scalars()
+    return [_sealed(connection, str(name)) for name in names.all() if name not in APART]
+
+
+def _sealed(connection: Connection, table: str) -> _Sealed:
+    described = connection.exec_driver_sql(f'PRAGMA main.table_info("{table}")').all()
+    columns = tuple(str(row[1]) for row in described)
+    together = [name for name in TOGETHER if name in columns][:1]
+    key = [str(row[1]) for row in sorted(described, key=lambda row: row[5]) if row[5]]
+    return _Sealed(table, columns, tuple(together or key or columns))
+
+
+def _triggers(sealed: _Sealed) -> Iterator[str]:
+    gone = f"SELECT '{sealed.table}', {sealed.group('OLD.')}, {sealed.row('OLD.')}, NULL"
+    come = f"SELECT '{sealed.table}', {sealed.group('NEW.')}, NULL, {sealed.row('NEW.')}"
+    events = {"INSERT": come, "DELETE": gone, "UPDATE": f"{gone} UNION ALL {come}"}
+    for event, select in events.items():
+        yield f'DROP TRIGGER IF EXISTS temp."seal_{event}_{sealed.table}"'
+        yield (
+            f'CREATE TEMP TRIGGER "seal_{event}_{sealed.table}" AFTER {event} '
+            f'ON main."{sealed.table}" BEGIN INSERT INTO {_CHANGES} {select}; END'
+        )

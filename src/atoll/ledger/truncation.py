@@ -1,0 +1,85 @@
+"""Takes a ledger back to an earlier round, in the caller's transaction.
+
+The rounds after it go with all that hangs on them. Rows that they had been given are open again:
+those beyond the cursor by themselves, those of leases that they had taken over by reopening these.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from atoll import canonical
+from atoll.ledger import queues, rows, schema
+from atoll.ledger.records import LeaseRecord, LeaseState
+
+Range = tuple[int, int]
+
+
+def truncate(connection: Connection, *, last_round: int) -> None:
+    """Forgets every round after `last_round`, which is published, or 0."""
+    for table in (schema.evaluations, schema.snapshots):
+        connection.execute(delete(table).where(table.c.version > last_round))
+    for table in (schema.contributions, schema.leases, schema.rounds):
+        connection.execute(delete(table).where(table.c.round > last_round))
+    _reopen(connection)
+    queues.rebuild(connection)
+
+
+def disband(connection: Connection) -> None:
+    """Nobody is in: every island registers again and learns where the run is."""
+    connection.execute(update(schema.workers).values(active=False))
+    table = schema.generations
+    newest = connection.execute(select(func.max(table.c.number))).scalar_one() or 0
+    connection.execute(
+        insert(table).values(number=newest + 1, created_wall=0.0, members=canonical.dumps([]))
+    )
+
+
+def _reopen(connection: Connection) -> None:
+    """Leases whose rows are in no other one any more, as the rounds that took them are gone."""
+    table = schema.leases
+    kept = [rows.lease(row) for row in connection.execute(select(table))]
+    cuts = {queue.name: queue.cut for queue in queues.read(connection).sound}
+    for dataset_id in sorted({lease.dataset_id for lease in kept}):
+        mine = [lease for lease in kept if lease.dataset_id == dataset_id]
+        covered = [(k.start, k.stop) for k in mine if k.state is not LeaseState.TAKEN]
+        taken = (k for k in mine if k.state is LeaseState.TAKEN)
+        for lease in sorted(taken, key=lambda k: (k.start, k.stop)):
+            for start, stop in _outside((lease.start, lease.stop), covered):
+                cut = cuts.get(lease.queue)
+                unit = lease.unit if cut is None else cut.unit(start)
+                opened = replace(
+                    lease, start=start, stop=stop, unit=unit, state=LeaseState.REOPENED
+                )
+                _open_again(connection, opened)
+                covered.append((start, stop))
+
+
+def _open_again(connection: Connection, lease: LeaseRecord) -> None:
+    table = schema.leases
+    # A lease that was split may have left one under the same key.
+    connection.execute(
+        delete(table).where(
+            table.c.round == lease.round,
+            table.c.worker_id == lease.worker_id,
+            table.c.dataset_id == lease.dataset_id,
+            table.c.start == lease.start,
+        )
+    )
+    connection.execute(insert(table), rows.values(lease))
+
+
+def _outside(whole: Range, covered: Iterable[Range]) -> list[Range]:
+    """The parts of `whole` that no range of `covered` holds, in order."""
+    found = []
+    start, stop = whole
+    for low, high in sorted(covered):
+        if high <= start or low >= stop:
+            continue
+        if low > start:
+            found.append((start, low))
+        start = max(start, high)
+    if start < stop:
+        found.append((start, stop))
+    return found

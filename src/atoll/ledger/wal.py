@@ -1,0 +1,207 @@
+"""Whether a SQLite write-ahead log is whole: SQLite itself reads one up to its first bad frame.
+
+That is right for the end that a power cut left and wrong for a bit that changed in the middle: what
+was committed after it would be gone without a word. Layout: https://www.sqlite.org/fileformat2.html
+section 4. Reads the file before SQLite does; writes nothing.
+
+A frame that is not as its checksum says is taken for a power cut only when it can be one: in the
+last transaction, and not by the change of a single bit.
+"""
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+HEADER_BYTES = 32
+FRAME_HEADER_BYTES = 24
+_MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
+_MASK = 0xFFFFFFFF
+_MIN_PAGE_BYTES, _MAX_PAGE_BYTES = 512, 65536
+
+
+@dataclass(frozen=True)
+class WalDamage:
+    """The first place where the log is not as it was written."""
+
+    path: Path
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{str(self.path)!r} at byte {self.offset}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Header:
+    order: str
+    page_bytes: int
+    salts: bytes
+    sums: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """One frame as it stands in the file."""
+
+    offset: int
+    head: bytes
+    page: bytes
+
+    @property
+    def salts(self) -> bytes:
+        return self.head[8:16]
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        first, second = struct.unpack(">2I", self.head[16:24])
+        return first, second
+
+    @property
+    def ends_transaction(self) -> bool:
+        return self.head[4:8] != bytes(4)
+
+    @property
+    def summed(self) -> bytes:
+        return self.head[:8] + self.page
+
+
+def path_of(ledger: Path) -> Path:
+    """Where SQLite keeps the log of a database."""
+    return ledger.with_name(ledger.name + "-wal")
+
+
+def check(ledger: Path) -> WalDamage | None:
+    """The first damage of a database's log; None when it is whole, ends torn, or is absent."""
+    path = path_of(ledger)
+    try:
+        with path.open("rb") as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            head = file.read(HEADER_BYTES)
+            if len(head) < HEADER_BYTES:
+                return None
+            header = _parse(head)
+            if header is None:
+                return _judge_header(path, file, ledger, nbytes=nbytes)
+            return _check_frames(path, file, header, nbytes=nbytes)
+    except FileNotFoundError:
+        return None
+
+
+def _parse(head: bytes) -> _Header | None:
+    magic, _, page_bytes = struct.unpack(">3I", head[:12])
+    first, second = struct.unpack(">2I", head[24:32])
+    order = _MAGIC.get(magic)
+    if order is None or _sums(head[:24], (0, 0), order=order) != (first, second):
+        return None
+    return _Header(order, page_bytes, head[16:24], (first, second))
+
+
+def _check_frames(path: Path, file: BinaryIO, header: _Header, *, nbytes: int) -> WalDamage | None:
+    step = FRAME_HEADER_BYTES + header.page_bytes
+    sums, offset = header.sums, HEADER_BYTES
+    while offset + step <= nbytes:
+        frame = _frame(file.read(step), offset)
+        found = _sums(frame.summed, sums, order=header.order)
+        if frame.salts != header.salts or frame.stored != found:
+            rest = [
+                _frame(file.read(step), at) for at in range(offset + step, nbytes - step + 1, step)
+            ]
+            return _judge(path, header, [frame, *rest], found=found)
+        sums, offset = found, offset + step
+    return None
+
+
+def _frame(data: bytes, offset: int) -> _Frame:
+    return _Frame(offset, data[:FRAME_HEADER_BYTES], data[FRAME_HEADER_BYTES:])
+
+
+def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> WalDamage | None:
+    """A header is on the disk before the frames after it; torn, it stands before old frames.
+
+    Those are all in the database by then, so a log that would change nothing is harmless.
+    """
+    with ledger.open("rb") as database:
+        [page_bytes] = struct.unpack(">H", database.read(18)[16:18])
+        page_bytes = _MAX_PAGE_BYTES if page_bytes == 1 else page_bytes
+        if page_bytes < _MIN_PAGE_BYTES:
+            return None  # the database itself is none; SQLite says so
+        step = FRAME_HEADER_BYTES + page_bytes
+        newest: dict[int, bytes] = {}
+        salts = None
+        for offset in range(HEADER_BYTES, nbytes - step + 1, step):
+            frame = _frame(file.read(step), offset)
+            salts = salts or frame.salts
+            if frame.salts != salts:
+                break
+            newest[int.from_bytes(frame.head[:4], "big")] = frame.page
+        for number, page in newest.items():
+            database.seek((number - 1) * page_bytes)
+            if database.read(page_bytes) != page:
+                return WalDamage(
+                    path, 0, "its header is not as its checksum says; SQLite would skip it whole"
+                )
+    return None
+
+
+def _judge(
+    path: Path, header: _Header, frames: list[_Frame], *, found: tuple[int, int]
+) -> WalDamage | None:
+    """Whether the log breaks at `frames[0]` as a power cut breaks it; `found` is that one's sum."""
+    bad = frames[0]
+    # Frames of an earlier use of the file have other salts.
+    present = [frame for frame in frames if frame.salts == header.salts]
+    commits = [index for index, frame in enumerate(present) if frame.ends_transaction]
+    if commits and commits[0] < len(present) - 1:
+        return WalDamage(
+            path,
+            bad.offset,
+            "a frame is not as its checksum says, and transactions after it were committed",
+        )
+    if bad.salts == header.salts:
+        is_flip = _explained_by_one_bit(bad, found)
+    else:
+        is_flip = _is_one_bit(bad.salts, header.salts)
+    return WalDamage(path, bad.offset, "one bit of a frame has changed") if is_flip else None
+
+
+def _is_one_bit(mine: bytes, theirs: bytes) -> bool:
+    return (int.from_bytes(mine, "big") ^ int.from_bytes(theirs, "big")).bit_count() == 1
+
+
+def _explained_by_one_bit(frame: _Frame, found: tuple[int, int]) -> bool:
+    """Whether changing one bit of the frame gives the checksum that it carries.
+
+    The sums are linear modulo 2^32, so a word's change arrives multiplied by a weight that depends
+    on its place alone.
+    """
+    stored = frame.stored
+    if _is_one_bit(struct.pack(">2I", *stored), struct.pack(">2I", *found)):
+        return True
+    wanted = ((stored[0] - found[0]) & _MASK, (stored[1] - found[1]) & _MASK)
+    changes = [sign * (1 << bit) for bit in range(32) for sign in (1, -1)]
+    # From the last pair of words to the first: what a change of either adds to the two sums.
+    weights = [(1, 1), (0, 1)]
+    for _ in range(len(frame.summed) // 8):
+        for first, second in weights:
+            for change in changes:
+                if (change * first & _MASK, change * second & _MASK) == wanted:
+                    return True
+        weights = [_after(weight) for weight in weights]
+    return False
+
+
+def _after(weight: tuple[int, int]) -> tuple[int, int]:
+    """The weight of a change after one more pair of words was summed."""
+    first = (weight[0] + weight[1]) & _MASK
+    return first, (weight[1] + first) & _MASK
+
+
+def _sums(data: bytes, start: tuple[int, int], *, order: str) -> tuple[int, int]:
+    first, second = start
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for index in range(0, len(words), 2):
+        first = (first + words[index] + second) & _MASK
+        second = (second + words[index + 1] + first) & _MASK
+    return first, second

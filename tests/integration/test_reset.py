@@ -1,0 +1,213 @@
+"""`atoll serve --reset`: what is dropped is shown first, kept aside, and a new run begins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from atoll.cli import reset
+from atoll.cli.serve import ServeOptions, serve
+from atoll.coordinator.server import Server
+from atoll.errors import ConfigError, StateHeld
+from atoll.launch import state
+from atoll.ledger import lock
+from tests import clusters, damages
+from tests.clusters import one_thread  # noqa: F401
+
+RUN_FILE = """
+name = "again"
+seed = 3
+sync_every = 2
+[model]
+architecture = "gpt"
+vocab = 16
+block = 4
+layers = 1
+heads = 1
+width = 8
+[data]
+kind = "synthetic"
+seed = 1
+rows = 100
+held_out_rows = 2
+block = 4
+vocab = 16
+[inner]
+batch = 3
+[membership]
+min_workers = 2
+[stop]
+rounds = 1000
+"""
+TOKENS = {
+    "ATOLL_WORKER_TOKEN": "worker-token-of-tests",
+    "ATOLL_ADMIN_TOKEN": "admin-token-of-tests",
+}
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in TOKENS.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_FILE)
+    return path
+
+
+def served(run_file: Path, directory: Path, **options: Any) -> None:
+    """Starts `atoll serve` in this process and ends it once it answers."""
+    serve(
+        ServeOptions(run_file=run_file, directory=directory, port=0, **options),
+        signals=(),
+        started=Server.stop,
+    )
+
+
+@pytest.fixture
+def directory(run_file: Path, tmp_path: Path) -> Path:
+    """A run that was created and stopped."""
+    served(run_file, tmp_path / "state")
+    return tmp_path / "state"
+
+
+def run_id(directory: Path) -> str:
+    with state.at_rest(directory, pid=1, wall=0.0) as (ledger, _):
+        run = ledger.run()
+        assert run is not None
+        return run.run_id
+
+
+def credentials(directory: Path) -> dict[str, str]:
+    with state.at_rest(directory, pid=1, wall=0.0) as (ledger, _):
+        return ledger.credentials()
+
+
+def test_reset_shows_what_it_drops_and_starts_a_new_run(run_file, directory, capsys):
+    old = run_id(directory)
+
+    served(run_file, directory, reset=True, yes=True)
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"run {old}, 0 rounds, 0 contributions, 0 rows done, 0 tokens" in shown
+    assert "starts from the run file's weights" in shown
+    assert run_id(directory) != old
+
+
+def test_old_state_is_kept_beside_the_directory(run_file, directory):
+    old = run_id(directory)
+
+    served(run_file, directory, reset=True, yes=True)
+    second = run_id(directory)
+    served(run_file, directory, reset=True, yes=True)
+
+    assert run_id(directory.with_name("state.dropped-1")) == old
+    assert run_id(directory.with_name("state.dropped-2")) == second
+
+
+def test_purge_deletes_the_old_state(run_file, directory):
+    served(run_file, directory, reset=True, purge=True, yes=True)
+
+    assert not list(directory.parent.glob("state.dropped-*"))
+    assert run_id(directory)
+
+
+def test_tokens_stay_over_a_reset(run_file, directory, monkeypatch):
+    before = credentials(directory)
+    for name in TOKENS:
+        monkeypatch.delenv(name)
+
+    served(run_file, directory, reset=True, yes=True)
+
+    assert credentials(directory) == before != {}
+
+
+def test_reset_without_a_terminal_needs_yes(run_file, directory):
+    old = run_id(directory)
+
+    with pytest.raises(ConfigError, match="add --yes"):
+        served(run_file, directory, reset=True)
+
+    assert run_id(directory) == old
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.cli.reset.sys.stdin", TerminalInput())
+
+
+class TerminalInput:
+    """Somebody is there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_reset_confirmed_on_a_terminal_drops(run_file, directory, terminal, monkeypatch):
+    monkeypatch.setattr("atoll.cli.reset.typer.confirm", lambda _: True)
+    old = run_id(directory)
+
+    served(run_file, directory, reset=True)
+
+    assert run_id(directory) != old
+
+
+def test_reset_denied_on_a_terminal_changes_nothing(run_file, directory, terminal, monkeypatch):
+    monkeypatch.setattr("atoll.cli.reset.typer.confirm", lambda _: False)
+    old = run_id(directory)
+
+    with pytest.raises(ConfigError, match="not confirmed"):
+        served(run_file, directory, reset=True)
+
+    assert run_id(directory) == old
+
+
+def test_reset_of_a_held_directory_is_refused(run_file, directory):
+    with lock.hold(directory, pid=77, wall=0.0), pytest.raises(StateHeld, match="process 77"):
+        served(run_file, directory, reset=True, yes=True)
+
+    assert not list(directory.parent.glob("state.dropped-*"))
+
+
+def test_reset_of_nothing_says_so(run_file, tmp_path, capsys):
+    served(run_file, tmp_path / "new", reset=True)
+
+    assert "holds nothing to drop" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("option", ["keep_weights", "purge", "yes"])
+def test_option_of_a_reset_without_it_is_refused(run_file, directory, option):
+    with pytest.raises(ConfigError, match="is for --reset"):
+        served(run_file, directory, **{option: True})
+
+
+def test_stores_elsewhere_are_not_dropped(run_file, directory, tmp_path):
+    run_file.write_text(RUN_FILE + f'[storage]\nblobs = "{tmp_path / "b"}"\n')
+
+    with pytest.raises(ConfigError, match="elsewhere"):
+        served(run_file, directory, reset=True, yes=True)
+
+
+def test_damaged_state_can_be_dropped(run_file, directory, capsys):
+    damages.zero_page(directory / "ledger.sqlite", 0)
+
+    served(run_file, directory, reset=True, yes=True)
+
+    assert "cannot be read" in " ".join(capsys.readouterr().out.split())
+    assert run_id(directory)
+
+
+def test_kept_weights_are_what_the_new_run_starts_from(tmp_path):
+    """Of a run that was trained: its newest master, not what the run file draws."""
+    cluster = damages.play(tmp_path / "state", rounds=2)
+    digest, tensors = cluster.digest, cluster.manifest.model.definition["tensors"]
+    cluster.close()
+    given = clusters.run_file({"model": {"architecture": "custom", "tensors": tensors}})
+
+    fresh = reset.reset(tmp_path / "state", given, keep_weights=True, purge=False, yes=True)
+
+    assert fresh.run_file.start_from is not None
+    assert fresh.run_file.start_from.parent == tmp_path / "state.dropped-1"
+    kept = load_file(str(fresh.run_file.start_from))
+    assert sum(tensor.numel() for tensor in kept.values()) == cluster.layout.size
+    assert digest in fresh.run_file.start_from.read_bytes()[:4096].decode(errors="replace")
