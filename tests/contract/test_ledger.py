@@ -903,7 +903,7 @@ def test_numbers_of_generations_grow_while_few_are_kept(ledger: Ledger):
 
 
 # Changes only with the history above or with the tables; every engine must give this same value.
-STATE_OF_PLAY = "f1d98557284db4155217473c6e9c465c6849413d59a76edeb581d73fa85be759"
+STATE_OF_PLAY = "ebad6d67aaf22fa888fe4e9682ead483b5a20c5aa54f861ecacaeb0bd438bd4a"
 
 
 def test_state_hash_of_one_history_is_the_same_on_every_engine(ledger: Ledger):

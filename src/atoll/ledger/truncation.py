@@ -65,6 +65,7 @@ def _open_again(connection: Connection, lease: LeaseRecord) -> None:
             table.c.worker_id == lease.worker_id,
             table.c.dataset_id == lease.dataset_id,
             table.c.start == lease.start,
+            table.c.lease_epoch == lease.lease_epoch,
         )
     )
     connection.execute(insert(table), rows.values(lease))
