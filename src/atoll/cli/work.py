@@ -49,4 +49,4 @@ def _rows(found: Work) -> Iterator[tuple[str, ...]]:
             queue.rows_open,
             queue.rows_given_up,
         )
-        yield (f"{names.get(queue.dataset_id, '')} {queue.dataset_id}", *map(str, numbers))
+        yield (names.get(queue.dataset_id, queue.dataset_id), *map(str, numbers))
