@@ -24,7 +24,7 @@ def work(url: str, *, token: str | None, fingerprint: str | None, as_json: bool)
         "units",
         "issued",
         "done",
-        "rows done",
+        "rows",
         "leased",
         "open",
         "given up",
