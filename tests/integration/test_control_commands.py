@@ -104,3 +104,15 @@ def test_commands_need_the_admin_token(serving, words):
         typed(serving, *words, role=Role.WORKER)
 
     assert serving.coordinator.state_hash() == before
+
+
+def test_work_shows_the_queues_to_either_role(serving):
+    for name in ("wendy", "walter"):
+        serving.worker(name)
+
+    found = answered(serving, "work")
+
+    [dataset], [queue] = found["datasets"], found["queues"]
+    assert (found["policy"], dataset["epoch"], dataset["current"]) == ("exactly_once", 0, True)
+    assert queue["rows_leased"] == sum(w["leased"] for w in queue["workers"]) > 0
+    assert dataset["name"] in typed(serving, "work", role=Role.WORKER)

@@ -24,7 +24,7 @@ def work(url: str, *, token: str | None, fingerprint: str | None, as_json: bool)
         "units",
         "issued",
         "done",
-        "rows done",
+        "rows",
         "leased",
         "open",
         "given up",
@@ -49,4 +49,4 @@ def _rows(found: Work) -> Iterator[tuple[str, ...]]:
             queue.rows_open,
             queue.rows_given_up,
         )
-        yield (f"{names.get(queue.dataset_id, '')} {queue.dataset_id}", *map(str, numbers))
+        yield (names.get(queue.dataset_id, queue.dataset_id), *map(str, numbers))

@@ -32,9 +32,11 @@ class Dispatch:
         ledger.add_datasets(
             [DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in self.parts]
         )
-        damaged = ledger.queues().damaged
-        self.refused = tuple(entry.name for entry in damaged)
-        for entry in damaged:
+        found = ledger.queues()
+        # How each is cut never changes; their bitmaps do, and stay in the ledger.
+        self._queues = {q.name: replace(q, issued=b"", done=b"") for q in found.sound}
+        self.refused = tuple(entry.name for entry in found.damaged)
+        for entry in found.damaged:
             log.error(
                 "a queue entry is refused; its rows are served from the leases",
                 extra={"queue": entry.name, "reason": entry.reason},
@@ -52,9 +54,8 @@ class Dispatch:
             sources=sources,
             reopened=list(reopened),
         )
-        queues: dict[str, QueueRecord] = {q.name: q for q in self._ledger.queues().sound}
         leases = [
-            self._lease(round_number, worker, span, recorded.manifest, queues, planned, reopened)
+            self._lease(round_number, worker, span, recorded.manifest, planned, reopened)
             for worker, spans in sorted(planned.ranges.items())
             for span in spans
         ]
@@ -63,7 +64,9 @@ class Dispatch:
             replace(
                 (whole := reopened[planned.taken[-1]]),
                 start=span.start,
-                unit=queues[whole.queue].cut.unit(span.start) if whole.queue in queues else 0,
+                unit=self._queue(whole.dataset_id, span.start, recorded.manifest).cut.unit(
+                    span.start
+                ),
             )
             for span in planned.left
         ]
@@ -74,7 +77,7 @@ class Dispatch:
             leases=tuple(leases),
             taken=tuple(reopened[span] for span in planned.taken),
             left=tuple(left),
-            queues=tuple(queues[name] for name in sorted({lease.queue for lease in leases})),
+            queues=tuple(self._queues[name] for name in sorted({x.queue for x in leases})),
         )
 
     def _sources(self, cursor: int) -> list[Source]:
@@ -98,24 +101,32 @@ class Dispatch:
         worker_id: str,
         span: Range,
         manifest: Manifest,
-        queues: dict[str, QueueRecord],
         planned: Plan,
         reopened: dict[Range, LeaseRecord],
     ) -> LeaseRecord:
-        part = next(p for p in self.parts if p.dataset_id == span.dataset_id)
-        queue = _queue(part, self._seed, span.start, manifest)
-        queue = queues.setdefault(queue.name, queue)
+        queue = self._queue(span.dataset_id, span.start, manifest)
         return LeaseRecord(
             round_number,
             worker_id,
             span.start,
             span.stop,
-            dataset_id=part.dataset_id,
+            dataset_id=span.dataset_id,
             shuffle_seed=self._seed,
             epoch=queue.epoch,
             unit=queue.cut.unit(span.start),
             lease_epoch=1 + _issued_before(span, planned, reopened),
         )
+
+    def _queue(self, dataset_id: str, position: int, manifest: Manifest) -> QueueRecord:
+        """The queue that `position` lies in, as it was made or as it would be made now."""
+        part = next(p for p in self.parts if p.dataset_id == dataset_id)
+        if part.length:
+            cut = units.units_of(part.length, manifest.work.units)
+            made = QueueRecord(dataset_id, self._seed, position // part.length, part.length, cut)
+        else:
+            rows = manifest.work.stream_unit_rows
+            made = QueueRecord(dataset_id, self._seed, 0, 0, units=0, unit_rows=rows)
+        return self._queues.setdefault(made.name, made)
 
 
 def _range(lease: LeaseRecord) -> Range:
@@ -128,12 +139,3 @@ def _issued_before(span: Range, planned: Plan, reopened: dict[Range, LeaseRecord
         if taken.dataset_id == span.dataset_id and taken.start <= span.start < taken.stop:
             return reopened[taken].lease_epoch
     return 0
-
-
-def _queue(part: Part, seed: int, position: int, manifest: Manifest) -> QueueRecord:
-    """The queue that `position` lies in, as it would be made now."""
-    if not part.length:
-        rows = manifest.work.stream_unit_rows
-        return QueueRecord(part.dataset_id, seed, 0, 0, units=0, unit_rows=rows)
-    cut = units.units_of(part.length, manifest.work.units)
-    return QueueRecord(part.dataset_id, seed, position // part.length, part.length, units=cut)

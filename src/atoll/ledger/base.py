@@ -103,7 +103,7 @@ class Ledger(Protocol):
         ...
 
     def cursors(self) -> dict[str, int]:
-        """By dataset_id: the first position of its row sequence that was never leased."""
+        """By dataset_id, where rows were leased: the first position that never was."""
         ...
 
     def row_counts(self) -> list[RowCount]:
