@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.storm, pytest.mark.timeout(1800)]
 
 SEED = int(os.environ.get("ATOLL_POWER_SEED", "1"))
 STATES = int(os.environ.get("ATOLL_POWER_STATES", "1020"))
-RUNS = STATES // 40
+RUNS = STATES // 50
 
 
 @pytest.fixture(scope="module")

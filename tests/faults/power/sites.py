@@ -31,6 +31,11 @@ class Site:
         """As the recorded program and messages call it."""
         return f"{self.path}:{self.line}"
 
+    @property
+    def place(self) -> str:
+        """As it is called where lines may move."""
+        return f"{self.path} {self.function}"
+
     def includes(self, told: str | None) -> bool:
         """Whether `path:line`, of a line being executed, lies in this call."""
         path, _, line = (told or "").rpartition(":")
