@@ -5,6 +5,7 @@ those beyond the cursor by themselves, those of leases that they had taken over 
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
@@ -36,25 +37,34 @@ def disband(connection: Connection) -> None:
 
 def _reopen(connection: Connection) -> None:
     """Leases whose rows are in no other one any more, as the rounds that took them are gone."""
+    kept = [rows.lease(row) for row in connection.execute(select(schema.leases))]
+    covered: dict[object, list[Range]] = {}
+    for lease in kept:
+        if lease.state is not LeaseState.TAKEN:
+            covered.setdefault(_sequence(lease), []).append((lease.start, lease.stop))
+    taken = [lease for lease in kept if lease.state is LeaseState.TAKEN]
+    for lease in sorted(taken, key=lambda lease: (lease.start, lease.stop)):
+        others = covered.setdefault(_sequence(lease), [])
+        for start, stop in _outside((lease.start, lease.stop), others):
+            opened = replace(lease, start=start, stop=stop, state=LeaseState.REOPENED)
+            _put(connection, opened)
+            others.append((start, stop))
+
+
+def _sequence(lease: LeaseRecord) -> object:
+    """Which row sequence the lease's positions count in."""
+    del lease
+    return "the run's"
+
+
+def _put(connection: Connection, lease: LeaseRecord) -> None:
+    """Inserts the lease, in place of one of the same key: a lease that was split may be there."""
     table = schema.leases
-    kept = [rows.lease(row) for row in connection.execute(select(table))]
-    covered = [(k.start, k.stop) for k in kept if k.state is not LeaseState.TAKEN]
-    taken = sorted(
-        (k for k in kept if k.state is LeaseState.TAKEN), key=lambda k: (k.start, k.stop)
+    values = rows.values(lease)
+    connection.execute(
+        delete(table).where(*(column == values[column.name] for column in table.primary_key))
     )
-    for lease in taken:
-        for start, stop in _outside((lease.start, lease.stop), covered):
-            _open_again(connection, lease, start, stop)
-            covered.append((start, stop))
-
-
-def _open_again(connection: Connection, lease: LeaseRecord, start: int, stop: int) -> None:
-    table = schema.leases
-    same = (table.c.round == lease.round, table.c.worker_id == lease.worker_id)
-    # The key is (round, worker, start): a lease that was split may have left one there.
-    connection.execute(delete(table).where(*same, table.c.start == start))
-    opened = LeaseRecord(lease.round, lease.worker_id, start, stop, LeaseState.REOPENED)
-    connection.execute(insert(table), rows.values(opened))
+    connection.execute(insert(table), values)
 
 
 def _outside(whole: Range, covered: Iterable[Range]) -> list[Range]:
