@@ -24,7 +24,7 @@ from atoll.errors import ConfigError
 log = logging.getLogger(__name__)
 
 TRANSFER_THREADS = 4
-STOP_SECONDS = 7.0  # SIGTERM must be over within 10 s, with all that ends beside it
+STOP_SECONDS = 5.0  # SIGTERM must be over within 10 s, with all that ends beside it
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -185,7 +185,9 @@ def _newer(ledger: Ledger, blobs: Blobs) -> list[BlobFlaw]:
         except AtollError:
             continue  # nothing depends on it
         limit = latest if header.kind == "contribution" else published
-        if header.round > limit or (run is not None and header.run_id != run.run_id):
+        if run is not None and header.run_id != run.run_id:
+            limit = 0  # a creation that was cut off leaves its initial weights
+        if header.round > limit:
             what = f"a {header.kind} of round {header.round} of run {header.run_id!r}"
             found.append(
                 BlobFlaw(
