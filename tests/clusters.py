@@ -28,7 +28,7 @@ from atoll.coordinator.admission import UploadRequest
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
 from atoll.history import audit as auditing
-from atoll.history import weights
+from atoll.history import recorded, weights
 from atoll.history.audit import AuditReport
 from atoll.island.weights import IslandWeights
 from atoll.layout import Layout, byte_view
@@ -101,6 +101,21 @@ def values(layout: Layout, label: str, *, scale: float = 0.01) -> Tensor:
 def displacement(layout: Layout, worker_id: str, round_number: int) -> Tensor:
     """What an island made by hand contributes to a round."""
     return values(layout, f"{worker_id}/{round_number}")
+
+
+def audited(home: Path) -> tuple[AuditReport, Manifest]:
+    """What audit with replay says of a run's directory."""
+    ledger = engines.open_ledger(home / "ledger.sqlite")
+    manifest = recorded.manifest_of(ledger)
+    assert manifest is not None
+    report = auditing.audit(
+        ledger,
+        DirectoryBlobs(home / "blobs"),
+        layout=recorded.layout_of(manifest),
+        with_replay=True,
+    )
+    ledger.close()
+    return report, manifest
 
 
 def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:

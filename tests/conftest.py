@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import hypothesis
 import pytest
 
 from tests import servers
@@ -15,6 +16,10 @@ from tests.servers import RunningServer, ServerMissing, Servers
 _SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
 _OWNER: pytest.StashKey[tuple[str, int]] = pytest.StashKey()
 _OWNED = "atoll_servers"
+
+# An example's time is the machine's affair, not the code's.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,6 +36,19 @@ LIMIT_SECONDS = 60.0  # far above what any wait takes; reached only when somethi
 ATOLL = (sys.executable, "-m", "atoll")
 KILLED = -signal.SIGKILL  # the exit code of a killed process
 FAULTS = Path(__file__).parent / "faults"
+# For models of 16 tokens in rows of 8, which learn it in no time.
+SMALL_DATA = """
+[data]
+kind = "synthetic"
+seed = 1
+rows = 200
+held_out_rows = 4
+block = 8
+vocab = 16
+
+[inner]
+batch = 2
+"""
 
 _CLOCK = SystemClock()
 
@@ -157,6 +170,19 @@ class Standby(Generic[P]):
         return self.process
 
 
+@dataclass(frozen=True)
+class Held:
+    """Islands that stand still in a round."""
+
+    islands: Sequence[Standby[LocalIsland]]
+    round_number: int
+
+    def release(self) -> None:
+        """Lets all of them go on."""
+        for island in self.islands:
+            island.failpoint.release(self.round_number)
+
+
 def eventually(what: str, condition: Callable[[], T | bool | None]) -> T:
     """The condition's first true value; AtollError when there is none within the limit."""
     deadline = _CLOCK.now() + LIMIT_SECONDS
@@ -239,6 +265,15 @@ class Cluster:
         """Starts an island with failpoints, which loads and then waits for `enter`."""
         failpoint = self._failpoint(f"island-{worker_id}", *points)
         return Standby(self._island(worker_id, failpoint.words()), failpoint)
+
+    def join_held(self, round_number: int) -> "Held":
+        """Starts both islands and returns once they stand still in the round."""
+        islands = [self.prepare_island(name, f"hold@{round_number}") for name in ISLANDS]
+        for island in islands:
+            self.enter(island)
+        for island in islands:
+            island.failpoint.wait_held(round_number)
+        return Held(islands, round_number)
 
     def enter(self, standby: Standby[LocalIsland]) -> LocalIsland:
         """Lets a prepared island join; one of the same name goes on from the same state."""

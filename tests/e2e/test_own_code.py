@@ -9,7 +9,7 @@ import pytest
 from atoll.launch import local
 from atoll.launch.local import LocalCoordinator, LocalIsland
 from tests import processes
-from tests.processes import LIMIT_SECONDS, TOKENS
+from tests.processes import LIMIT_SECONDS, SMALL_DATA, TOKENS
 
 CODE = """
 import torch
@@ -33,25 +33,14 @@ def right():
 def wrong():
     return Small(12)
 """
-RUN_FILE = """
+RUN_FILE = f"""
 name = "own"
 sync_every = 2
 
 [model]
 architecture = "custom"
 tensors = [["embed.weight", "float32", [16, 8]], ["head.weight", "float32", [16, 8]]]
-
-[data]
-kind = "synthetic"
-seed = 1
-rows = 200
-held_out_rows = 4
-block = 8
-vocab = 16
-
-[inner]
-batch = 2
-
+{SMALL_DATA}
 [stop]
 rounds = 1
 """

@@ -35,6 +35,8 @@ END_SECONDS = 20.0  # torchrun would kill after 30
 # 33 and 9 rows: shards of two ranks are not equal either.
 SIZE = {"architecture": "gpt", "vocab": 33, "block": 9, "layers": 2, "heads": 2, "width": 8}
 DATA = {"kind": "synthetic", "seed": 1, "rows": 500, "held_out_rows": 5, "block": 8, "vocab": 32}
+# One position: of its row the second of two ranks has nothing.
+SHORT = {"model": {**SIZE, "block": 1}, "data": {**DATA, "block": 1}}
 # Plain SGD: Adam divides rounding errors of tiny gradients by themselves.
 UNEVEN = {"optimizer": "sgd", "lr": 0.5, "momentum": 0.9, "batch": 3, "clip": 0.5}
 ONE_ROW = {**UNEVEN, "batch": 1}
@@ -43,10 +45,12 @@ TRAINED: dict[str, dict[str, Any]] = {
     "ddp": UNEVEN,
     "fsdp2": UNEVEN,
     "naive": UNEVEN,
+    "fsdp2 short": UNEVEN,
     "ddp one row": ONE_ROW,
     "fsdp2 one row": ONE_ROW,
     "one": UNEVEN,
     "one one row": ONE_ROW,
+    "one short": UNEVEN,
     "ddp adamw": {"batch": 3},
     "fsdp2 adamw": {"batch": 3},
 }
@@ -101,12 +105,15 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Seven runs of one torchrun group, and two of one process on the joined batch."""
+    """The runs of one torchrun group, and those of one process on the joined batch."""
     home = tmp_path_factory.mktemp("trained")
     with ExitStack() as stack:
         open_runs = {
             name: stack.enter_context(
-                served.serving(home / name.replace(" ", "-"), **settings(inner))
+                served.serving(
+                    home / name.replace(" ", "-"),
+                    **{**settings(inner), **(SHORT if name.endswith("short") else {})},
+                )
             )
             for name, inner in TRAINED.items()
         }
@@ -116,7 +123,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             if not name.startswith("one"):
                 words += [name.partition(" ")[0], run.url]
         group = stack.enter_context(torchruns.torchrun(words, home / "group.log"))
-        for name in ("one", "one one row"):
+        for name in ("one", "one one row", "one short"):
             alone(open_runs[name], home / f"state of {name}")
         assert group.wait() == 0
         trained = {name: outcome(run, before[name]) for name, run in open_runs.items()}
@@ -147,6 +154,13 @@ def test_two_ranks_contribute_the_displacement_of_one_on_the_joined_batch(runs, 
     assert difference(runs.trained[f"{kind}{case}"], runs.trained[f"one{case}"]) <= TOLERANCE
 
 
+def test_tensor_with_fewer_rows_than_ranks_is_trained_as_by_one_process(runs):
+    found, expected = runs.trained["fsdp2 short"], runs.trained["one short"]
+
+    assert difference(found, expected) <= TOLERANCE
+    assert found.held_out_losses == pytest.approx(expected.held_out_losses, rel=1e-5)
+
+
 def test_plain_mean_of_unequal_slices_is_another_displacement(runs):
     """The control: what DDP does by itself fails the same check."""
     assert difference(runs.trained["naive"], runs.trained["one"]) > 100 * TOLERANCE
@@ -169,8 +183,11 @@ def test_every_rank_ends_with_the_published_version(runs):
     assert first[0]["digest"] == runs.trained["ddp"].digests[-1]
 
 
-def test_buffers_are_the_leaders_on_every_rank(runs):
-    assert [runs.ranks[rank]["buffers"] for rank in (0, 1)] == [[5.0, 5.0, 7.0]] * 2
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_buffers_are_the_leaders_on_every_rank(runs, kind):
+    found = [runs.ranks[rank]["buffers"][kind] for rank in (0, 1)]
+
+    assert found == [[5.0, 5.0, 7.0]] * 2
 
 
 # Refusals
@@ -225,6 +242,8 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
         ("token", "Unauthenticated", "token"),
         ("protocol", "VersionMismatch", "protocol_version=99"),
         ("model", "LayoutMismatch", "tokens.weight"),
+        ("ddp model of the follower", "LayoutMismatch", "'tokens.weight'"),
+        ("fsdp2 model of the follower", "LayoutMismatch", "'tokens.weight'"),
         ("data", "ManifestMismatch", "data.rows"),
         ("data of the follower", "ManifestMismatch", "data.rows of rank 1"),
         ("unwrapped", "ConfigError", "DistributedDataParallel"),

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.clock import SystemClock
 from tests import processes
-from tests.processes import BF16, ISLANDS, KILLED, Cluster, Finished
+from tests.processes import BF16, KILLED, Cluster, Finished
 
 pytestmark = [pytest.mark.storm, pytest.mark.xdist_group("coordinator-away")]
 
@@ -23,15 +23,10 @@ CLOCK = SystemClock()
 def returned(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     with Cluster(tmp_path_factory.mktemp("away"), BF16) as cluster:
         coordinator = cluster.serve()
-        islands = [cluster.prepare_island(name, f"hold@{HELD_IN}") for name in ISLANDS]
-        for island in islands:
-            cluster.enter(island)
-        for island in islands:
-            island.failpoint.wait_held(HELD_IN)
+        held = cluster.join_held(HELD_IN)
         coordinator.kill()
         assert coordinator.wait(timeout_seconds=processes.LIMIT_SECONDS) == KILLED
-        for island in islands:
-            island.failpoint.release(HELD_IN)
+        held.release()
         CLOCK.sleep(AWAY_SECONDS)  # the absence itself
         return cluster.finish(cluster.serve())
 

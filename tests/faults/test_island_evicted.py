@@ -43,19 +43,14 @@ def evicted_entry(cluster: Cluster) -> WorkerEntry | None:
 def evicted(tmp_path_factory: pytest.TempPathFactory) -> Evicted:
     with Cluster(tmp_path_factory.mktemp("evicted"), SETTINGS) as cluster:
         coordinator = cluster.serve()
-        islands = [cluster.prepare_island(name, f"hold@{STOPPED_IN}") for name in ISLANDS]
-        for island in islands:
-            cluster.enter(island)
-        for island in islands:
-            island.failpoint.wait_held(STOPPED_IN)
+        held = cluster.join_held(STOPPED_IN)
         pid = cluster.islands[STOPPED].pid
         os.kill(pid, signal.SIGSTOP)
         try:
             entry = processes.eventually("the eviction", lambda: evicted_entry(cluster))
         finally:
             os.kill(pid, signal.SIGCONT)
-        for island in islands:
-            island.failpoint.release(STOPPED_IN)
+        held.release()
         return Evicted(entry, cluster.finish(coordinator))
 
 

@@ -1,11 +1,14 @@
 """The operator's hand on a run: pause, stop, kick; durable, acknowledged, admins only."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from atoll.coordinator import agreement
 from atoll.coordinator.access import Role
 from atoll.errors import Forbidden, UnknownWorker
 from atoll.protocol.messages import HeartbeatRequest
@@ -133,6 +136,56 @@ def test_kicked_worker_is_out_at_once_and_stays_out(cluster):
     with pytest.raises(Forbidden):
         b.join()
     assert cluster.coordinator.control().kicked == ("b",)
+
+
+def test_worker_that_is_kicked_while_it_registers_is_kept_out(cluster, monkeypatch):
+    _, b = cluster.pair()
+    check = agreement.check
+
+    def kicked_meanwhile(*args, **settings) -> None:
+        check(*args, **settings)
+        cluster.coordinator.kick("b")
+
+    monkeypatch.setattr(agreement, "check", kicked_meanwhile)
+
+    with pytest.raises(Forbidden):
+        b.join()
+
+    assert [w.worker_id for w in cluster.coordinator.ready().workers] == ["a"]
+
+
+def test_presence_of_a_kicked_worker_ends(cluster):
+    _, b = cluster.pair()
+    ended = threading.Event()
+    cluster.coordinator.attend(b.identity, close=ended.set)
+
+    cluster.coordinator.kick("b")
+
+    assert ended.is_set()
+    assert [w.presence for w in cluster.coordinator.workers().workers] == ["none", "none"]
+
+
+def test_heartbeat_does_not_wait_while_a_command_is_being_written(cluster, monkeypatch):
+    """It is answered on the loop that every other message waits for."""
+    a, _ = cluster.pair()
+    writing, may_write = threading.Event(), threading.Event()
+    set_control = cluster.ledger.set_control
+
+    def slow(values) -> None:
+        writing.set()
+        assert may_write.wait(20.0)
+        set_control(values)
+
+    monkeypatch.setattr(cluster.ledger, "set_control", slow)
+    with ThreadPoolExecutor(2) as pool:
+        order = pool.submit(cluster.coordinator.order, "pause")
+        assert writing.wait(20.0)
+        try:
+            number = pool.submit(beat, a).result(20.0)
+        finally:
+            may_write.set()
+        assert number == 0
+        assert order.result().command.number == 1
 
 
 def test_round_does_not_wait_for_a_kicked_worker(tmp_path):

@@ -82,7 +82,7 @@ def test_outer_lr_is_a_manifest_version_from_a_later_round(serving):
     assert newest.sha256 == reply["manifest_sha256"]
 
 
-@pytest.mark.parametrize("lr", ["0", "nan", "inf"])
+@pytest.mark.parametrize("lr", ["0", "nan", "inf", "1e308"])
 def test_outer_lr_that_breaks_its_rule_is_refused_and_records_nothing(serving, lr):
     before = serving.coordinator.state_hash()
 

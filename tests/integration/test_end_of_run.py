@@ -118,3 +118,29 @@ def test_server_waits_for_a_slow_island_as_long_as_it_is_heard(
 
     assert not ended_early
     assert coordinator.ended.wait(WAIT_SECONDS)
+
+
+def test_server_goes_on_when_a_stop_is_taken_back(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served.serving(tmp_path / "stopped", clock=clock, stay=False) as coordinator:
+        worker = coordinator.worker("alice")
+        looks = Looks(coordinator, monkeypatch)
+        coordinator.coordinator.order("stop")
+        looks.wait()
+        monkeypatch.undo()
+        ending = coordinator.coordinator.is_stopping
+        looked = threading.Semaphore(0)
+
+        def is_stopping() -> bool:
+            looked.release()
+            return ending()
+
+        monkeypatch.setattr(coordinator.coordinator, "is_stopping", is_stopping)
+
+        coordinator.coordinator.order("run")
+        worker.link.leave(worker.identity())
+
+        for _ in range(LOOKS):
+            assert looked.acquire(timeout=WAIT_SECONDS)
+        assert not coordinator.ended.is_set()

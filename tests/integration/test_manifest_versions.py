@@ -145,7 +145,7 @@ def test_rate_that_is_in_force_already_records_nothing(cluster):
     assert cluster.coordinator.state_hash() == before
 
 
-@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("lr", [0.0, -1.0, 100.1, 1e308, float("nan"), float("inf")])
 def test_rate_that_breaks_the_rule_is_refused_and_records_nothing(cluster, lr):
     before = cluster.coordinator.state_hash()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from atoll.coordinator import service
-from atoll.coordinator.presence import GRACE_SECONDS
+from atoll.coordinator.presence import GRACE_SECONDS, Presence
 from atoll.errors import AddressUnreachable, Evicted, Fenced, StaleGeneration
 from atoll.ledger.records import ContributionRecord, RoundState
 from atoll.protocol.messages import AssignmentRequest, BarrierRequest, HeartbeatRequest
@@ -410,3 +410,23 @@ def test_nobody_is_dialled_in_a_run_whose_islands_only_dial_out(cluster):
     cluster.island("a")
 
     assert [w.ping_ms for w in cluster.coordinator.workers().workers] == [None]
+
+
+def test_stream_of_a_life_that_ends_while_it_opens_does_not_hide_the_end_of_the_next(
+    cluster, monkeypatch
+):
+    a = cluster.island("a")
+    earlier = a.identity
+    opening = Presence.open
+
+    def taken_over_meanwhile(*args):
+        monkeypatch.undo()
+        a.join()
+        return opening(*args)
+
+    monkeypatch.setattr(Presence, "open", taken_over_meanwhile)
+
+    with pytest.raises(Fenced):
+        cluster.coordinator.attend(earlier, close=lambda: None)
+
+    assert states(cluster) == {"a": ("live", "none")}

@@ -18,13 +18,12 @@ from atoll.coordinator.boot import Stores
 from atoll.coordinator.spool import Spool
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError, LayoutMismatch
-from atoll.history import audit, export, recorded
+from atoll.history import export, recorded
 from atoll.island import trainer
 from atoll.island.run import Run
 from atoll.ledger import engines
-from atoll.protocol.manifest import Manifest
 from atoll.simulate import cluster as simulation
-from tests.clusters import one_thread  # noqa: F401
+from tests.clusters import audited, one_thread  # noqa: F401
 from tests.integration.test_simulate import simulate
 
 LLAMA: dict[str, Any] = {
@@ -78,21 +77,6 @@ def transformers_model(config: dict[str, Any]) -> dict[str, Any]:
 
 def custom_model(**changes: Any) -> dict[str, Any]:
     return {"architecture": "custom", "tensors": OWN_TENSORS, **changes}
-
-
-def audited(home: Path) -> tuple[audit.AuditReport, Manifest]:
-    """What audit with replay says of a run's directory."""
-    ledger = engines.open_ledger(home / "ledger.sqlite")
-    manifest = recorded.manifest_of(ledger)
-    assert manifest is not None
-    report = audit.audit(
-        ledger,
-        DirectoryBlobs(home / "blobs"),
-        layout=recorded.layout_of(manifest),
-        with_replay=True,
-    )
-    ledger.close()
-    return report, manifest
 
 
 def losses(result: simulation.Simulated) -> list[float]:

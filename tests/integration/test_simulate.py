@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator import quorum
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, ConfigError, NotFinite
-from atoll.history import audit, recorded
 from atoll.island import inner, presence, trainer
-from atoll.ledger import engines
 from atoll.models import gpt
 from atoll.models import registry as models
 from atoll.simulate import cluster as simulation
@@ -98,17 +95,7 @@ def test_simulation_counts_its_rounds_and_tokens(once):
 
 
 def test_simulated_run_passes_its_audit(once, home):
-    ledger = engines.open_ledger(home / "ledger.sqlite")
-    manifest = recorded.manifest_of(ledger)
-    assert manifest is not None
-
-    report = audit.audit(
-        ledger,
-        DirectoryBlobs(home / "blobs"),
-        layout=recorded.layout_of(manifest),
-        with_replay=True,
-    )
-    ledger.close()
+    report, _ = clusters.audited(home)
 
     assert report.clean
     assert report.digest == once.digest

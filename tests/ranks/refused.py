@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import atoll
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, Conflict, CoordinatorUnreachable
+from atoll.island import parallel
+from atoll.island.parallel import Parallel
 from atoll.island.run import Run
 from atoll.island.torch_group import MAX_OUTCOME_BYTES, TorchGroup
 from atoll.models import registry as models
@@ -40,6 +43,21 @@ def load(**changes: int) -> None:
     run = join()
     try:
         run.load(model_of(run, **changes))
+    finally:
+        run.release()
+
+
+def other_model_of_the_follower(kind: Parallel) -> None:
+    """The follower's model has another width; DDP itself sees that, so there another name."""
+    run = join()
+    follows = dist.get_rank() > 0
+    width = {"width": 16} if follows and kind == "fsdp2" else {}
+    model = models.build({**run.manifest.model.definition, **width})
+    if follows and kind == "ddp":
+        model._modules = {n.replace("tokens", "other"): m for n, m in model._modules.items()}
+    spread = parallel.spread(model, kind, device=torch.device("cpu"), ranks=dist.get_world_size())
+    try:
+        run.load(spread)
     finally:
         run.release()
 
@@ -101,6 +119,8 @@ CASES: dict[str, Callable[[], object]] = {
     "token": lambda: join(token="another"),
     "protocol": lambda: join(url=OTHER_PROTOCOL),
     "model": lambda: load(width=16),
+    "ddp model of the follower": lambda: other_model_of_the_follower("ddp"),
+    "fsdp2 model of the follower": lambda: other_model_of_the_follower("fsdp2"),
     "data": lambda: other_data(rank_0=501, rank_1=501),
     "data of the follower": lambda: other_data(rank_1=501),
     "unwrapped": unwrapped,

@@ -14,23 +14,35 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import atoll
-from atoll.island import buffers, trainer
+from atoll.codecs.fp32 import Fp32
+from atoll.island import parallel, trainer
+from atoll.island.parallel import Parallel
 from atoll.island.share import Share
 from atoll.island.torch_group import TorchGroup
+from atoll.island.weights import IslandWeights
+from atoll.layout import Layout
 
 
 def plain_mean(self: Share, gradient: Tensor) -> None:
     gradient.div_(dist.get_world_size())
 
 
-def shared_buffers() -> list[float]:
-    """Running statistics that differ by rank, after they were shared."""
+def shared_buffers(kind: Parallel) -> list[float]:
+    """Running statistics that differ by rank, after the ranks adopted a version."""
     norm = nn.BatchNorm1d(2)
+    layout = Layout.of([(n, tuple(p.shape), "float32") for n, p in norm.named_parameters()])
     assert norm.running_mean is not None and norm.num_batches_tracked is not None
     norm.running_mean.fill_(float(dist.get_rank() + 5))
     norm.num_batches_tracked.fill_(dist.get_rank() + 7)
-    buffers.share(norm, TorchGroup())
+    # Copies are not wrapped: DDP would share the buffers by itself.
+    model = norm if kind == "ddp" else spread(norm, kind)
+    weights = IslandWeights(model, layout, download=Fp32(), group=TorchGroup())
+    weights.adopt(1, "0" * 64)
     return [*norm.running_mean.tolist(), float(norm.num_batches_tracked)]
+
+
+def spread(model: nn.Module, kind: Parallel) -> nn.Module:
+    return parallel.spread(model, kind, device=torch.device("cpu"), ranks=dist.get_world_size())
 
 
 def main() -> None:
@@ -51,7 +63,8 @@ def main() -> None:
         trainer.train(run, kind="fsdp2" if kind == "fsdp2" else "ddp")
         found.append({"kind": kind, "version": run.version, "digest": run.digest})
     part = folder / f"part-{rank}"
-    part.write_text(json.dumps({"runs": found, "buffers": shared_buffers()}))
+    shared = {kind: shared_buffers(kind) for kind in ("ddp", "fsdp2")}
+    part.write_text(json.dumps({"runs": found, "buffers": shared}))
     part.rename(folder / f"rank-{rank}.json")
     dist.destroy_process_group()
 

@@ -85,6 +85,20 @@ def test_unknown_command_is_refused(monkeypatch, capsys):
     assert "tarin" in capsys.readouterr().err
 
 
+def test_what_workers_say_is_shown_and_never_obeyed(capsys):
+    """A hostname is any text: it may look like markup, or hold what moves a cursor."""
+    said = "[/red]\x1b[2J"
+
+    output.console.print(output.table(said, ("host",), [(said,)]))
+    output.say(said)
+    output.complain(ConfigError(said))
+
+    shown = capsys.readouterr()
+    assert shown.out.count(r"[/red]\x1b[2J") == 3
+    assert r"[/red]\x1b[2J" in shown.err
+    assert "\x1b[2J" not in shown.out + shown.err
+
+
 def test_json_output_is_one_object(capsys):
     output.print_json({"b": 1, "a": [1.5, None]})
 

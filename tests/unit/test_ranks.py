@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from atoll.codecs.bf16 import Bf16
 from atoll.codecs.fp32 import Fp32
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, StoreError
 from atoll.island import combine, parallel, ranks
 from atoll.island.continuity import WHOLE, Continuity, Part
 from atoll.island.group import SoloGroup
@@ -170,6 +171,57 @@ def test_follower_whose_state_does_not_fit_starts_anew(store, part, told):
 
     assert not resume(store, part, told).state
     assert store.rounds() == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("told", "step"),
+    [
+        (((4, None),), "fall_in"),
+        (((3, None),), "drop"),
+        (((4, 5), True), "settle_resent"),
+    ],
+)
+def test_failure_of_one_rank_to_resume_is_told_to_all(store, monkeypatch, told, step):
+    continuity(store)[0].save_part(4)
+    store.promote(4)
+    if len(told) == 2:
+        continuity(store)[0].save_part(5)
+    shared: list[Exception] = []
+
+    class Telling(FollowerGroup):
+        def together(self, work: Callable[[], Any]) -> Any:
+            try:
+                return work()
+            except StoreError as error:
+                shared.append(error)
+                raise
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise StoreError(step)
+
+    made, _ = continuity(store)
+    monkeypatch.setattr(made, step, broken)
+
+    with pytest.raises(StoreError):
+        ranks.resume(Telling(*told), cast(Session, None), made)
+
+    assert [str(error) for error in shared] == [step]
+
+
+def test_follower_goes_back_to_its_checkpoint_after_a_new_manifest_version(store):
+    """What rounding lost is the leader's alone, also when the version came during the run."""
+    made, optimizer = continuity(store)
+    made.save_part(4)
+    store.promote(4)
+    newer = Info.model_construct(
+        run_id="r", seed=1, upload=type("Upload", (), {"error_feedback": True})()
+    )
+
+    made.adopt(newer, Bf16())
+    optimizer.state.clear()
+    made.settle(5, accepted=False)
+
+    assert optimizer.state
 
 
 def test_state_from_before_there_were_ranks_is_that_of_one_process():

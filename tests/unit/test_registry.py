@@ -1,5 +1,8 @@
 """Identity: incarnations, island keys, and who may speak."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from atoll.clock import ManualClock
@@ -200,3 +203,91 @@ def test_hostname_is_what_the_worker_said(bench):
 
     assert bench.registry.hostname("a") == "host of a"
     assert bench.registry.hostname("b") == ""
+
+
+# Messages are checked without the lock that a registration holds
+
+
+class Watched(dict[str, Any]):
+    """A table that calls `moment` after every read, and before and after every write."""
+
+    def __init__(self, content: dict[str, Any], moment: Callable[[str], None]) -> None:
+        super().__init__(content)
+        self._moment = moment
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        self._moment("read")
+        return found
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._moment("write")
+        super().__setitem__(key, value)
+        self._moment("write")
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        self._moment("write")
+        found = super().pop(key, default)
+        self._moment("write")
+        return found
+
+
+def watch(registry: Registry, moment: Callable[[str], None]) -> None:
+    """Calls `moment` wherever another thread may come in between, but not within itself."""
+    busy = False
+
+    def once(kind: str) -> None:
+        nonlocal busy
+        if not busy:
+            busy = True
+            moment(kind)
+            busy = False
+
+    for name in ("_workers", "_evictions"):
+        setattr(registry, name, Watched(getattr(registry, name), once))
+
+
+def answer(registry: Registry, identity: Identity) -> str:
+    with pytest.raises(AtollError) as refused:
+        registry.check(identity)
+    return refused.value.code
+
+
+@pytest.fixture
+def evicted(bench: Bench) -> Identity:
+    identity = bench.register()
+    assert bench.registry.evict("a", identity.incarnation, reason="a test says so")
+    return identity
+
+
+@pytest.mark.parametrize(("reads", "code"), [(1, "FENCED"), (2, "EVICTED")])
+def test_earlier_life_is_not_invited_back_when_a_later_one_registers_meanwhile(
+    bench, evicted, reads, code
+):
+    """UNKNOWN_WORKER would make a zombie register again, and take the worker_id over."""
+    count = 0
+
+    def register(_: str) -> None:
+        nonlocal count
+        count += 1
+        if count == reads:
+            bench.register()
+
+    watch(bench.registry, register)
+
+    assert answer(bench.registry, evicted) == code
+
+
+def test_earlier_life_is_not_invited_back_at_any_moment_of_a_registration(bench, evicted):
+    answers = []
+
+    def ask(kind: str) -> None:
+        if kind == "write":
+            answers.append(answer(bench.registry, evicted))
+
+    watch(bench.registry, ask)
+
+    bench.register()
+
+    assert set(answers) == {"EVICTED", "FENCED"}
+    assert answers == sorted(answers), "once fenced, always fenced"

@@ -53,6 +53,18 @@ def test_repeated_batch_is_kept_once():
     assert sequences(store) == [1, 2]
 
 
+def test_sample_that_is_sent_again_keeps_its_place_and_its_first_content():
+    """Whoever reads page by page has passed it already."""
+    store = SampleStore()
+    store.add(identity(), [sample(1, loss=2.5), sample(2)])
+    before = store.history().samples
+
+    store.add(identity(), [sample(1, loss=9.0)])
+
+    assert store.history().samples == before
+    assert store.history(after=before[-1].position).samples == ()
+
+
 def test_another_incarnation_counts_anew():
     store = SampleStore()
     store.add(identity(incarnation=1), [sample(1)])

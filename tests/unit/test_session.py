@@ -1,13 +1,24 @@
 """An island's standing: generations are adopted, evictions answered by registering again."""
 
 import random
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from atoll.clock import ManualClock
-from atoll.errors import CoordinatorUnreachable, Evicted, Fenced, StaleGeneration, UnknownWorker
+from atoll.errors import (
+    CoordinatorUnreachable,
+    Evicted,
+    Fenced,
+    ManifestMismatch,
+    StaleGeneration,
+    UnknownWorker,
+)
+from atoll.history import boundary
 from atoll.island import session as sessions
+from atoll.island.group import SOLO, Group, SoloGroup
 from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
 from atoll.island.store import IslandIdentity
@@ -21,6 +32,7 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.registrations = 0
+        self.beside = 0  # of them
         self.generation = 1
         self.seen: list[tuple[int, int]] = []  # incarnation and generation of every message
         self.answers: list[Any] = []
@@ -44,6 +56,10 @@ class Coordinator:
         return RegisterReply(
             incarnation=self.registrations, generation=self.generation, version=0, digest="0" * 64
         )
+
+    def come_back(self, request: Any) -> RegisterReply:
+        self.beside += 1
+        return self.register(request)
 
     def leave(self, _: Any) -> None:
         self.left += 1
@@ -69,10 +85,10 @@ def session(coordinator: Coordinator) -> Session:
     return joined(coordinator)
 
 
-def joined(coordinator: Coordinator, *, in_step: bool = False) -> Session:
+def joined(coordinator: Coordinator, *, group: Group = SOLO) -> Session:
     link: Any = coordinator
     reconnect = Reconnect(ManualClock(), random.Random(0))
-    made = Session(link, IslandIdentity("a", "1" * 64), reconnect, in_step=in_step)
+    made = Session(link, IslandIdentity("a", "1" * 64), reconnect, group=group)
     made.register(layout_digest="0" * 64, data_identity={})
     return made
 
@@ -121,6 +137,66 @@ def test_worker_fenced_by_its_own_later_life_goes_on(session, coordinator):
     assert coordinator.seen[-1] == (2, 1)
 
 
+def test_worker_fenced_before_its_later_life_is_known_here_waits_for_the_answer(
+    session, coordinator
+):
+    """The heartbeats' registration has arrived; its answer has not."""
+    arrived, may_answer = threading.Event(), threading.Event()
+    register = coordinator.register
+
+    def slow(request: Any) -> Any:
+        reply = register(request)
+        arrived.set()
+        assert may_answer.wait(20.0)
+        return reply
+
+    def fenced_meanwhile() -> Fenced:
+        coordinator.register = slow
+        coordinator.answers.insert(0, Evicted())
+        beats.start()
+        assert arrived.wait(20.0)
+        threading.Timer(0.2, may_answer.set).start()
+        return Fenced()
+
+    beats = threading.Thread(target=lambda: session.knock(lambda: coordinator.message(session)))
+    coordinator.answers = [fenced_meanwhile]
+
+    assert session.call(lambda: coordinator.message(session)) == "done"
+    beats.join()
+    assert coordinator.seen[-1] == (2, 1)
+    assert coordinator.registrations == 2
+
+
+def test_worker_fenced_by_a_registration_that_got_no_answer_registers_again(session, coordinator):
+    register = coordinator.register
+
+    def lost(request: Any) -> RegisterReply:
+        register(request)
+        coordinator.register = register
+        raise CoordinatorUnreachable
+
+    coordinator.register = lost
+    coordinator.answers = [Evicted(), Fenced(), "done", Fenced()]
+    with pytest.raises(CoordinatorUnreachable):
+        session.knock(lambda: coordinator.message(session))
+
+    assert session.call(lambda: coordinator.message(session)) == "done"
+    assert coordinator.seen[-1] == (3, 1)
+    with pytest.raises(Fenced):  # that doubt is gone: now it was somebody else
+        session.call(lambda: coordinator.message(session))
+
+
+def test_worker_that_is_fenced_while_it_leaves_has_left(session, coordinator):
+    def fenced(_: Any) -> None:
+        raise Fenced
+
+    coordinator.leave = fenced
+
+    session.leave()
+
+    assert not session.is_registered
+
+
 def test_worker_fenced_by_another_process_stops(session, coordinator):
     coordinator.answers = [Fenced()]
 
@@ -135,6 +211,28 @@ def test_knock_tries_once_when_the_coordinator_is_away(session, coordinator):
         session.knock(lambda: coordinator.message(session))
 
     assert len(coordinator.seen) == 1
+
+
+def test_worker_that_is_out_comes_back_beside_the_training_under_a_new_manifest(
+    session, coordinator
+):
+    """Evicted during a long step, in which the operator changed the outer learning rate."""
+    first = coordinator.info()
+    manifest = boundary.with_outer_lr(first.manifest(), first.outer.lr / 2)
+    settings = {name: getattr(manifest, name) for name in Manifest.model_fields}
+    newer = first.model_copy(update={**settings, "manifest_sha256": manifest.sha256()})
+    register = coordinator.register
+
+    def under_newer(request: Any) -> Any:
+        if request.manifest_sha256 != newer.manifest_sha256:
+            raise ManifestMismatch
+        return register(request)
+
+    coordinator.info, coordinator.register = lambda: newer, under_newer
+    coordinator.answers = [Evicted()]
+
+    assert session.knock(lambda: coordinator.message(session)) == "done"
+    assert coordinator.seen[-1] == (2, 1)
 
 
 def test_worker_that_left_is_not_brought_back_by_its_heartbeats(session, coordinator):
@@ -152,24 +250,79 @@ def test_worker_that_left_is_not_brought_back_by_its_heartbeats(session, coordin
     assert not session.is_registered
 
 
-@pytest.mark.parametrize(("in_step", "registrations"), [(True, 1), (False, 2)])
-def test_only_a_rank_of_its_own_registers_beside_the_training(coordinator, in_step, registrations):
-    """Ranks that go in step register together; one alone would leave the others behind."""
-    session = joined(coordinator, in_step=in_step)
+class Leader(SoloGroup):
+    """Rank 0 of 2; what it leads, the other rank is told."""
+
+    size = 2
+
+
+@pytest.mark.parametrize("group", [SOLO, Leader()], ids=["solo", "leader"])
+def test_leader_registers_alone_beside_the_training(coordinator, group):
+    """The other ranks may be anywhere: nothing of it is collective."""
+    session = joined(coordinator, group=group)
     coordinator.answers = [UnknownWorker("gone")]
 
-    if in_step:
-        with pytest.raises(UnknownWorker):
-            session.knock(lambda: coordinator.message(session))
+    session.knock(lambda: coordinator.message(session))
+
+    assert (coordinator.beside, coordinator.registrations) == (1, 2)
+    assert coordinator.seen == [(1, 1), (2, 1)]
+
+
+class Follower(SoloGroup):
+    """Rank 1 of 2: the outcomes are what the leader tells, whatever this rank knows."""
+
+    rank = 1
+    size = 2
+    is_leader = False
+
+    def __init__(self, *told: Any) -> None:
+        self.told = list(told)
+
+    def lead(self, work: Callable[[], Any]) -> Any:
+        return self.told.pop(0)
+
+
+def test_follower_is_in_the_life_that_the_leader_has(coordinator):
+    session = joined(coordinator, group=Follower((1, 1, 0), False, (3, 8, 5)))
+    coordinator.answers = [UnknownWorker("gone")]
+
+    session.call(lambda: coordinator.message(session))
+
+    assert coordinator.seen == [(1, 1), (3, 8)]
+    assert session.version == 5
+    assert coordinator.registrations == 0, "only the leader registers"
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_follower_that_is_told_of_a_fence_does_as_the_leader(coordinator, goes_on):
+    """The leader knows whether it was its own heartbeat thread that registered again."""
+    session = joined(coordinator, group=Follower((1, 1, 0), not goes_on, (2, 1, 0)))
+    coordinator.answers = [Fenced()]
+
+    if goes_on:
+        assert session.call(lambda: coordinator.message(session)) == "done"
+        assert session.incarnation == 2
     else:
-        session.knock(lambda: coordinator.message(session))
+        with pytest.raises(Fenced):
+            session.call(lambda: coordinator.message(session))
 
-    assert coordinator.registrations == registrations
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_follower_that_is_told_of_another_manifest_does_as_the_leader(coordinator, goes_on):
+    """The leader may have heard of the newest one before, while it sent: then it is final."""
+    session = joined(coordinator, group=Follower((1, 1, 0), goes_on))
+    coordinator.answers = [ManifestMismatch()]
+
+    if goes_on:
+        assert session.call(lambda: coordinator.message(session)) == "done"
+    else:
+        with pytest.raises(ManifestMismatch):
+            session.call(lambda: coordinator.message(session))
 
 
-@pytest.mark.parametrize(("in_step", "looks"), [(True, 1), (False, 2)])
-def test_only_a_rank_of_its_own_looks_again_after_an_absence(coordinator, in_step, looks):
-    session = joined(coordinator, in_step=in_step)
+@pytest.mark.parametrize(("group", "looks"), [(Leader(), 1), (SOLO, 2)])
+def test_only_a_rank_of_its_own_looks_again_after_an_absence(coordinator, group, looks):
+    session = joined(coordinator, group=group)
     coordinator.answers = [CoordinatorUnreachable("away")]
 
     session.call(lambda: coordinator.message(session))

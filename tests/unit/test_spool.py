@@ -2,8 +2,10 @@
 
 import gc
 import os
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,6 +196,44 @@ def test_frame_written_behind_is_the_same(tmp_path):
         found = spooled(Spool(tmp_path / "b"), pool=pool)
 
     assert whole(found) == direct
+
+
+class Reluctant(Executor):
+    """Does nothing before somebody waits for it."""
+
+    class Asked(Future[Any]):
+        def __init__(self, work: Callable[[], Any]) -> None:
+            super().__init__()
+            self._work = work
+
+        def result(self, timeout: float | None = None) -> Any:
+            if not self.done():
+                self.set_result(self._work())
+            return super().result(timeout)
+
+    def __init__(self) -> None:
+        self.asked: list[Reluctant.Asked] = []
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.asked.append(self.Asked(lambda: work(*args, **kwargs)))
+        return self.asked[-1]
+
+
+def test_finished_frame_is_written_to_its_last_byte(tmp_path):
+    pool = Reluctant()
+    spooler = Spool(tmp_path).spooler(LAYOUT, Fp32(), header(), pool=pool)
+    for span in LAYOUT.tiles(GROUP_ELEMENTS * 4):
+        tile = WEIGHTS[span.start : span.stop]
+        spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
+
+    found = spooler.finish(result_digest=RESULT)
+
+    written = [one.done() for one in pool.asked]
+    for one in pool.asked:
+        if not one.done():
+            one.set_result(None)  # else a spooler that let it go would wait for it without end
+    assert written == [True] * 4
+    assert len(whole(found)) == found.nbytes
 
 
 def test_full_disk_met_behind_is_told_at_the_next_call_and_leaves_nothing(full, tmp_path):

@@ -98,7 +98,7 @@ def outer_lr(
         try:
             reply = Operator(link).set_outer_lr(lr)
         except ValidationError as exc:
-            raise ConfigError(f"outer lr={lr} must be a finite number above 0") from exc
+            raise ConfigError(f"outer lr={lr} must be a number above 0 and at most 100") from exc
     if as_json:
         output.print_json(reply.model_dump(mode="json"))
         return

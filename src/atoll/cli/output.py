@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from atoll.errors import AtollError
 
@@ -38,12 +40,17 @@ def set_up_logs(level: str) -> None:
 
 def complain(error: AtollError) -> None:
     """One sentence on stderr."""
-    stderr.print(f"atoll: {error} [{error.code}]", markup=False, soft_wrap=True)
+    stderr.print(plain(f"atoll: {error} [{error.code}]"), markup=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
     """A line for a person."""
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(plain(text), markup=False, soft_wrap=True)
+
+
+def plain(text: str) -> str:
+    """`text` without anything that a terminal obeys: names and hosts are what workers say."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def print_json(value: Any) -> None:
@@ -54,11 +61,12 @@ def print_json(value: Any) -> None:
 
 def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table; the first column is text, the others are numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold")
+    shown = None if title is None else escape(plain(title))
+    made = Table(title=shown, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
-        made.add_row(*("-" if cell is None else str(cell) for cell in row))
+        made.add_row(*("-" if cell is None else Text(plain(str(cell))) for cell in row))
     return made
 
 

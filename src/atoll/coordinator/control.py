@@ -18,7 +18,8 @@ class Control:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held for a transaction, so heartbeats do not take it
+        self._acknowledging = threading.Lock()
         self._acknowledged: dict[str, int] = {}
         kept = ledger.control()
         self._command = Command(
@@ -71,10 +72,10 @@ class Control:
 
     def acknowledge(self, worker_id: str, number: int) -> None:
         """An island says which command it knows."""
-        with self._lock:
+        with self._acknowledging:
             self._acknowledged[worker_id] = number
 
     def acknowledged(self, worker_id: str) -> bool:
         """Whether an island knows the command in force."""
-        with self._lock:
+        with self._acknowledging:
             return self._acknowledged.get(worker_id, 0) == self._command.number

@@ -5,7 +5,7 @@ The ledger makes generations; this is a copy of its newest one that is cheap to 
 
 from atoll.errors import StaleGeneration
 from atoll.ledger.base import Ledger
-from atoll.ledger.records import GenerationRecord, MemberRecord
+from atoll.ledger.records import GenerationRecord
 
 
 class Generations:
@@ -35,7 +35,3 @@ class Generations:
                 present=current.number,
             )
         return current
-
-    def member(self, worker_id: str) -> MemberRecord | None:
-        """The worker's place in the present generation."""
-        return next((m for m in self._current.members if m.worker_id == worker_id), None)

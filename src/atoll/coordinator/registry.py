@@ -68,14 +68,22 @@ class Registry:
                 f"fetch /info again or use another URL"
             )
 
-    def register(self, request: RegisterRequest, *, peer: str = "") -> WorkerRecord:
+    def register(
+        self,
+        request: RegisterRequest,
+        *,
+        peer: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> WorkerRecord:
         """A new incarnation; the same key takes over at once, another one waits for silence.
 
         `peer` is where the request came from: the address of a worker that advertises none.
+        `check` refuses by raising; nobody is removed between it and the registration.
         """
         self.check_run(request.run_id, request.manifest_sha256)
         hashed = key_hash(request.island_key)
         with self._lock:
+            check()
             known = self._workers.get(request.worker_id)
             if known is not None and known.active and not _same(known.key_sha256, hashed):
                 silent = self._heartbeats.seconds_since(request.worker_id)
@@ -101,9 +109,8 @@ class Registry:
 
     def deregister(self, identity: Identity) -> None:
         """The worker leaves for good; its rows reopen when the round closes."""
-        known = self.check(identity)
         with self._lock:
-            self._remove(known)
+            self._remove(self.check(identity))
 
     def evict(self, worker_id: str, incarnation: int, *, reason: str) -> bool:
         """Takes a worker for dead; False when that life of it is over already."""
@@ -138,13 +145,17 @@ class Registry:
             )
         return known
 
-    def remove(self, worker_id: str) -> None:
-        """Takes a worker out without its asking; UnknownWorker when there is no such one."""
+    def remove(self, worker_id: str) -> int:
+        """Takes a worker out without its asking; which life that ended.
+
+        UnknownWorker when there is no such one.
+        """
         self.must_know(worker_id)
         with self._lock:
             known = self._workers[worker_id]
             if known.active:
                 self._remove(known)
+            return known.incarnation
 
     def check(self, identity: Identity) -> WorkerRecord:
         """The record of who speaks, or why they may not."""

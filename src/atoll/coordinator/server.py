@@ -186,10 +186,11 @@ class Server:
 
     async def _over(self) -> None:
         """Returns when a finished run has been fetched by everybody who is still there."""
-        while not self._is_ending():
-            await asyncio.sleep(0.1)
         # A silent island is not waited for: it is no member once the heartbeat timeout is over.
-        while self._coordinator.members() or self._coordinator.is_closing():
+        # An operator may take a stop back while others still train.
+        while (
+            not self._is_ending() or self._coordinator.members() or self._coordinator.is_closing()
+        ):
             await asyncio.sleep(0.1)
 
 

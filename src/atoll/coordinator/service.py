@@ -31,7 +31,7 @@ from atoll.coordinator.uploads import Uploads, UploadStream
 from atoll.coordinator.versions import Versions
 from atoll.errors import AtollError, ProtocolError, StaleContribution
 from atoll.history import boundary, retention
-from atoll.history.manifests import Manifests
+from atoll.history.manifests import Manifests, Recorded
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.base import Ledger
@@ -156,12 +156,15 @@ class Coordinator:
         Rounds that are planned keep theirs, so contributions made or under way stay good. Islands
         learn of it when that round is planned. ConfigError for a rate that breaks its rule.
         """
+        return self._with_outer_lr(lr).from_round
+
+    def _with_outer_lr(self, lr: float) -> Recorded:
         changed = self._rounds.add_manifest(lambda newest: boundary.with_outer_lr(newest, lr))
         log.info(
             "outer learning rate changed",
             extra={"lr": lr, "from_round": changed.from_round, "manifest": changed.sha256},
         )
-        return changed.from_round
+        return changed
 
     # Workers
 
@@ -189,7 +192,9 @@ class Coordinator:
             agreement.check(request, self._rounds.in_force, self.manifests, layout=self.layout)
             if self.manifest.strategy in DIALLING:
                 self._reach.check(request.worker_id, request.ip_address or peer, request.port)
-            record = self._registry.register(request, peer=peer)
+            record = self._registry.register(
+                request, peer=peer, check=lambda: self._control.check(request.worker_id)
+            )
             # A stream of an earlier life says nothing about this one.
             self._presence.forget(request.worker_id, record.incarnation - 1)
             self._rounds.admit()
@@ -247,7 +252,14 @@ class Coordinator:
         with self._refusals():
             self._enter(identity)
             self._heartbeats.hear(identity.worker_id)
-            return self._presence.open(identity.worker_id, identity.incarnation, close)
+            stream = self._presence.open(identity.worker_id, identity.incarnation, close)
+            try:
+                # That life may have ended in between; its stream would hide the end of the next.
+                self._registry.check(identity)
+            except AtollError:
+                self._presence.forget(identity.worker_id, identity.incarnation)
+                raise
+            return stream
 
     def absent(self, stream: Stream) -> None:
         """A presence stream ended; harmless when repeated."""
@@ -525,7 +537,8 @@ class Coordinator:
             self._registry.must_know(worker_id)
             # Kept out first: it must not slip in again in between.
             self._control.kick(worker_id, wall=self._clock.wall())
-            self._registry.remove(worker_id)
+            incarnation = self._registry.remove(worker_id)
+        self._presence.forget(worker_id, incarnation)
         log.info("operator took a worker out", extra={"worker": worker_id})
         self._changed()
         return self.control()
@@ -539,10 +552,9 @@ class Coordinator:
     def set_outer_lr(self, lr: float) -> OuterRateReply:
         """A new outer learning rate, as a manifest version from a later round on."""
         with self._refusals():
-            from_round = self.change_outer_lr(lr)
-        newest = self.manifests.newest
+            made = self._with_outer_lr(lr)
         return OuterRateReply(
-            lr=newest.manifest.outer.lr, from_round=from_round, manifest_sha256=newest.sha256
+            lr=made.manifest.outer.lr, from_round=made.from_round, manifest_sha256=made.sha256
         )
 
     def is_stopping(self) -> bool:

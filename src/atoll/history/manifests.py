@@ -1,7 +1,7 @@
 """A run's manifest versions: which one every round is under.
 
 The ledger's rows as values. Rounds that are planned keep their version; a new one is in force from
-the first round that is not planned yet (docs/decisions/0010).
+the first round that is not planned yet (docs/decisions/0011).
 """
 
 from collections.abc import Sequence

@@ -104,7 +104,7 @@ class Continuity:
         self._info, self._codec = info, codec
         kept = self._residual
         self._residual = self._next_residual = None
-        if info.upload.error_feedback and not codec.lossless:
+        if info.upload.error_feedback and self._part.is_leaders and not codec.lossless:
             self._residual = feedback.new_residual(codec, self._elements) if kept is None else kept
             self._next_residual = feedback.new_residual(codec, self._elements)
 

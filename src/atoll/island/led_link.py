@@ -49,6 +49,10 @@ class LedLink:
         """The leader's registration is the island's."""
         return self._message(RegisterReply, lambda: self._real.register(request))
 
+    def come_back(self, request: RegisterRequest) -> RegisterReply:
+        """The leader's alone, from a thread of its own."""
+        return self._real.register(request)
+
     def leave(self, identity: Identity) -> None:
         """The island takes part no more."""
         self._group.lead(lambda: self._real.leave(identity))

@@ -108,9 +108,8 @@ class NetworkLink:
         info = self.ask("GET", "/info", None, Info)
         with self._lock:
             if self._channel_port != info.transfer_port:
-                # A restarted coordinator may listen on another port.
-                if self._channel is not None:
-                    self._channel.close()
+                # A restarted coordinator may listen on another port. The earlier channel is not
+                # closed: a call of another thread may be under way on it, and ends it by ending.
                 self._channel = self._open_channel(info.transfer_port)
                 self._channel_port = info.transfer_port
         return info
@@ -124,6 +123,9 @@ class NetworkLink:
 
     def register(self, request: RegisterRequest) -> RegisterReply:
         return self.ask("POST", "/workers/register", request, RegisterReply)
+
+    def come_back(self, request: RegisterRequest) -> RegisterReply:
+        return self.register(request)
 
     def leave(self, identity: Identity) -> None:
         path = f"/workers/{identity.worker_id}"

@@ -69,16 +69,20 @@ def resume(group: Group, session: Session, continuity: Continuity) -> None:
         return contributing.resend(session, continuity, found)
 
     checkpoint, pending = group.lead(read)
-    fits = group.is_leader or continuity.fall_in(checkpoint, pending)
+    fits = group.together(lambda: group.is_leader or continuity.fall_in(checkpoint, pending))
     if not all(one for (one,) in group.gather([fits])):
         log.warning("the ranks' states are not of one round and are dropped")
-        continuity.drop()
+        group.together(continuity.drop)
         return
     if pending is None:
         return
     accepted = bool(group.lead(resend))
-    if not group.is_leader:
-        continuity.settle_resent(accepted=accepted)
+
+    def settle() -> None:
+        if not group.is_leader:
+            continuity.settle_resent(accepted=accepted)
+
+    group.together(settle)
 
 
 def fetch(group: Group, session: Session, weights: IslandWeights) -> None:

@@ -107,7 +107,7 @@ class Run:
         self.group = group
         self._store = store
         reconnect = Reconnect(clock, jitter)
-        self._session = Session(link, identity, reconnect, in_step=group.size > 1)
+        self._session = Session(link, identity, reconnect, group=group)
         self._beats_under: str | None = None
         self._info = self._session.info  # what the round under way is trained under
         self.manifest: Manifest = self._info.manifest()

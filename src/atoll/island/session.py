@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from atoll.codecs import registry as codecs
 from atoll.errors import (
+    AtollError,
     CoordinatorUnreachable,
     Fenced,
     ManifestMismatch,
@@ -16,10 +17,11 @@ from atoll.errors import (
     UnknownWorker,
 )
 from atoll.island import adoption
+from atoll.island.group import SOLO, Group
 from atoll.island.link import Link
 from atoll.island.reconnect import Backoff, Reconnect
 from atoll.island.store import IslandIdentity
-from atoll.protocol.messages import Identity, Info, RegisterRequest
+from atoll.protocol.messages import Identity, Info, RegisterReply, RegisterRequest
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,11 @@ class Session:
 
     One thread trains and uses `register`, `call` and `leave`; others beside it use `knock`,
     `identity` and `look`. `info` is the newest manifest that this island knows of; what a round is
-    trained under is the run's affair. Sessions that are
-    `in_step`, on the ranks of one island, make the same calls in the same order.
+    trained under is the run's affair.
+
+    The sessions of a group's ranks make the same calls in the same order. The leader's may move on
+    beside its training or while it sends, so wherever a rank's own standing would decide what is
+    called next, the leader's does.
     """
 
     def __init__(
@@ -43,7 +48,7 @@ class Session:
         island: IslandIdentity,
         reconnect: Reconnect,
         *,
-        in_step: bool = False,
+        group: Group = SOLO,
     ) -> None:
         self.link = link
         self.island = island
@@ -54,7 +59,8 @@ class Session:
         self._incarnation = 0
         self._request: RegisterRequest | None = None
         self._away = False  # whether the last call found nobody
-        self._in_step = in_step
+        self._unanswered = False  # whether a registration may have begun a life we do not know of
+        self._group = group
         self._refreshing = threading.Lock()
         # Beside the training thread nobody waits for it, or waits for anything while holding it:
         # the simulator's fibers would never give it back.
@@ -92,19 +98,36 @@ class Session:
             data_identity=data_identity,
             codec_versions=codecs.VERSIONS,
         )
-        with self._joining:
-            self._reconnect.call(lambda: self._under_newest(self._register))
+        self._join(self._incarnation)
 
-    def _register(self) -> None:
-        assert self._request is not None
-        reply = self.link.register(
-            self._request.model_copy(
-                update={
-                    "manifest_sha256": self.info.manifest_sha256,
-                    "settings": self.info.manifest().model_dump(mode="json"),
-                }
-            )
+    def _join(self, life: int) -> None:
+        """Collective: every rank is in the leader's life, a later one than the leader's `life`."""
+
+        def work() -> tuple[int, int, int]:
+            with self._joining:
+                # Not again where another thread has registered meanwhile.
+                if self._incarnation == life:
+                    self._register(self.link.register)
+            return self._incarnation, self.generation, self.version
+
+        self._incarnation, self.generation, self.version = self._reconnect.call(
+            lambda: self._under_newest(lambda: self._group.lead(work))
         )
+
+    def _register(self, send: Callable[[RegisterRequest], RegisterReply]) -> None:
+        assert self._request is not None
+        request = self._request.model_copy(
+            update={
+                "manifest_sha256": self.info.manifest_sha256,
+                "settings": self.info.manifest().model_dump(mode="json"),
+            }
+        )
+        try:
+            reply = send(request)
+        except CoordinatorUnreachable:
+            self._unanswered = True
+            raise
+        self._unanswered = False
         self._incarnation = reply.incarnation
         self.generation = reply.generation
         self.version = reply.version
@@ -124,39 +147,54 @@ class Session:
                 return self._reconnect.call(
                     lambda: self._under_newest(lambda: self._adopting(work))
                 )
-            except UnknownWorker as error:
-                if self._request is None:
-                    raise
-                with self._joining:
-                    if self._incarnation == life:
-                        log.warning("registering again", extra={"reason": str(error)})
-                        self._reconnect.call(lambda: self._under_newest(self._register))
-            except Fenced:
-                # By ourselves, when another thread of this process registered again meanwhile.
-                if self._incarnation == life:
-                    raise
+            except (UnknownWorker, Fenced) as error:
+                self._come_back(life, error)
+
+    def _come_back(self, life: int, error: AtollError) -> None:
+        """Collective: registers again where `error`, met in the leader's `life`, says we are out.
+
+        We may also be fenced by ourselves: another thread of this process registered again
+        meanwhile, whose answer is waited for here, or tried to and got no answer. Else raises it.
+        """
+
+        def is_over() -> bool:
+            with self._joining:
+                by_another = isinstance(error, Fenced) and not self._unanswered
+                return self._incarnation == life and (by_another or self._request is None)
+
+        if self._group.lead(is_over):
+            raise error
+        log.warning("registering again", extra={"reason": str(error)})
+        self._join(life)
 
     def knock(self, work: Callable[[], T]) -> T:
         """One try of `work` from a thread beside the training; registers again when we are out.
 
-        So an island that was evicted during a long step is back before the step ends.
+        So an island that was evicted during a long step is back before the step ends. In a group
+        only the leader knocks; the other ranks need its new life no sooner than `call` tells them.
         """
         life = self._incarnation
         try:
             return self._adopting(work)
         except UnknownWorker as error:
-            # Ranks that go in step register together, from their training threads.
-            if self._in_step or not self._joining.acquire(blocking=False):
+            if not self._joining.acquire(blocking=False):
                 raise
             try:
                 if self._request is None:  # it is leaving
                     raise
                 if self._incarnation == life:
                     log.warning("registering again", extra={"reason": str(error)})
-                    self._register()
+                    self._register_beside()
             finally:
                 self._joining.release()
             return self._adopting(work)
+
+    def _register_beside(self) -> None:
+        def register() -> None:
+            self._register(self.link.come_back)
+
+        # A fresh look at the settings is for all ranks of a group, from their training threads.
+        register() if self._group.size > 1 else self._under_newest(register)
 
     def _adopting(self, work: Callable[[], T]) -> T:
         """Repeats `work` at once in the generation that a refusal names: nothing was read of it."""
@@ -209,12 +247,17 @@ class Session:
             except CoordinatorUnreachable:
                 # Not where ranks go in step: a call may be the leader's alone. They learn of a
                 # new version by the refusal of the old one.
-                self._away = not self._in_step
+                self._away = self._group.size == 1
                 raise
             except ManifestMismatch:
                 # Another thread may have heard of it before; a refusal of the newest is final.
-                if not self.refresh() and known == self.info.manifest_sha256:
+                self.refresh()
+                if not self._knows_newer(known):
                     raise
+
+    def _knows_newer(self, known: str) -> bool:
+        """Collective: whether the leader knows of another manifest than it did before."""
+        return bool(self._group.lead(lambda: self.info.manifest_sha256 != known))
 
     def leave_once(self) -> None:
         """Says goodbye with one try."""
@@ -227,8 +270,9 @@ class Session:
         """Takes part no more; harmless when repeated."""
         if self.is_registered:
             self._come_back_no_more()
-            # Unknown: an earlier try got through and its answer was lost.
-            with contextlib.suppress(UnknownWorker):
+            # Unknown: an earlier try got through and its answer was lost. Fenced: what there is to
+            # leave is another life's.
+            with contextlib.suppress(UnknownWorker, Fenced):
                 self._reconnect.call(
                     lambda: self._under_newest(
                         lambda: self._adopting(lambda: self.link.leave(self.identity()))

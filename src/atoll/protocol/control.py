@@ -1,9 +1,8 @@
 """What an operator asks of a run, and how islands learn of it and answer."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from atoll.protocol.manifest import OuterRate
 from atoll.protocol.message import Message, Whole, WorkerName
 
 Action = Literal["run", "pause", "stop"]
@@ -40,7 +39,7 @@ class ControlReply(Message):
 class OuterRateRequest(Message):
     """A new outer learning rate, from the next round that is not planned yet."""
 
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    lr: OuterRate
 
 
 class OuterRateReply(Message):

@@ -21,6 +21,8 @@ Count = Annotated[int, Field(ge=1, le=2**53)]
 Limit = Annotated[int, Field(ge=0, le=2**53)]  # 0: none
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# A mistyped one would be in force for good: published weights that overflowed come from no replay.
+OuterRate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -54,7 +56,7 @@ class OuterSettings(Settings):
     """The outer optimizer, applied by the coordinator to the mean displacement."""
 
     optimizer: Literal["sgd", "nesterov", "adam"] = "nesterov"
-    lr: Positive = 0.7  # DiLoCo, arXiv 2311.08105
+    lr: OuterRate = 0.7  # DiLoCo, arXiv 2311.08105
     momentum: Fraction = 0.9  # nesterov only
     beta1: Fraction = 0.9  # adam only
     beta2: Fraction = 0.95  # adam only

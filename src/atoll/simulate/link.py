@@ -64,6 +64,9 @@ class MemoryLink:
     def register(self, request: RegisterRequest) -> RegisterReply:
         return self._coordinator.register(request, peer=PEER)
 
+    def come_back(self, request: RegisterRequest) -> RegisterReply:
+        return self.register(request)
+
     def leave(self, identity: Identity) -> None:
         self._coordinator.deregister(identity)
 
