@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from atoll.blobs.directory import DirectoryBlobs
+from atoll.history import weights
 from atoll.launch import repair
 from atoll.ledger import wal
 from tests import damages
-from tests.clusters import Cluster, one_thread  # noqa: F401
+from tests.clusters import SMALL, Cluster, one_thread  # noqa: F401
 from tests.damages import Refused, Served
 
 FLIPS_PER_PAGE = int(os.environ.get("ATOLL_DAMAGE_FLIPS", "1"))  # `make storm` asks for more
@@ -280,3 +282,16 @@ def test_initial_weights_without_a_snapshot_are_refused_by_name(tmp_path):
 
     assert isinstance(found, Refused), found
     assert run.initial_sha256 in str(found)
+
+
+def test_weights_of_a_creation_that_was_cut_off_are_no_damage(original, tmp_path):
+    """Stored, and the process ended before it recorded the run; the next one made another."""
+    home = damages.copied(original.rest, tmp_path / "copy")
+    blobs = DirectoryBlobs(home / "blobs")
+    header = weights.weights_header(
+        SMALL, run_id="never-recorded", manifest_sha256="0" * 64, version=0, digest="0" * 64
+    )
+    weights.store(blobs, header, SMALL.zeros(), layout=SMALL)
+    blobs.close()
+
+    assert damages.start(home) == original.served

@@ -46,13 +46,11 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
         coordinator = cluster.take_over(first)
         cluster.join_all()
         first.failpoint.wait_held(COMPUTED_ROUND)
-        next_life = cluster.prepare_coordinator("none@0")
         computing = _interrupt(coordinator, times=1)
-        coordinator = cluster.take_over(next_life)
-        next_life = cluster.prepare_coordinator("none@1")
+        coordinator = cluster.serve()
         cluster.wait_status("a later round", lambda status: status.version >= TRAINED_ROUND - 1)
         training = _interrupt(coordinator, times=2)
-        finished = cluster.finish(cluster.take_over(next_life))
+        finished = cluster.finish(cluster.serve())
         return Interrupted(computing, training, finished)
 
 

@@ -5,6 +5,7 @@ weights of the next rounds come from. `examine` looks at every blob and finds th
 Reads a ledger and blobs; changes neither.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,10 @@ from atoll.wire import frame
 
 # Tables whose rows belong to a round: without them the round is not what it was.
 OF_ROUNDS = ("rounds", "leases", "contributions")
+# Tables whose entries are each checked when they are read: a damaged one is named, others serve on.
+BY_THEIR_READERS = ("queues",)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Findings:
 
 def check_start(ledger: Ledger, blobs: Blobs) -> None:
     """Raises StateDamaged unless every record is as it was written and blobs tell of no more."""
-    found = [Damage(str(d), "", _round_of(d)) for d in ledger.damage()]
+    found = [Damage(str(d), "", _round_of(d)) for d in ledger.damage() if _matters(d)]
     if not found:
         found = _records(ledger)
     if not found:
@@ -124,6 +129,14 @@ def _published(rounds: Iterable[RoundRecord]) -> int:
     return max((r.round for r in rounds if r.state is RoundState.PUBLISHED), default=0)
 
 
+def _matters(damage: LedgerDamage) -> bool:
+    """Whether anything may depend on it that does not look for damage itself."""
+    if damage.place in BY_THEIR_READERS:
+        log.warning("part of the ledger is damaged and not used", extra={"part": str(damage)})
+        return False
+    return True
+
+
 def _round_of(damage: LedgerDamage) -> int | None:
     if damage.place not in OF_ROUNDS:
         return None
@@ -172,7 +185,9 @@ def _newer(ledger: Ledger, blobs: Blobs) -> list[BlobFlaw]:
         except AtollError:
             continue  # nothing depends on it
         limit = latest if header.kind == "contribution" else published
-        if header.round > limit or (run is not None and header.run_id != run.run_id):
+        if run is not None and header.run_id != run.run_id:
+            limit = 0  # a creation that was cut off leaves its initial weights
+        if header.round > limit:
             what = f"a {header.kind} of round {header.round} of run {header.run_id!r}"
             found.append(
                 BlobFlaw(

@@ -241,7 +241,8 @@ def translate(exc: Exception, *, name: str) -> StoreError:
         )
     if any(phrase in said for phrase in _SQLITE_DAMAGED):
         return StateDamaged(
-            f"the ledger {name} cannot be read as a database ({said}); restore it from a copy"
+            f"the ledger {name} cannot be read as a database ({said}); `atoll repair` shows "
+            f"what of it can be kept, or restore it from a copy"
         )
     if isinstance(exc, IntegrityError):
         return StoreError(

@@ -17,8 +17,14 @@ from atoll.ledger import connect, engines, migrations, schema, seals, truncation
 from atoll.ledger.records import LedgerDamage
 
 OF_ROUNDS = ("rounds", "leases", "contributions")
-# Whose rows say nothing about the weights; the damaged ones are left out.
-OF_OTHERS = ("snapshots", "evaluations", "credentials", "control")
+# Whose rows say nothing about the weights, and their keys; the damaged ones are left out.
+OF_OTHERS = {
+    "snapshots": "version",
+    "evaluations": "version",
+    "credentials": "role",
+    "control": "name",
+    "queues": "name",  # made again from the leases
+}
 
 
 @dataclass(frozen=True)
@@ -151,9 +157,8 @@ def _published(connection: Connection) -> int:
 
 def _leave_out(connection: Connection, damages: list[LedgerDamage]) -> None:
     for damage in damages:
-        if damage.place in OF_OTHERS:
-            group = "version" if damage.place in ("snapshots", "evaluations") else None
-            key = group or ("role" if damage.place == "credentials" else "name")
+        key = OF_OTHERS.get(damage.place)
+        if key is not None:
             connection.exec_driver_sql(
                 f'DELETE FROM "{damage.place}" WHERE quote("{key}") = ?', (damage.key,)
             )

@@ -26,8 +26,6 @@ TABLE = "seals"
 SCHEMA = "sqlite_schema"
 # The columns by which rows of one table belong together, the first that a table has.
 TOGETHER = ("round", "version")
-# Entries that follow from sealed rows: a damaged one is refused by itself and the rest serves on.
-APART = ("queues",)
 _CHANGES = "seal_changes"
 _MODULUS = 1 << 256
 _CHECKED_ERRORS = 100  # of the many that one torn page gives, more than anybody reads
@@ -233,7 +231,7 @@ def _tables(connection: Connection) -> list[_Sealed]:
         "AND name <> ? ORDER BY name",
         (TABLE,),
     ).scalars()
-    return [_sealed(connection, str(name)) for name in names.all() if name not in APART]
+    return [_sealed(connection, str(name)) for name in names.all()]
 
 
 def _sealed(connection: Connection, table: str) -> _Sealed:

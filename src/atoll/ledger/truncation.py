@@ -38,37 +38,33 @@ def disband(connection: Connection) -> None:
 
 def _reopen(connection: Connection) -> None:
     """Leases whose rows are in no other one any more, as the rounds that took them are gone."""
-    table = schema.leases
-    kept = [rows.lease(row) for row in connection.execute(select(table))]
+    kept = [rows.lease(row) for row in connection.execute(select(schema.leases))]
     cuts = {queue.name: queue.cut for queue in queues.read(connection).sound}
-    for dataset_id in sorted({lease.dataset_id for lease in kept}):
-        mine = [lease for lease in kept if lease.dataset_id == dataset_id]
-        covered = [(k.start, k.stop) for k in mine if k.state is not LeaseState.TAKEN]
-        taken = (k for k in mine if k.state is LeaseState.TAKEN)
-        for lease in sorted(taken, key=lambda k: (k.start, k.stop)):
-            for start, stop in _outside((lease.start, lease.stop), covered):
-                cut = cuts.get(lease.queue)
-                unit = lease.unit if cut is None else cut.unit(start)
-                opened = replace(
-                    lease, start=start, stop=stop, unit=unit, state=LeaseState.REOPENED
-                )
-                _open_again(connection, opened)
-                covered.append((start, stop))
+    covered: dict[str, list[Range]] = {}  # by the dataset, whose row sequence positions count in
+    for lease in kept:
+        if lease.state is not LeaseState.TAKEN:
+            covered.setdefault(lease.dataset_id, []).append((lease.start, lease.stop))
+    taken = [lease for lease in kept if lease.state is LeaseState.TAKEN]
+    for lease in sorted(taken, key=lambda lease: (lease.start, lease.stop)):
+        others = covered.setdefault(lease.dataset_id, [])
+        for start, stop in _outside((lease.start, lease.stop), others):
+            cut = cuts.get(lease.queue)
+            unit = lease.unit if cut is None else cut.unit(start)
+            _put(
+                connection,
+                replace(lease, start=start, stop=stop, unit=unit, state=LeaseState.REOPENED),
+            )
+            others.append((start, stop))
 
 
-def _open_again(connection: Connection, lease: LeaseRecord) -> None:
+def _put(connection: Connection, lease: LeaseRecord) -> None:
+    """Inserts the lease, in place of one of the same key: a lease that was split may be there."""
     table = schema.leases
-    # A lease that was split may have left one under the same key.
+    values = rows.values(lease)
     connection.execute(
-        delete(table).where(
-            table.c.round == lease.round,
-            table.c.worker_id == lease.worker_id,
-            table.c.dataset_id == lease.dataset_id,
-            table.c.start == lease.start,
-            table.c.lease_epoch == lease.lease_epoch,
-        )
+        delete(table).where(*(column == values[column.name] for column in table.primary_key))
     )
-    connection.execute(insert(table), rows.values(lease))
+    connection.execute(insert(table), values)
 
 
 def _outside(whole: Range, covered: Iterable[Range]) -> list[Range]:

@@ -1,0 +1,119 @@
+"""Seals follow every transaction of the ledger and nothing else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import StateDamaged, UnknownWorker
+from atoll.ledger import engines, migrations, seals
+from atoll.ledger.migrations import STEPS, Step
+from atoll.ledger.sql import SqlLedger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[SqlLedger]:
+    opened = engines.open_ledger(tmp_path / "ledger.sqlite")
+    assert isinstance(opened, SqlLedger)
+    opened.register("a", "key", wall=1.5)
+    yield opened
+    opened.close()
+
+
+def by_hand(ledger: SqlLedger, statement: str) -> None:
+    with ledger._database.bare() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_inserted_changed_and_deleted_rows_keep_their_seals(ledger):
+    ledger.register("a", "key", wall=2.5)
+    ledger.set_control({"action": "pause", "number": "1"})
+    ledger.set_control({"action": None})
+    ledger.set_credentials({"admin": "x"})
+    ledger.set_credentials({"admin": "y"})
+
+    assert ledger.damage() == []
+
+
+def test_transaction_that_is_undone_leaves_the_seals(ledger):
+    with pytest.raises(UnknownWorker):
+        ledger.deregister("nobody", 1, wall=3.0)
+
+    assert ledger.damage() == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE workers SET registered_wall = 2.5",
+        "DELETE FROM workers",
+        "INSERT INTO workers VALUES ('b', 'key', 1, 1, 1.5)",
+    ],
+)
+def test_change_from_elsewhere_is_found_and_not_sealed_by_the_next_transaction(ledger, statement):
+    by_hand(ledger, statement)
+    ledger.set_control({"action": "pause"})
+
+    [damage] = ledger.damage()
+
+    assert damage.place == "workers"
+    assert "ledger.sqlite" in str(damage)
+
+
+def test_damage_names_what_was_expected_and_what_was_found(ledger):
+    by_hand(ledger, "UPDATE workers SET incarnation = 2")
+
+    [damage] = ledger.damage()
+
+    assert damage.key == "'a'"
+    assert damage.reason.count("1 rows with seal ") == 2
+
+
+def test_changed_table_definition_is_found(ledger):
+    by_hand(ledger, "ALTER TABLE workers RENAME COLUMN active TO passive")
+
+    assert seals.SCHEMA in {damage.place for damage in ledger.damage()}
+
+
+def test_ledger_from_before_there_were_seals_is_sealed_as_it_is(tmp_path):
+    database = engines.open_database(tmp_path / "old.sqlite")
+    migrations.migrate(database, STEPS[: migrations.SEALED - 1])
+    SqlLedger(database).register("a", "key", wall=1.5)
+    database.close()
+
+    ledger = engines.open_ledger(tmp_path / "old.sqlite")
+
+    assert [worker.worker_id for worker in ledger.workers()] == ["a"]
+    assert ledger.damage() == []
+    ledger.close()
+
+
+def test_step_that_comes_later_leaves_the_ledger_sealed(ledger):
+    steps = (*STEPS, Step(len(STEPS) + 1, lambda c: _add_note(c)))
+
+    migrations.migrate(ledger._database, steps)
+    ledger.register("b", "key", wall=1.5)
+
+    assert ledger.damage() == []
+
+
+def _add_note(connection):
+    connection.exec_driver_sql("ALTER TABLE workers ADD COLUMN note TEXT DEFAULT 'none'")
+
+
+def test_damaged_ledger_is_not_migrated(ledger):
+    """A step would seal the damage."""
+    by_hand(ledger, "UPDATE workers SET incarnation = 2")
+    steps = (*STEPS, Step(len(STEPS) + 1, lambda c: _add_note(c)))
+
+    with pytest.raises(StateDamaged, match="table 'workers' at 'a'"):
+        migrations.migrate(ledger._database, steps)
+
+
+def test_copy_of_a_ledger_is_sealed(ledger, tmp_path):
+    ledger.copy_to(str(tmp_path / "copy.sqlite"))
+
+    copy = engines.open_ledger(tmp_path / "copy.sqlite")
+
+    assert copy.damage() == []
+    copy.close()
