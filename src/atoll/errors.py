@@ -7,7 +7,7 @@
       StoreError                  BlobMissing, BlobChanged, StorageFull, LedgerTooNew, StateHeld,
                                   StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
-                                  BarrierTimeout
+                                  BarrierTimeout, Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
                                   StaleGeneration, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
@@ -192,6 +192,12 @@ class BarrierTimeout(RoundError):
     """Not every member of the generation came to the barrier in time."""
 
     code = "BARRIER_TIMEOUT"
+
+
+class Diverged(RoundError):
+    """The outer step gives NaN or infinity; nothing of it was published."""
+
+    code = "DIVERGED"
 
 
 class WorkError(AtollError):

@@ -17,7 +17,7 @@ BANNED = ("invalid", "failed to", "please", "!", "oops", "something went wrong")
 # The codes cross the wire and stand in counters: changing one is a change of the protocol.
 CODES = {
     "ADDRESS_UNREACHABLE", "ATOLL", "AUTH", "BARRIER_TIMEOUT", "BLOB_CHANGED", "BLOB_MISSING",
-    "CONFIG", "CONFLICT", "CONTRIBUTION",
+    "CONFIG", "CONFLICT", "CONTRIBUTION", "DIVERGED",
     "EMPTY_SUM", "EVICTED", "FENCED", "FRAME", "GROUP_BROKEN", "LAYOUT_MISMATCH",
     "LEASE_LOST", "LEDGER_TOO_NEW",
     "MANIFEST_MISMATCH", "NOT_FINITE", "NOT_READY", "OVERSIZED", "PERMISSION_DENIED", "PROTOCOL",

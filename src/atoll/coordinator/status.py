@@ -39,6 +39,7 @@ _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "STATE_DAMAGED": (500, grpc.StatusCode.DATA_LOSS),
     "LEDGER_TOO_NEW": (500, grpc.StatusCode.FAILED_PRECONDITION),
     "STATE_HELD": (500, grpc.StatusCode.FAILED_PRECONDITION),
+    "DIVERGED": (500, grpc.StatusCode.INTERNAL),
     "GROUP_BROKEN": (500, grpc.StatusCode.INTERNAL),
     "NOT_READY": (503, grpc.StatusCode.UNAVAILABLE),
     "UNREACHABLE": (503, grpc.StatusCode.UNAVAILABLE),
