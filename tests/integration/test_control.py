@@ -59,13 +59,48 @@ def test_paused_run_has_the_bits_of_one_that_was_not(cluster, tmp_path):
     calm.close()
 
 
-def test_pause_survives_a_restart_and_stop_does_not(cluster):
+def test_stop_goes_on_after_a_restart_until_it_is_carried_out(cluster):
+    a, b = cluster.pair()
+    b_work = b.assignment()
+    a.contribute()
+    number = cluster.coordinator.order("stop").command.number
+
+    cluster.restart()
+
+    assert cluster.coordinator.is_stopping()
+    assert beat(a) == number
+    assert a.assignment().action == "stop"
+    b.send(b.frame(b_work))
+    assert cluster.settle() == 1
+    assert b.assignment().action == "stop"
+
+
+def test_stop_that_was_taken_back_does_not_come_again(cluster):
+    cluster.coordinator.order("stop")
+    cluster.coordinator.order("run")
+    cluster.coordinator.end_stop()
+
+    assert not cluster.restart().coordinator.is_stopping()
+
+
+def test_second_stop_is_not_taken_for_the_first_one(cluster):
+    """What says that a stop has ended names which."""
+    cluster.coordinator.order("stop")
+    cluster.coordinator.end_stop()
+    cluster.restart()
+    cluster.coordinator.order("stop")
+
+    assert cluster.restart().coordinator.is_stopping()
+
+
+def test_pause_survives_a_restart_and_a_finished_stop_does_not(cluster):
     cluster.pair()
     cluster.coordinator.order("pause")
     cluster.restart()
     assert cluster.coordinator.control().command.action == "pause"
 
     cluster.coordinator.order("stop")
+    cluster.coordinator.end_stop()
     cluster.restart()
 
     command = cluster.coordinator.control().command
@@ -105,7 +140,7 @@ def test_stop_ends_islands_after_their_round_and_the_round_closes(cluster):
     assert cluster.settle() == 1
     assert b.assignment().action == "stop"
     b.leave()
-    cluster.coordinator.save()
+    cluster.coordinator.end_stop()
 
     assert [s.version for s in cluster.ledger.snapshots()] == [1]
     cluster.restart()

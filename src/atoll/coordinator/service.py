@@ -561,6 +561,11 @@ class Coordinator:
         """Whether the operator has asked for the end."""
         return self._control.command.action == "stop"
 
+    def end_stop(self) -> None:
+        """The stop is carried out: saves, and the next start goes on."""
+        self.save()
+        self._control.end()
+
     def save(self) -> None:
         """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
         version = self.versions.current.version
