@@ -49,6 +49,7 @@ from atoll.protocol.messages import (
     BarrierReply,
     BarrierRequest,
     EvaluationReport,
+    EvaluationTask,
     HeartbeatReply,
     HeartbeatRequest,
     Identity,
@@ -334,11 +335,7 @@ class Coordinator:
     def _next(self, worker_id: str, version: int, digest: str) -> Assignment:
         latest = self._rounds.latest
         finished = self._rounds.is_finished()
-        task = None
-        if latest is not None:
-            task = self._evaluation.task(
-                worker_id, version=version, members=sorted(latest.planned), final=finished
-            )
+        task = self._evaluation_task(worker_id, version)
         if finished:
             return Assignment(
                 action="stop",
@@ -362,6 +359,17 @@ class Coordinator:
             update={"version": version, "digest": digest, "evaluation": task}
         )
 
+    def _evaluation_task(self, worker_id: str, version: int) -> EvaluationTask | None:
+        latest = self._rounds.latest
+        if latest is None:
+            return None
+        return self._evaluation.task(
+            worker_id,
+            version=version,
+            members=sorted(latest.planned),
+            final=self._rounds.is_finished(),
+        )
+
     def _train(self, latest: LatestRound, worker_id: str) -> Assignment:
         return Assignment(
             action="train",
@@ -377,10 +385,15 @@ class Coordinator:
         )
 
     def evaluation(self, report: EvaluationReport) -> None:
-        """Takes a worker's share of a version's held-out loss."""
+        """Takes the share of a version's held-out loss that the worker was asked for."""
+        worker_id, version = report.identity.worker_id, self.versions.current.version
         with self._refusals():
             self._enter(report.identity)
-            self._evaluation.check(report, current_version=self.versions.current.version)
+            asked = self._evaluation.has_asked(worker_id, version=report.version)
+            if report.version == version and not asked:
+                # An earlier life of the coordinator asked: the same share, unless others came.
+                self._evaluation_task(worker_id, version)
+            self._evaluation.check(report)
             self._evaluation.add(report)
 
     def advance(self) -> bool:

@@ -24,7 +24,13 @@ from atoll.clock import Clock
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
 from atoll.data.plan import Range
-from atoll.errors import AtollError, ConfigError, ManifestMismatch
+from atoll.errors import (
+    AtollError,
+    ConfigError,
+    ContributionError,
+    ManifestMismatch,
+    WrongRound,
+)
 from atoll.history import recorded
 from atoll.island import combine, contribute, inner, ranks
 from atoll.island.continuity import Continuity, Part
@@ -433,6 +439,10 @@ class Run:
         loaded.model.train(was_training)
         loss_sum, tokens = ranks.total(self.group, loss_sum, tokens)
         if tokens and math.isfinite(loss_sum):
+            self._report(task, loss_sum, tokens)
+
+    def _report(self, task: EvaluationTask, loss_sum: float, tokens: int) -> None:
+        try:
             self._session.call(
                 lambda: self._session.link.evaluation(
                     EvaluationReport(
@@ -443,3 +453,6 @@ class Run:
                     )
                 )
             )
+        except (WrongRound, ContributionError) as error:
+            # The coordinator went on, or restarted in between: a figure less, and no work lost.
+            log.warning("evaluation refused", extra={"code": error.code, "reason": str(error)})
