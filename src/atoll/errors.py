@@ -8,8 +8,8 @@
                                   StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout, Diverged
-      WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
-                                  StaleGeneration, AddressUnreachable
+      WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
+                                  LeaseLost, StaleGeneration, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
       CoordinatorUnreachable      the network, a dead or restarting coordinator
 
@@ -222,6 +222,12 @@ class WorkerTaken(WorkError):
     """A live process with another island key holds this worker_id."""
 
     code = "WORKER_TAKEN"
+
+
+class TooManyWorkers(WorkError):
+    """The run knows as many worker names as it takes; use one that has left."""
+
+    code = "TOO_MANY_WORKERS"
 
 
 class Fenced(WorkError):

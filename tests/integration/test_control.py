@@ -1,5 +1,6 @@
 """The operator's hand on a run: pause, stop, kick; durable, acknowledged, admins only."""
 
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atoll.coordinator import agreement
+from atoll.coordinator import agreement, metrics
 from atoll.coordinator.access import Role
 from atoll.errors import Forbidden, UnknownWorker
 from atoll.protocol.messages import HeartbeatRequest
@@ -44,6 +45,12 @@ def test_pause_lets_the_round_under_way_close_and_hands_out_no_other(cluster):
     assert "paused" in a.assignment().reason
     cluster.coordinator.order("run")
     assert [i.assignment().action for i in (a, b)] == ["train", "train"]
+
+
+def series(cluster: Cluster) -> set[str]:
+    """Workers that a scrape has a series of."""
+    text = metrics.render(cluster.coordinator.status()).decode()
+    return set(re.findall(r'worker_id="([^"]*)"', text))
 
 
 def test_paused_run_has_the_bits_of_one_that_was_not(cluster, tmp_path):
@@ -290,6 +297,19 @@ def test_metrics_are_prometheus_text(serving, admin):
     assert "atoll_version 0.0" in lines
     assert 'atoll_worker_live{worker_id="metric"} 1.0' in lines
     assert any(line.startswith("atoll_cpu_seconds_total ") for line in lines)
+
+
+def test_series_of_a_worker_end_when_it_leaves_or_dies(cluster):
+    a, b = cluster.pair()
+    cluster.island("c")
+    before = series(cluster)
+    a.leave()
+    cluster.clock.advance(seconds=9.0)
+    b.beat()
+    cluster.run_clock(seconds=2.0)
+
+    assert (before, series(cluster)) == ({"a", "b", "c"}, {"b"})
+    assert [w.worker_id for w in cluster.coordinator.status().workers] == ["a", "b", "c"]
 
 
 def test_refusals_are_counted_by_code_in_the_metrics(serving, admin):

@@ -73,6 +73,7 @@ class Report:
             WorkerStatus(
                 worker_id=worker.worker_id,
                 incarnation=worker.incarnation,
+                active=worker.active,
                 live=worker.worker_id in live,
                 seconds_since_heard=self._heartbeats.seconds_since(worker.worker_id) or 0.0,
                 hostname=self._registry.hostname(worker.worker_id),

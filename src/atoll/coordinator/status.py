@@ -15,6 +15,7 @@ _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "BARRIER_TIMEOUT": (409, grpc.StatusCode.FAILED_PRECONDITION),
     "ADDRESS_UNREACHABLE": (422, grpc.StatusCode.INVALID_ARGUMENT),
     "WORKER_TAKEN": (409, grpc.StatusCode.ALREADY_EXISTS),
+    "TOO_MANY_WORKERS": (409, grpc.StatusCode.RESOURCE_EXHAUSTED),
     "FENCED": (409, grpc.StatusCode.ABORTED),
     "WORK": (409, grpc.StatusCode.FAILED_PRECONDITION),
     "CONFLICT": (409, grpc.StatusCode.ALREADY_EXISTS),

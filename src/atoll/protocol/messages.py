@@ -241,8 +241,11 @@ def _left_out(model: type[BaseModel], value: dict[str, Any], prefix: str = "") -
 
 
 class WorkerStatus(Message):
+    """A worker that ever registered; `active`: a member, which has neither left nor died."""
+
     worker_id: str
     incarnation: int
+    active: bool
     live: bool
     seconds_since_heard: float
     hostname: str
