@@ -11,7 +11,7 @@ import pytest
 
 from atoll.coordinator import agreement, metrics
 from atoll.coordinator.access import Role
-from atoll.errors import Forbidden, UnknownWorker
+from atoll.errors import Forbidden, ProtocolError, StorageFull, UnknownWorker
 from atoll.protocol.messages import HeartbeatRequest
 from atoll.protocol.samples import Sample, SamplesRequest
 from tests import served
@@ -265,10 +265,35 @@ def test_samples_of_an_unknown_worker_are_refused_and_not_kept(cluster):
     stranger = a.identity.model_copy(update={"worker_id": "stranger"})
 
     with pytest.raises(UnknownWorker):
-        cluster.coordinator.keep_samples(SamplesRequest(identity=stranger, samples=given))
-    cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, samples=given))
+        cluster.coordinator.keep_samples(SamplesRequest(identity=stranger, life=1, samples=given))
+    cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, life=1, samples=given))
 
     assert [s.worker_id for s in cluster.coordinator.samples.history().samples] == ["a"]
+
+
+def test_samples_of_a_life_to_come_are_refused(cluster):
+    a, _ = cluster.pair()
+    given = (Sample(sequence=1, wall=1.0, round=1, step=1),)
+
+    with pytest.raises(ProtocolError, match="life=2 of the samples is after incarnation=1"):
+        cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, life=2, samples=given))
+
+
+def test_worker_is_heard_when_there_is_no_room_for_its_samples(cluster, monkeypatch):
+    a, _ = cluster.pair()
+    given = (Sample(sequence=1, wall=1.0, round=1, step=1),)
+
+    def full(*_: object) -> None:
+        raise StorageFull
+
+    monkeypatch.setattr(cluster.coordinator.samples, "add", full)
+    cluster.clock.advance(seconds=9.0)
+    with pytest.raises(StorageFull):
+        cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, life=1, samples=given))
+    cluster.run_clock(seconds=2.0)
+
+    assert cluster.coordinator.members() == ["a"]
+    assert cluster.coordinator.status().refusals == {"STORAGE_FULL": 1}
 
 
 # Over HTTP

@@ -299,7 +299,7 @@ def test_names_are_bounded_and_a_name_that_has_left_is_the_way_in(bench, monkeyp
     a = bench.register("a")
     bench.register("b")
 
-    with pytest.raises(TooManyWorkers, match="name number 3; it takes 2; .*--worker-id"):
+    with pytest.raises(TooManyWorkers, match=r"name number 3; it takes 2; .*--worker-id"):
         bench.register("c")
 
     assert [w.worker_id for w in bench.ledger.workers()] == ["a", "b"]

@@ -229,16 +229,22 @@ class Coordinator:
             self._control.acknowledge(request.identity.worker_id, request.acknowledged)
         return HeartbeatReply(
             generation=generation.number,
-            version=self.versions.current.version,
             command=self._control.command,
         )
 
     def keep_samples(self, request: SamplesRequest) -> None:
-        """Keeps what a worker measured; a sign of life."""
+        """Keeps what a worker measured; a sign of life, also when there is no room to keep it."""
+        identity = request.identity
         with self._refusals():
-            self._enter(request.identity)
-            self._heartbeats.hear(request.identity.worker_id)
-        self.samples.add(request.identity, request.samples)
+            self._enter(identity)
+            self._heartbeats.hear(identity.worker_id)
+            if request.life > identity.incarnation:
+                raise ProtocolError(
+                    f"life={request.life} of the samples is after incarnation="
+                    f"{identity.incarnation} of worker_id={identity.worker_id!r}; it is the "
+                    f"incarnation under which the process first handed samples in"
+                )
+            self.samples.add(identity.worker_id, request.life, request.samples)
 
     def _enter(self, identity: Identity) -> GenerationRecord:
         """Who speaks, in which life and generation; refused before anything else is looked at.

@@ -73,7 +73,6 @@ class HeartbeatRequest(Message):
 
 class HeartbeatReply(Message):
     generation: Whole
-    version: Whole
     command: Command = Command()
 
 
