@@ -12,7 +12,7 @@ import pytest
 from atoll.coordinator import agreement, metrics
 from atoll.coordinator.access import Role
 from atoll.errors import Forbidden, ProtocolError, StorageFull, UnknownWorker
-from atoll.protocol.messages import HeartbeatRequest
+from atoll.protocol.messages import HeartbeatRequest, Telemetry
 from atoll.protocol.samples import Sample, SamplesRequest
 from tests import served
 from tests.clusters import Cluster, HandIsland
@@ -45,6 +45,40 @@ def test_pause_lets_the_round_under_way_close_and_hands_out_no_other(cluster):
     assert "paused" in a.assignment().reason
     cluster.coordinator.order("run")
     assert [i.assignment().action for i in (a, b)] == ["train", "train"]
+
+
+def test_status_of_a_paused_run_names_only_islands_that_have_begun(cluster):
+    a, _ = cluster.pair()
+    work = a.assignment()
+    before = shown(cluster)
+
+    cluster.coordinator.order("pause")
+    paused = shown(cluster)
+    a.send(a.frame(work))
+    held = shown(cluster)
+    cluster.coordinator.order("run")
+
+    assert before == ("training", ("a", "b"))
+    assert paused == ("paused", ("a",))
+    assert held == ("paused", ())
+    assert shown(cluster) == ("training", ("b",))
+
+
+def test_status_of_a_paused_run_knows_after_a_restart_who_trains(cluster):
+    a, _ = cluster.pair()
+    a.assignment()
+    cluster.coordinator.order("pause")
+    cluster.restart()
+
+    telling = HeartbeatRequest(identity=a.identity, telemetry=Telemetry(round=1, step=1))
+    cluster.coordinator.heartbeat(telling)
+
+    assert shown(cluster) == ("paused", ("a",))
+
+
+def shown(cluster: Cluster) -> tuple[str, tuple[str, ...]]:
+    status = cluster.coordinator.status()
+    return status.state, status.waiting_for
 
 
 def series(cluster: Cluster) -> set[str]:

@@ -142,6 +142,7 @@ class Coordinator:
             block=int(manifest.data.identity["block"]),
         )
         self._report = Report(ledger, self._registry, self._heartbeats, self._rounds)
+        self._begun: dict[str, int] = {}  # the round that each worker was last given, to show
         self._counting = threading.Lock()
 
     # The manifest
@@ -196,6 +197,7 @@ class Coordinator:
             record = self._registry.register(
                 request, peer=peer, check=lambda: self._control.check(request.worker_id)
             )
+            self._begun.pop(request.worker_id, None)
             # A stream of an earlier life says nothing about this one.
             self._presence.forget(request.worker_id, record.incarnation - 1)
             self._rounds.admit()
@@ -361,6 +363,7 @@ class Coordinator:
         if wanted == "pause":
             reason = "the operator has paused the run"
             return Assignment(action="wait", version=version, digest=digest, reason=reason)
+        self._begun[worker_id] = latest.record.round
         return self._train(latest, worker_id).model_copy(
             update={"version": version, "digest": digest, "evaluation": task}
         )
@@ -603,6 +606,7 @@ class Coordinator:
             manifest_sha256=self._rounds.in_force.sha256,
             version=current.version,
             digest=current.digests.master.root,
+            begun=self._begun if self._control.command.action == "pause" else None,
             counters=self.counters,
             refusals=self.refusals,
         )

@@ -261,11 +261,15 @@ class RoundStatus(Message):
 
 
 class Status(Message):
-    """What an operator sees."""
+    """What an operator sees.
+
+    `waiting_for` names the live workers whose contribution the round lacks; of a paused run only
+    those that have begun it, since the others are held by the pause.
+    """
 
     run_id: str
     name: str
-    state: Literal["waiting", "training", "finished"]
+    state: Literal["waiting", "training", "paused", "finished"]
     version: int
     rounds: int | None
     digest: str
