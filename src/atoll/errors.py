@@ -8,9 +8,9 @@
       StoreError                  BlobMissing, BlobChanged, StorageFull, DiskFailed, LedgerTooNew,
                                   StateHeld, Superseded, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
-                                  BarrierTimeout
-      WorkError                   UnknownWorker (Evicted), WorkerTaken, Fenced, LeaseLost,
-                                  StaleGeneration, AddressUnreachable
+                                  BarrierTimeout, Diverged
+      WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
+                                  LeaseLost, StaleGeneration, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
       CoordinatorUnreachable      the network, a dead or restarting coordinator
 
@@ -215,6 +215,12 @@ class BarrierTimeout(RoundError):
     code = "BARRIER_TIMEOUT"
 
 
+class Diverged(RoundError):
+    """The outer step gives NaN or infinity; nothing of it was published."""
+
+    code = "DIVERGED"
+
+
 class WorkError(AtollError):
     """A worker may not do this."""
 
@@ -237,6 +243,12 @@ class WorkerTaken(WorkError):
     """A live process with another island key holds this worker_id."""
 
     code = "WORKER_TAKEN"
+
+
+class TooManyWorkers(WorkError):
+    """The run knows as many worker names as it takes; use one that has left."""
+
+    code = "TOO_MANY_WORKERS"
 
 
 class Fenced(WorkError):

@@ -100,7 +100,7 @@ def test_registration_without_room_is_refused_with_507(full: FullDisk) -> None:
 def test_reads_and_heartbeats_go_on_without_room(full: FullDisk) -> None:
     reply = full.worker.link.heartbeat(HeartbeatRequest(identity=full.worker.identity()))
 
-    assert reply.version == 0
+    assert reply.generation == full.worker.identity().generation
     assert full.download() > full.coordinator.coordinator.layout.size * 4
     assert full.worker.assignment().round == 1
 

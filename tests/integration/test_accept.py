@@ -378,6 +378,9 @@ ATTACKS = {
     "NaN": Attack("NOT_FINITE", lambda _, b: b.contribute(_delta(at7=float("nan"))), True),
     "+Inf": Attack("NOT_FINITE", lambda _, b: b.contribute(_delta(at0=float("inf"))), True),
     "-Inf last": Attack("NOT_FINITE", lambda _, b: b.contribute(_delta(at1619=-torch.inf)), True),
+    "larger than an outer step takes": Attack(
+        "CONTRIBUTION", lambda _, b: b.contribute(_delta(at7=3e38)), True
+    ),
     "shape transposed": Attack(
         "LAYOUT_MISMATCH", _other_layout(EMBEDDING, NORM, ("head", (40, 20)))
     ),

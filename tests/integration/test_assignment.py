@@ -16,6 +16,7 @@ from atoll.errors import (
     NotReady,
     UnknownWorker,
     WorkerTaken,
+    WrongRound,
 )
 from atoll.protocol.messages import (
     AssignmentRequest,
@@ -451,20 +452,52 @@ def test_report_sent_again_counts_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "tokens", "code"),
-    [(1, 4, "WRONG_ROUND"), (2**50, 4, "WRONG_ROUND"), (0, 25, "CONTRIBUTION")],
+    ("version", "loss_sum", "tokens", "code"),
+    [
+        (1, 1.0, 4, "WRONG_ROUND"),
+        (2**50, 1.0, 4, "WRONG_ROUND"),
+        (0, 1.0, 9, "CONTRIBUTION"),
+        (0, 1e308, 8, "CONTRIBUTION"),
+        (0, -1e308, 8, "CONTRIBUTION"),
+    ],
 )
-def test_report_of_what_cannot_have_been_evaluated_is_refused(tmp_path, version, tokens, code):
-    """C21: there are 24 held-out tokens, and version 1 is not there yet."""
+def test_report_of_what_was_not_asked_for_is_refused(tmp_path, version, loss_sum, tokens, code):
+    """C21: each of three evaluates 8 of 24 held-out tokens, and version 1 is not there yet."""
     cluster = evaluated(tmp_path)
     a, _, _ = (cluster.island(name) for name in "abc")
     before = cluster.coordinator.state_hash()
 
     with pytest.raises(AtollError) as refused:
-        report(a, version, 1.0, tokens)
+        report(a, version, loss_sum, tokens)
 
     assert refused.value.code == code
     assert cluster.coordinator.state_hash() == before
+
+
+def test_report_of_a_version_before_counts_when_it_was_asked_for_and_else_not(tmp_path):
+    """An island that is slow to evaluate reports when the others have gone on."""
+    cluster = evaluated(tmp_path, **{"evaluate.every": 1})
+    a, b, c = (cluster.island(name) for name in "abc")
+    a.assignment()
+    cluster.rounds(1, a, b, c)
+    late = cluster.island("late")
+
+    report(a, 0, 12.0, 8)
+    with pytest.raises(WrongRound, match="was last asked for nothing"):
+        report(late, 0, 1.0, 1)
+
+    assert cluster.coordinator.status().history[0].evaluation_loss == 1.5
+
+
+def test_report_counts_when_the_coordinator_restarted_after_it_asked(tmp_path):
+    cluster = evaluated(tmp_path)
+    a, _, _ = (cluster.island(name) for name in "abc")
+    assert a.assignment().evaluation is not None
+    cluster.restart()
+
+    report(a, 0, 12.0, 8)
+
+    assert cluster.coordinator.status().history[0].evaluation_loss == 1.5
 
 
 def test_no_evaluation_is_asked_for_when_it_is_off(cluster):

@@ -1,5 +1,6 @@
 """The operator's hand on a run: pause, stop, kick; durable, acknowledged, admins only."""
 
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atoll.coordinator import agreement
+from atoll.coordinator import agreement, metrics
 from atoll.coordinator.access import Role
-from atoll.errors import Forbidden, UnknownWorker
-from atoll.protocol.messages import HeartbeatRequest
+from atoll.errors import Forbidden, ProtocolError, StorageFull, UnknownWorker
+from atoll.protocol.messages import HeartbeatRequest, Telemetry
 from atoll.protocol.samples import Sample, SamplesRequest
 from tests import served
 from tests.clusters import Cluster, HandIsland
@@ -46,6 +47,46 @@ def test_pause_lets_the_round_under_way_close_and_hands_out_no_other(cluster):
     assert [i.assignment().action for i in (a, b)] == ["train", "train"]
 
 
+def test_status_of_a_paused_run_names_only_islands_that_have_begun(cluster):
+    a, _ = cluster.pair()
+    work = a.assignment()
+    before = shown(cluster)
+
+    cluster.coordinator.order("pause")
+    paused = shown(cluster)
+    a.send(a.frame(work))
+    held = shown(cluster)
+    cluster.coordinator.order("run")
+
+    assert before == ("training", ("a", "b"))
+    assert paused == ("paused", ("a",))
+    assert held == ("paused", ())
+    assert shown(cluster) == ("training", ("b",))
+
+
+def test_status_of_a_paused_run_knows_after_a_restart_who_trains(cluster):
+    a, _ = cluster.pair()
+    a.assignment()
+    cluster.coordinator.order("pause")
+    cluster.restart()
+
+    telling = HeartbeatRequest(identity=a.identity, telemetry=Telemetry(round=1, step=1))
+    cluster.coordinator.heartbeat(telling)
+
+    assert shown(cluster) == ("paused", ("a",))
+
+
+def shown(cluster: Cluster) -> tuple[str, tuple[str, ...]]:
+    status = cluster.coordinator.status()
+    return status.state, status.waiting_for
+
+
+def series(cluster: Cluster) -> set[str]:
+    """Workers that a scrape has a series of."""
+    text = metrics.render(cluster.coordinator.status()).decode()
+    return set(re.findall(r'worker_id="([^"]*)"', text))
+
+
 def test_paused_run_has_the_bits_of_one_that_was_not(cluster, tmp_path):
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
@@ -59,13 +100,48 @@ def test_paused_run_has_the_bits_of_one_that_was_not(cluster, tmp_path):
     calm.close()
 
 
-def test_pause_survives_a_restart_and_stop_does_not(cluster):
+def test_stop_goes_on_after_a_restart_until_it_is_carried_out(cluster):
+    a, b = cluster.pair()
+    b_work = b.assignment()
+    a.contribute()
+    number = cluster.coordinator.order("stop").command.number
+
+    cluster.restart()
+
+    assert cluster.coordinator.is_stopping()
+    assert beat(a) == number
+    assert a.assignment().action == "stop"
+    b.send(b.frame(b_work))
+    assert cluster.settle() == 1
+    assert b.assignment().action == "stop"
+
+
+def test_stop_that_was_taken_back_does_not_come_again(cluster):
+    cluster.coordinator.order("stop")
+    cluster.coordinator.order("run")
+    cluster.coordinator.end_stop()
+
+    assert not cluster.restart().coordinator.is_stopping()
+
+
+def test_second_stop_is_not_taken_for_the_first_one(cluster):
+    """What says that a stop has ended names which."""
+    cluster.coordinator.order("stop")
+    cluster.coordinator.end_stop()
+    cluster.restart()
+    cluster.coordinator.order("stop")
+
+    assert cluster.restart().coordinator.is_stopping()
+
+
+def test_pause_survives_a_restart_and_a_finished_stop_does_not(cluster):
     cluster.pair()
     cluster.coordinator.order("pause")
     cluster.restart()
     assert cluster.coordinator.control().command.action == "pause"
 
     cluster.coordinator.order("stop")
+    cluster.coordinator.end_stop()
     cluster.restart()
 
     command = cluster.coordinator.control().command
@@ -105,7 +181,7 @@ def test_stop_ends_islands_after_their_round_and_the_round_closes(cluster):
     assert cluster.settle() == 1
     assert b.assignment().action == "stop"
     b.leave()
-    cluster.coordinator.save()
+    cluster.coordinator.end_stop()
 
     assert [s.version for s in cluster.ledger.snapshots()] == [1]
     cluster.restart()
@@ -223,10 +299,35 @@ def test_samples_of_an_unknown_worker_are_refused_and_not_kept(cluster):
     stranger = a.identity.model_copy(update={"worker_id": "stranger"})
 
     with pytest.raises(UnknownWorker):
-        cluster.coordinator.keep_samples(SamplesRequest(identity=stranger, samples=given))
-    cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, samples=given))
+        cluster.coordinator.keep_samples(SamplesRequest(identity=stranger, life=1, samples=given))
+    cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, life=1, samples=given))
 
     assert [s.worker_id for s in cluster.coordinator.samples.history().samples] == ["a"]
+
+
+def test_samples_of_a_life_to_come_are_refused(cluster):
+    a, _ = cluster.pair()
+    given = (Sample(sequence=1, wall=1.0, round=1, step=1),)
+
+    with pytest.raises(ProtocolError, match="life=2 of the samples is after incarnation=1"):
+        cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, life=2, samples=given))
+
+
+def test_worker_is_heard_when_there_is_no_room_for_its_samples(cluster, monkeypatch):
+    a, _ = cluster.pair()
+    given = (Sample(sequence=1, wall=1.0, round=1, step=1),)
+
+    def full(*_: object) -> None:
+        raise StorageFull
+
+    monkeypatch.setattr(cluster.coordinator.samples, "add", full)
+    cluster.clock.advance(seconds=9.0)
+    with pytest.raises(StorageFull):
+        cluster.coordinator.keep_samples(SamplesRequest(identity=a.identity, life=1, samples=given))
+    cluster.run_clock(seconds=2.0)
+
+    assert cluster.coordinator.members() == ["a"]
+    assert cluster.coordinator.status().refusals == {"STORAGE_FULL": 1}
 
 
 # Over HTTP
@@ -255,6 +356,19 @@ def test_metrics_are_prometheus_text(serving, admin):
     assert "atoll_version 0.0" in lines
     assert 'atoll_worker_live{worker_id="metric"} 1.0' in lines
     assert any(line.startswith("atoll_cpu_seconds_total ") for line in lines)
+
+
+def test_series_of_a_worker_end_when_it_leaves_or_dies(cluster):
+    a, b = cluster.pair()
+    cluster.island("c")
+    before = series(cluster)
+    a.leave()
+    cluster.clock.advance(seconds=9.0)
+    b.beat()
+    cluster.run_clock(seconds=2.0)
+
+    assert (before, series(cluster)) == ({"a", "b", "c"}, {"b"})
+    assert [w.worker_id for w in cluster.coordinator.status().workers] == ["a", "b", "c"]
 
 
 def test_refusals_are_counted_by_code_in_the_metrics(serving, admin):

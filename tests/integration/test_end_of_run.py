@@ -144,3 +144,20 @@ def test_server_goes_on_when_a_stop_is_taken_back(
         for _ in range(LOOKS):
             assert looked.acquire(timeout=WAIT_SECONDS)
         assert not coordinator.ended.is_set()
+
+
+def test_signal_during_a_stop_leaves_it_to_the_next_start_which_carries_it_out(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    home = tmp_path / "stopped"
+    with served.serving(home, clock=clock, stay=False) as coordinator:
+        coordinator.worker("alice")
+        coordinator.coordinator.order("stop")  # alice trains on; the server is told to end
+
+    with served.serving(home, clock=clock, stay=False) as coordinator:
+        assert coordinator.coordinator.is_stopping()
+        clock.advance(seconds=6001.0)  # alice is not heard any more
+        assert coordinator.ended.wait(WAIT_SECONDS)
+
+    with served.serving(home, clock=clock, stay=False) as coordinator:
+        assert not coordinator.coordinator.is_stopping()

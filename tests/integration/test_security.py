@@ -126,7 +126,7 @@ def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
         AssignmentRequest: AssignmentRequest(identity=identity),
         EvaluationReport: EvaluationReport(identity=identity, version=0, loss_sum=1.0, tokens=1),
         LeaveRequest: LeaveRequest(identity=identity),
-        SamplesRequest: SamplesRequest(identity=identity, samples=(SAMPLE,)),
+        SamplesRequest: SamplesRequest(identity=identity, life=1, samples=(SAMPLE,)),
         # These change nothing, for the tests after a mutant that lets them in.
         ControlRequest: ControlRequest(action="run"),
         KickRequest: KickRequest(worker_id="nobody"),
@@ -571,7 +571,7 @@ def mutations(worker: Worker) -> dict[str, Callable[..., object]]:
             EvaluationReport(identity=worker.identity(**c), version=0, loss_sum=1.0, tokens=1)
         ),
         "samples": lambda **c: link.samples(
-            SamplesRequest(identity=worker.identity(**c), samples=(SAMPLE,))
+            SamplesRequest(identity=worker.identity(**c), life=1, samples=(SAMPLE,))
         ),
         "leave": lambda **c: link.leave(worker.identity(**c)),
         "barrier": lambda **c: link.barrier("b", BarrierRequest(identity=worker.identity(**c))),

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.coordinator import quorum
+from atoll.coordinator import evaluation, quorum
 from atoll.data import registry as datasets
-from atoll.errors import AtollError, ConfigError, NotFinite
+from atoll.errors import AtollError, ConfigError, NotFinite, WrongRound
 from atoll.island import inner, presence, trainer
 from atoll.models import gpt
 from atoll.models import registry as models
@@ -214,6 +214,21 @@ def test_random_numbers_of_islands_matter(monkeypatch, once):
     monkeypatch.setattr(trainer, "train", _drawing_trainer)
 
     assert simulate().digest != once.digest
+
+
+def test_island_whose_evaluation_is_refused_trains_on(monkeypatch, once):
+    """A figure less, and the same bits."""
+
+    def refuse(*_: object) -> None:
+        raise WrongRound("not asked for")
+
+    monkeypatch.setattr(evaluation.Evaluation, "check", refuse)
+
+    found = simulate()
+
+    assert found.digest == once.digest
+    assert found.status.refusals["WRONG_ROUND"] > 0
+    assert {r.evaluation_loss for r in found.status.history} == {None}
 
 
 def test_error_in_an_island_ends_the_simulation():

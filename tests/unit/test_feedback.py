@@ -204,3 +204,16 @@ def test_square_sum_ignores_what_an_earlier_group_left_behind():
     values[:GROUP_ELEMENTS] = 2.0
 
     assert finite.square_sum(values) == 4.0 * GROUP_ELEMENTS
+
+
+def test_first_value_that_is_not_finite_is_found():
+    values = torch.ones(1000)
+    values[[7, 900]] = torch.tensor([float("nan"), float("-inf")])
+
+    assert finite.first_not_finite(values) == 7
+    assert finite.first_not_finite(values[8:]) == 892
+
+
+def test_values_whose_squares_overflow_are_finite():
+    assert finite.first_not_finite(torch.full((1000,), 3e38)) is None
+    assert finite.first_not_finite(torch.zeros(10)) is None

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from atoll.clock import ManualClock
+from atoll.coordinator import registry
 from atoll.coordinator.heartbeats import Heartbeats
 from atoll.coordinator.registry import Registry, key_hash
-from atoll.errors import AtollError, Fenced, UnknownWorker, WorkerTaken
+from atoll.errors import AtollError, Fenced, TooManyWorkers, UnknownWorker, WorkerTaken
 from atoll.ledger import engines
 from atoll.ledger.base import Ledger
 from atoll.protocol.messages import Identity, RegisterRequest
@@ -291,3 +292,26 @@ def test_earlier_life_is_not_invited_back_at_any_moment_of_a_registration(bench,
 
     assert set(answers) == {"EVICTED", "FENCED"}
     assert answers == sorted(answers), "once fenced, always fenced"
+
+
+def test_names_are_bounded_and_a_name_that_has_left_is_the_way_in(bench, monkeypatch):
+    monkeypatch.setattr(registry, "MAX_NAMES", 2)
+    a = bench.register("a")
+    bench.register("b")
+
+    with pytest.raises(TooManyWorkers, match=r"name number 3; it takes 2; .*--worker-id"):
+        bench.register("c")
+
+    assert [w.worker_id for w in bench.ledger.workers()] == ["a", "b"]
+    assert bench.register("a").incarnation == 2
+    bench.registry.deregister(a.model_copy(update={"incarnation": 2}))
+    assert bench.register("a", OTHER_KEY).incarnation == 3
+
+
+def test_bound_of_names_holds_after_a_restart(bench, monkeypatch):
+    monkeypatch.setattr(registry, "MAX_NAMES", 1)
+    bench.register("a")
+    bench.open()
+
+    with pytest.raises(TooManyWorkers):
+        bench.register("b")

@@ -1,24 +1,22 @@
 """Telemetry: queued while nobody listens, kept once, bounded, put aside when damaged."""
 
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from atoll.clock import ManualClock
 from atoll.coordinator import samples as stored
 from atoll.coordinator.samples import SampleStore
+from atoll.errors import StorageFull, StoreError
 from atoll.island.telemetry import Samples
-from atoll.protocol.messages import Identity, Telemetry
+from atoll.protocol.messages import Telemetry
 from atoll.protocol.samples import MAX_BATCH, Sample
 
 
-def identity(name: str = "a", incarnation: int = 1) -> Identity:
-    return Identity(
-        run_id="run",
-        manifest_sha256="0" * 64,
-        worker_id=name,
-        incarnation=incarnation,
-        generation=1,
-        island_key="0" * 64,
-    )
+def owner(name: str = "a", life: int = 1) -> tuple[str, int]:
+    return name, life
 
 
 def sample(sequence: int, **changes: float) -> Sample:
@@ -33,8 +31,8 @@ def sequences(store: SampleStore) -> list[int]:
 
 def test_samples_come_back_in_the_order_they_came():
     store = SampleStore()
-    store.add(identity("a"), [sample(1, loss=2.5), sample(2)])
-    store.add(identity("b"), [sample(1)])
+    store.add(*owner("a"), [sample(1, loss=2.5), sample(2)])
+    store.add(*owner("b"), [sample(1)])
 
     found = store.history().samples
 
@@ -48,7 +46,7 @@ def test_samples_come_back_in_the_order_they_came():
 def test_repeated_batch_is_kept_once():
     store = SampleStore()
     for _ in range(2):
-        store.add(identity(), [sample(1), sample(2)])
+        store.add(*owner(), [sample(1), sample(2)])
 
     assert sequences(store) == [1, 2]
 
@@ -56,19 +54,19 @@ def test_repeated_batch_is_kept_once():
 def test_sample_that_is_sent_again_keeps_its_place_and_its_first_content():
     """Whoever reads page by page has passed it already."""
     store = SampleStore()
-    store.add(identity(), [sample(1, loss=2.5), sample(2)])
+    store.add(*owner(), [sample(1, loss=2.5), sample(2)])
     before = store.history().samples
 
-    store.add(identity(), [sample(1, loss=9.0)])
+    store.add(*owner(), [sample(1, loss=9.0)])
 
     assert store.history().samples == before
     assert store.history(after=before[-1].position).samples == ()
 
 
-def test_another_incarnation_counts_anew():
+def test_another_life_counts_anew():
     store = SampleStore()
-    store.add(identity(incarnation=1), [sample(1)])
-    store.add(identity(incarnation=2), [sample(1)])
+    store.add(*owner(life=1), [sample(1)])
+    store.add(*owner(life=2), [sample(1)])
 
     assert [s.incarnation for s in store.history().samples] == [1, 2]
 
@@ -76,7 +74,7 @@ def test_another_incarnation_counts_anew():
 def test_only_the_newest_are_kept():
     store = SampleStore(limit=10)
     for start in range(1, 100, 3):
-        store.add(identity(), [sample(start + i) for i in range(3)])
+        store.add(*owner(), [sample(start + i) for i in range(3)])
 
     assert sequences(store) == list(range(90, 100))
     assert store.history().kept == 10
@@ -84,7 +82,7 @@ def test_only_the_newest_are_kept():
 
 def test_history_is_read_page_by_page():
     store = SampleStore()
-    store.add(identity(), [sample(i) for i in range(1, 8)])
+    store.add(*owner(), [sample(i) for i in range(1, 8)])
 
     seen, after = [], 0
     while page := store.history(after=after, limit=3).samples:
@@ -96,15 +94,15 @@ def test_history_is_read_page_by_page():
 
 def test_history_of_one_worker():
     store = SampleStore()
-    store.add(identity("a"), [sample(1)])
-    store.add(identity("b"), [sample(1)])
+    store.add(*owner("a"), [sample(1)])
+    store.add(*owner("b"), [sample(1)])
 
     assert [s.worker_id for s in store.history(worker_id="b").samples] == ["b"]
 
 
 def test_history_survives_a_restart(tmp_path: Path):
     first = SampleStore(tmp_path / "telemetry.sqlite")
-    first.add(identity(), [sample(1)])
+    first.add(*owner(), [sample(1)])
     first.close()
 
     assert sequences(SampleStore(tmp_path / "telemetry.sqlite")) == [1]
@@ -115,10 +113,43 @@ def test_damaged_file_is_put_aside_and_begun_anew(tmp_path: Path):
     path.write_bytes(b"not a database" * 1000)
 
     store = SampleStore(path)
-    store.add(identity(), [sample(1)])
+    store.add(*owner(), [sample(1)])
 
     assert sequences(store) == [1]
     assert (tmp_path / "telemetry.sqlite.damaged").read_bytes().startswith(b"not a database")
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[int], None]]:
+    """Lets no file of this process grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_refuses_by_name_and_what_was_kept_stays(tmp_path: Path, full_disk):
+    path = tmp_path / "telemetry.sqlite"
+    store = SampleStore(path)
+    store.add(*owner(), [sample(1)])
+
+    full_disk(path.stat().st_size)
+    with pytest.raises(StorageFull, match="free some room"):
+        store.add(*owner(), [sample(i) for i in range(2, 200)])
+    full_disk(1 << 24)
+
+    assert sequences(store) == [1]
+    store.add(*owner(), [sample(2)])
+    assert sequences(store) == [1, 2]
+
+
+def test_file_that_breaks_in_use_is_refused_by_name(tmp_path: Path):
+    path = tmp_path / "telemetry.sqlite"
+    store = SampleStore(path)
+    store.add(*owner(), [sample(1)])
+    path.write_bytes(b"not a database" * 1000)
+
+    with pytest.raises(StoreError, match="restart the coordinator"):
+        store.add(*owner(), [sample(2)])
 
 
 def test_bound_of_the_store_is_the_documented_one():
@@ -155,7 +186,7 @@ def test_fast_steps_give_one_sample_a_second():
     assert len(queue.batch()) == 13
 
 
-def test_full_queue_drops_the_oldest_and_says_how_many():
+def test_full_queue_drops_the_oldest_and_leaves_a_gap():
     clock = ManualClock()
     queue = Samples(clock, limit=5)
     for step in range(8):
@@ -163,7 +194,7 @@ def test_full_queue_drops_the_oldest_and_says_how_many():
         clock.advance(seconds=1.0)
 
     assert [s.step for s in queue.batch()] == [3, 4, 5, 6, 7]
-    assert queue.dropped == 3
+    assert [s.sequence for s in queue.batch()] == [4, 5, 6, 7, 8]
 
 
 def test_batch_is_bounded():

@@ -24,6 +24,17 @@ def square_sum(values: Tensor) -> float:
     return quick if _EASY_MIN <= quick <= _EASY_MAX else _square_sum_with_care(values)
 
 
+def first_not_finite(values: Tensor) -> int | None:
+    """Where the first NaN or infinity stands; None when all is finite.
+
+    One pass of a dot product where all is well: a finite sum of squares has no such term.
+    """
+    if math.isfinite(float(torch.dot(values, values))):
+        return None
+    bad = torch.isfinite(values).logical_not_()  # finite values may overflow when squared
+    return int(bad.to(torch.uint8).argmax()) if bool(bad.any()) else None
+
+
 def _square_sum_with_care(values: Tensor) -> float:
     """In fp64, where fp32 squares are exact and cannot overflow; group by group, to stay small."""
     total = 0.0

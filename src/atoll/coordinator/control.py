@@ -3,6 +3,7 @@
 Islands learn of it on the heartbeat and acknowledge it there; acknowledgements are in memory.
 """
 
+import logging
 import threading
 from typing import cast
 
@@ -10,7 +11,9 @@ from atoll.errors import Forbidden
 from atoll.ledger.base import Ledger
 from atoll.protocol.control import Action, Command
 
-_NUMBER, _ACTION, _KICKED = "number", "action", "kicked/"
+log = logging.getLogger(__name__)
+
+_NUMBER, _ACTION, _ENDED, _KICKED = "number", "action", "ended", "kicked/"
 
 
 class Control:
@@ -27,7 +30,10 @@ class Control:
         )
         self._kicked = {name.removeprefix(_KICKED) for name in kept if name.startswith(_KICKED)}
         if self._command.action == "stop":
-            self.order("run")  # it has stopped; starting it again is the wish to go on
+            if kept.get(_ENDED) == str(self._command.number):
+                self.order("run")  # it has stopped; starting it again is the wish to go on
+            else:
+                log.warning("the stop that an earlier life was asked for goes on")
 
     @property
     def command(self) -> Command:
@@ -47,6 +53,12 @@ class Control:
                 self._ledger.set_control({_NUMBER: str(command.number), _ACTION: action})
                 self._command = command
             return self._command
+
+    def end(self) -> None:
+        """The stop in force has been carried out: the next start goes on; harmless when none is."""
+        with self._lock:
+            if self._command.action == "stop":
+                self._ledger.set_control({_ENDED: str(self._command.number)})
 
     def kick(self, worker_id: str, *, wall: float) -> None:
         """Keeps a worker out until it is allowed again."""

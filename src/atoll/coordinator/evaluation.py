@@ -8,6 +8,8 @@ from atoll.ledger.records import EvaluationRecord
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import EvaluationReport, EvaluationTask
 
+MAX_MEAN_LOSS = 1e6  # a cross-entropy of 1e6 nats is no model's
+
 
 class Evaluation:
     """Shares the held-out rows of a version between the workers of the round it begins."""
@@ -23,18 +25,40 @@ class Evaluation:
         # Who shares a version's rows is fixed when it is first asked: a round that is filled up
         # later must not cut the rows anew.
         self._sharing: tuple[int, list[str]] = (-1, [])
+        self._asked: dict[str, EvaluationTask] = {}  # the newest of each worker
 
-    def check(self, report: EvaluationReport, *, current_version: int) -> None:
-        """Refuses a report of weights that nobody has yet, or over more tokens than there are."""
-        if report.version > current_version:
+    def has_asked(self, worker_id: str, *, version: int) -> bool:
+        """Whether the share of this version was given to the worker in this life."""
+        asked = self._asked.get(worker_id)
+        return asked is not None and asked.version == version
+
+    def check(self, report: EvaluationReport) -> None:
+        """Refuses a report of anything but what was last asked of that worker.
+
+        WrongRound for another version, ContributionError for more tokens than its rows hold or a
+        loss that no model has. What was recorded before may be sent again.
+        """
+        worker_id = report.identity.worker_id
+        if (report.version, worker_id) in self._reported:
+            return
+        asked = self._asked.get(worker_id)
+        if asked is None or asked.version != report.version:
+            newest = "nothing" if asked is None else f"version {asked.version}"
             raise WrongRound(
-                f"version={report.version} of the evaluation is not published; the newest is "
-                f"{current_version}; evaluate what an assignment asks for"
+                f"version={report.version} of the evaluation was not asked of "
+                f"worker_id={worker_id!r}, which was last asked for {newest}; evaluate what an "
+                f"assignment asks for"
             )
-        if report.tokens > self._rows * self._block:
+        tokens = (asked.stop - asked.start) * self._block
+        if report.tokens > tokens:
             raise ContributionError(
-                f"tokens={report.tokens} of the evaluation are more than the "
-                f"{self._rows * self._block} of {self._rows} held-out rows"
+                f"tokens={report.tokens} of the evaluation are more than the {tokens} of the "
+                f"held-out rows [{asked.start}, {asked.stop}) that were asked for"
+            )
+        if not abs(report.loss_sum) <= MAX_MEAN_LOSS * report.tokens:
+            raise ContributionError(
+                f"loss_sum={report.loss_sum!r} over tokens={report.tokens} is more than "
+                f"{MAX_MEAN_LOSS:g} for each; the share is left out, look at the island's model"
             )
 
     def task(
@@ -55,7 +79,10 @@ class Evaluation:
             return None
         index, count = sharing.index(worker_id), len(sharing)
         start, stop = index * self._rows // count, (index + 1) * self._rows // count
-        return EvaluationTask(version=version, start=start, stop=stop) if start < stop else None
+        if start == stop:
+            return None
+        self._asked[worker_id] = EvaluationTask(version=version, start=start, stop=stop)
+        return self._asked[worker_id]
 
     def add(self, report: EvaluationReport) -> None:
         """Records a share; the first report of it stands."""

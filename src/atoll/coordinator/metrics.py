@@ -57,6 +57,7 @@ class _StatusCollector(Collector):
                 yield _gauge(f"atoll_{name}_loss", f"Newest {name.replace('_', '-')} loss.", value)
 
     def _workers(self) -> Iterator[Metric]:
+        members = [w for w in self._found.workers if w.active]  # a series ends with its worker
         figures: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
             "live": ("Whether the worker is heard from.", lambda w: float(w.live)),
             "silence_seconds": ("Since the worker was heard.", lambda w: w.seconds_since_heard),
@@ -68,11 +69,11 @@ class _StatusCollector(Collector):
         }
         for name, (text, value) in figures.items():
             family = GaugeMetricFamily(f"atoll_worker_{name}", text, labels=["worker_id"])
-            for worker in self._found.workers:
+            for worker in members:
                 family.add_metric([worker.worker_id], value(worker))
             yield family
         losses = GaugeMetricFamily("atoll_worker_loss", "Newest.", labels=["worker_id"])
-        for worker in self._found.workers:
+        for worker in members:
             if worker.telemetry.loss is not None:
                 losses.add_metric([worker.worker_id], worker.telemetry.loss)
         yield losses

@@ -12,10 +12,20 @@ from dataclasses import replace
 from atoll.clock import Clock
 from atoll.coordinator.generations import Generations
 from atoll.coordinator.heartbeats import Heartbeats
-from atoll.errors import Evicted, Fenced, ManifestMismatch, UnknownWorker, WorkerTaken
+from atoll.errors import (
+    Evicted,
+    Fenced,
+    ManifestMismatch,
+    TooManyWorkers,
+    UnknownWorker,
+    WorkerTaken,
+)
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import WorkerRecord
 from atoll.protocol.messages import Identity, RegisterRequest
+
+# Every name costs memory, a row and a line of /workers for as long as the run lasts.
+MAX_NAMES = 10_000
 
 
 def key_hash(island_key: str) -> str:
@@ -85,6 +95,12 @@ class Registry:
         with self._lock:
             check()
             known = self._workers.get(request.worker_id)
+            if known is None and len(self._workers) >= MAX_NAMES:
+                raise TooManyWorkers(
+                    f"worker_id={request.worker_id!r} would be the run's name number "
+                    f"{len(self._workers) + 1}; it takes {MAX_NAMES}; join with --worker-id and a "
+                    f"name that `atoll workers` shows as left or evicted"
+                )
             if known is not None and known.active and not _same(known.key_sha256, hashed):
                 silent = self._heartbeats.seconds_since(request.worker_id)
                 if request.worker_id in self._heartbeats.live([request.worker_id]):

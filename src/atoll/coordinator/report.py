@@ -38,16 +38,17 @@ class Report:
         manifest_sha256: str,
         version: int,
         digest: str,
+        begun: Mapping[str, int] | None,
         counters: Mapping[str, int],
         refusals: Mapping[str, int],
         storage_full: str,
     ) -> Status:
-        """The run at this moment."""
+        """The run at this moment; of a paused one, `begun` is the round each worker was given."""
         history = self._history(version)
         return Status(
             run_id=run_id,
             name=manifest.name,
-            state=self._state(),
+            state=self._state(is_paused=begun is not None),
             version=version,
             rounds=manifest.stop.rounds or None,
             digest=digest,
@@ -55,7 +56,7 @@ class Report:
             tokens=self._rounds.tokens,
             workers=self._workers(),
             history=history,
-            waiting_for=tuple(self._rounds.waiting_for()),
+            waiting_for=tuple(w for w in self._rounds.waiting_for() if self._is_at_work(w, begun)),
             refusals=dict(refusals),
             stale_contributions=counters.get("stale_contributions", 0),
             resyncs=counters.get("resyncs", 0),
@@ -65,9 +66,20 @@ class Report:
             storage_full=storage_full,
         )
 
-    def _state(self) -> Literal["waiting", "training", "finished"]:
+    def _is_at_work(self, worker_id: str, begun: Mapping[str, int] | None) -> bool:
+        """Whether the worker has begun the latest round, or nothing keeps it from doing so."""
+        latest = self._rounds.latest
+        if begun is None or latest is None:
+            return True
+        # An earlier life of the coordinator may have given it; the worker tells what it trains.
+        told = self._heartbeats.telemetry(worker_id).round
+        return latest.record.round in (begun.get(worker_id), told)
+
+    def _state(self, *, is_paused: bool) -> Literal["waiting", "training", "paused", "finished"]:
         if self._rounds.is_finished():
             return "finished"
+        if is_paused:
+            return "paused"
         return "waiting" if self._rounds.latest is None else "training"
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
@@ -76,6 +88,7 @@ class Report:
             WorkerStatus(
                 worker_id=worker.worker_id,
                 incarnation=worker.incarnation,
+                active=worker.active,
                 live=worker.worker_id in live,
                 seconds_since_heard=self._heartbeats.seconds_since(worker.worker_id) or 0.0,
                 hostname=self._registry.hostname(worker.worker_id),

@@ -9,10 +9,11 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.protocol.messages import Identity
+from atoll.errors import StorageFull, StoreError
 from atoll.protocol.samples import MAX_PAGE, Sample, SampleHistory, StoredSample
 
 log = logging.getLogger(__name__)
@@ -32,25 +33,16 @@ class SampleStore:
         self._limit = limit
         self._database = _opened(path)
 
-    def add(self, identity: Identity, samples: Sequence[Sample]) -> None:
+    def add(self, worker_id: str, life: int, samples: Sequence[Sample]) -> None:
         """Keeps what is new of `samples`; the oldest of all go when there are too many.
 
-        Where the disk takes none they are lost, and nothing else is.
+        StorageFull, and nothing of it is kept, when the disk does not take it.
         """
-        try:
-            self._add(identity, samples)
-        except sqlite3.OperationalError as exc:
-            log.warning("samples were not kept", extra={"reason": str(exc)})
-
-    def _add(self, identity: Identity, samples: Sequence[Sample]) -> None:
-        with self._lock, self._database:
+        with _typed(), self._lock, self._database:
             self._database.executemany(
                 "INSERT OR IGNORE INTO samples (worker_id, incarnation, sequence, body) "
                 "VALUES (?, ?, ?, ?)",
-                [
-                    (identity.worker_id, identity.incarnation, s.sequence, s.model_dump_json())
-                    for s in samples
-                ],
+                [(worker_id, life, s.sequence, s.model_dump_json()) for s in samples],
             )
             self._database.execute(
                 "DELETE FROM samples WHERE position <= (SELECT max(position) FROM samples) - ?",
@@ -62,7 +54,7 @@ class SampleStore:
     ) -> SampleHistory:
         """Samples in the order they came, from the first after position `after`."""
         where, values = ("AND worker_id = ?", [worker_id]) if worker_id is not None else ("", [])
-        with self._lock:
+        with _typed(), self._lock:
             rows = self._database.execute(
                 f"SELECT position, worker_id, incarnation, body FROM samples "
                 f"WHERE position > ? {where} ORDER BY position LIMIT ?",
@@ -83,6 +75,25 @@ class SampleStore:
     def close(self) -> None:
         with self._lock:
             self._database.close()
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    """Turns what the database says into errors of this tree."""
+    try:
+        yield
+    except sqlite3.Error as exc:
+        # The low byte is the kind: an I/O error has one code for each call of the system.
+        kind = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if kind in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise StorageFull(
+                f"the history of telemetry cannot be written ({exc}); free some room on the "
+                f"coordinator's disk, what was measured is sent again"
+            ) from exc
+        raise StoreError(
+            f"the history of telemetry cannot be used ({exc}); restart the coordinator, which "
+            f"puts a damaged file aside"
+        ) from exc
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:

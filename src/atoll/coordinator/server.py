@@ -127,6 +127,7 @@ class Server:
             return_when=asyncio.FIRST_COMPLETED,
         )
         log.info("coordinator stops")
+        is_over = over.done()
         over.cancel()
         # Beside the transports' end, not after it: the seconds would add up.
         closed = asyncio.create_task(asyncio.to_thread(closer.stop, timeout_seconds=STOP_SECONDS))
@@ -138,7 +139,9 @@ class Server:
         if not await closed:
             log.warning("a round was being computed; it is frozen and replays at the next start")
         elif self._coordinator.is_stopping() and self._failure is None:
-            await asyncio.to_thread(self._coordinator.save)
+            # A signal in the middle of a stop leaves it to the next start.
+            end = self._coordinator.end_stop if is_over else self._coordinator.save
+            await asyncio.to_thread(end)
         pool.shutdown(wait=False, cancel_futures=True)
 
     def _http_config(self, control: FastAPI) -> uvicorn.Config:

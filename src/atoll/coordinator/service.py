@@ -50,6 +50,7 @@ from atoll.protocol.messages import (
     BarrierReply,
     BarrierRequest,
     EvaluationReport,
+    EvaluationTask,
     HeartbeatReply,
     HeartbeatRequest,
     Identity,
@@ -153,6 +154,7 @@ class Coordinator:
         self._owes_snapshot = False
         self._disk_failure: DiskFailed | None = None
         self._report = Report(ledger, self._registry, self._heartbeats, self._rounds)
+        self._begun: dict[str, int] = {}  # the round that each worker was last given, to show
         self._counting = threading.Lock()
 
     # The manifest
@@ -207,6 +209,7 @@ class Coordinator:
             record = self._registry.register(
                 request, peer=peer, check=lambda: self._control.check(request.worker_id)
             )
+            self._begun.pop(request.worker_id, None)
             # A stream of an earlier life says nothing about this one.
             self._presence.forget(request.worker_id, record.incarnation - 1)
             self._rounds.admit()
@@ -240,16 +243,22 @@ class Coordinator:
             self._control.acknowledge(request.identity.worker_id, request.acknowledged)
         return HeartbeatReply(
             generation=generation.number,
-            version=self.versions.current.version,
             command=self._control.command,
         )
 
     def keep_samples(self, request: SamplesRequest) -> None:
-        """Keeps what a worker measured; a sign of life."""
+        """Keeps what a worker measured; a sign of life, also when there is no room to keep it."""
+        identity = request.identity
         with self._refusals():
-            self._enter(request.identity)
-            self._heartbeats.hear(request.identity.worker_id)
-        self.samples.add(request.identity, request.samples)
+            self._enter(identity)
+            self._heartbeats.hear(identity.worker_id)
+            if request.life > identity.incarnation:
+                raise ProtocolError(
+                    f"life={request.life} of the samples is after incarnation="
+                    f"{identity.incarnation} of worker_id={identity.worker_id!r}; it is the "
+                    f"incarnation under which the process first handed samples in"
+                )
+            self.samples.add(identity.worker_id, request.life, request.samples)
 
     def _enter(self, identity: Identity) -> GenerationRecord:
         """Who speaks, in which life and generation; refused before anything else is looked at.
@@ -351,11 +360,7 @@ class Coordinator:
     def _next(self, worker_id: str, version: int, digest: str) -> Assignment:
         latest = self._rounds.latest
         finished = self._rounds.is_finished()
-        task = None
-        if latest is not None:
-            task = self._evaluation.task(
-                worker_id, version=version, members=sorted(latest.planned), final=finished
-            )
+        task = self._evaluation_task(worker_id, version)
         if finished:
             return Assignment(
                 action="stop",
@@ -377,6 +382,7 @@ class Coordinator:
         if wanted == "pause":
             reason = "the operator has paused the run"
             return Assignment(action="wait", version=version, digest=digest, reason=reason)
+        self._begun[worker_id] = latest.record.round
         return self._train(latest, worker_id).model_copy(
             update={"version": version, "digest": digest, "evaluation": task}
         )
@@ -389,6 +395,17 @@ class Coordinator:
         ranges = _ranges(latest, worker_id)
         known = {"upcoming": latest.record.round, "upcoming_ranges": ranges}
         return reply.model_copy(update=known) if ranges else reply
+
+    def _evaluation_task(self, worker_id: str, version: int) -> EvaluationTask | None:
+        latest = self._rounds.latest
+        if latest is None:
+            return None
+        return self._evaluation.task(
+            worker_id,
+            version=version,
+            members=sorted(latest.planned),
+            final=self._rounds.is_finished(),
+        )
 
     def _train(self, latest: LatestRound, worker_id: str) -> Assignment:
         return Assignment(
@@ -403,10 +420,15 @@ class Coordinator:
         )
 
     def evaluation(self, report: EvaluationReport) -> None:
-        """Takes a worker's share of a version's held-out loss."""
+        """Takes the share of a version's held-out loss that the worker was asked for."""
+        worker_id, version = report.identity.worker_id, self.versions.current.version
         with self._refusals():
             self._enter(report.identity)
-            self._evaluation.check(report, current_version=self.versions.current.version)
+            asked = self._evaluation.has_asked(worker_id, version=report.version)
+            if report.version == version and not asked:
+                # An earlier life of the coordinator asked: the same share, unless others came.
+                self._evaluation_task(worker_id, version)
+            self._evaluation.check(report)
             self._evaluation.add(report)
 
     def advance(self) -> bool:
@@ -623,6 +645,11 @@ class Coordinator:
         """Whether the operator has asked for the end."""
         return self._control.command.action == "stop"
 
+    def end_stop(self) -> None:
+        """The stop is carried out: saves, and the next start goes on."""
+        self.save()
+        self._control.end()
+
     def save(self) -> None:
         """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
         if not self.versions.is_settled:
@@ -643,6 +670,7 @@ class Coordinator:
             manifest_sha256=self._rounds.in_force.sha256,
             version=current.version,
             digest=current.digests.master.root,
+            begun=self._begun if self._control.command.action == "pause" else None,
             counters=self.counters,
             refusals=self.refusals,
             storage_full=self._room.reason,

@@ -20,7 +20,7 @@ from atoll.clock import Clock
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
 from atoll.coordinator.admission import Admission, UploadRequest
-from atoll.errors import FrameError, NotFinite
+from atoll.errors import ContributionError, FrameError, NotFinite
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 FIRST_STREAM = 1
 CHECK_GROUPS = 4  # groups decoded at a time while validating: 1 MiB of fp32
+# No outer step can overflow from it: its square (Adam), a rate of 100 on momentum of 1e9 rounds of
+# it, and a sum of 10,000 of them weighted by 1e15 tokens are all fp32 numbers. A model has left
+# every use long before.
+MAX_NORM = 1e18
 
 
 class PayloadCheck:
@@ -72,13 +76,23 @@ class PayloadCheck:
         self._expect()
 
     def norm(self) -> float:
-        """The displacement's L2 norm; NotFinite when a value is NaN or infinite."""
+        """The displacement's L2 norm; NotFinite when a value is NaN or infinite.
+
+        ContributionError when it is larger than any outer step is to meet.
+        """
         if not math.isfinite(self._square_sum):
             raise NotFinite(
                 "the contribution holds NaN or infinity; the model is unchanged; check the "
                 "island's loss and learning rate"
             )
-        return math.sqrt(self._square_sum)
+        norm = math.sqrt(self._square_sum)
+        if norm > MAX_NORM:
+            raise ContributionError(
+                f"norm={norm:.6g} of the contribution is above {MAX_NORM:.6g}, the most that an "
+                f"outer step takes; the model is unchanged; check the island's loss and learning "
+                f"rate"
+            )
+        return norm
 
 
 class Upload:

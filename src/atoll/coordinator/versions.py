@@ -8,15 +8,18 @@ import logging
 import threading
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from atoll.blobs.base import Blobs
+from atoll.codecs import finite
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
 from atoll.coordinator.spool import Spool, SpooledFrame
-from atoll.errors import NotReady, StateDamaged
+from atoll.errors import Diverged, NotReady, StateDamaged
 from atoll.history import replay, weights
 from atoll.history.manifests import Manifests
 from atoll.history.replay import Digests
-from atoll.layout import Layout
+from atoll.layout import Layout, Span
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
 from atoll.strategies import build
@@ -105,7 +108,8 @@ class Versions:
         """Applies a frozen round to the weights and spools its frame; `publish` offers it.
 
         May be called again for the same round: after StorageFull, which leaves the published
-        version as it is, or when the ledger could not record what was computed.
+        version as it is, or when the ledger could not record what was computed. Diverged when a
+        weight or the optimizer's state is not finite any more: the round stays frozen.
         """
         if self._computed is not None and self._computed[0] == round_number:
             return self._computed[1]
@@ -116,13 +120,18 @@ class Versions:
             self._mend()
             spooler = self._spool.spooler(self._layout, download, header, pool=pool)
             self._settled, self._torn = False, True
+
+            def checked(span: Span, payload: Tensor) -> None:
+                self._check_finite(round_number, span)
+                spooler(span, payload)
+
             digests = replay.apply_round(
                 self._state,
                 self._blobs,
                 manifest=manifest,
                 round_number=round_number,
                 contributions=contributions,
-                sink=spooler,
+                sink=checked,
                 pool=pool,
             )
             self._pending = spooler.finish(result_digest=digests.published.root)
@@ -136,6 +145,24 @@ class Versions:
             self._state, found = self._restore()
             assert found.version == self.current.version, (found.version, self.current.version)
             self._settled, self._torn = True, False
+
+    def _check_finite(self, round_number: int, span: Span) -> None:
+        """Looks at a tile that was just computed, while it is in the processor's cache."""
+        state = self._state
+        buffers = {"master": state.master, "published": state.published, **state.slots}
+        if state.published is state.master:
+            del buffers["published"]
+        for name, buffer in buffers.items():
+            place = finite.first_not_finite(buffer[span.start : span.stop])
+            if place is not None:
+                tensor = self._layout.name_at(span.start + place)
+                raise Diverged(
+                    f"round {round_number} makes tensor {tensor!r} of {name!r} NaN or infinite and "
+                    f"is not published; it is frozen under its settings and no later ones change "
+                    f"it: go back to a copy of the state directory from before it and lower "
+                    f"outer.lr there (`atoll serve --new-manifest`), or `atoll export` version "
+                    f"{round_number - 1} and begin a new run"
+                )
 
     def publish(self, round_number: int, digests: Digests) -> None:
         """Offers what `compute` made; called after the ledger has recorded it."""

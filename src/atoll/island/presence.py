@@ -78,5 +78,13 @@ class Presence:
         self._thread.join()
 
     def _loop(self) -> None:
-        while not self._stopped.wait(self._attending.once()):
+        while not self._stopped.wait(self._once()):
             pass
+
+    def _once(self) -> float:
+        try:
+            return self._attending.once()
+        except Exception as error:
+            # A thread that ended would leave the island without a stream and without a word.
+            log.error("presence broke, it is dialled again", exc_info=error)
+            return LONGEST_SECONDS

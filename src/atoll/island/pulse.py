@@ -33,3 +33,6 @@ class Pulse:
             except AtollError as error:
                 # The training thread meets the same error at its next call and acts on it.
                 log.warning("heartbeat missed", extra={"code": error.code, "reason": str(error)})
+            except Exception as error:
+                # Without a pulse the island would be evicted again and again and nobody knew why.
+                log.error("heartbeat broke, the next one tries again", exc_info=error)

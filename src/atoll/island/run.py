@@ -25,7 +25,14 @@ from atoll.clock import Clock
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
 from atoll.data.plan import Range
-from atoll.errors import AtollError, ConfigError, ManifestMismatch, WrongRound
+from atoll.errors import (
+    AtollError,
+    ConfigError,
+    ContributionError,
+    ManifestMismatch,
+    StoreError,
+    WrongRound,
+)
 from atoll.history import recorded
 from atoll.island import combine, contribute, inner, ranks
 from atoll.island.ahead import RowsAhead
@@ -60,6 +67,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WAIT_SECONDS = 20.0  # a long poll; well below any proxy's idle limit
+MAX_BEATS = 2  # one tells of a new command, the next acknowledges it; a still newer one waits
 MAX_DELIVERIES = 4  # batches of samples with one heartbeat, so that a backlog cannot delay the next
 
 Evaluate = Callable[[nn.Module, Tensor], tuple[float, int]]
@@ -124,6 +132,7 @@ class Run:
         self._round: _Round | None = None
         self._meter = Meter(clock)
         self._samples = Samples(clock)
+        self._samples_life = 0  # the incarnation of the first delivery: it outlives evictions
         self._command = Command()
         self._on_close: tuple[Callable[[], None], ...] = ()
         log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
@@ -273,28 +282,35 @@ class Run:
             return self._session.knock(try_once)
 
     def _beat(self, identity: Identity) -> None:
-        reply = self._session.link.heartbeat(
-            HeartbeatRequest(
-                identity=identity, telemetry=self.telemetry(), acknowledged=self._command.number
+        for _ in range(MAX_BEATS):
+            reply = self._session.link.heartbeat(
+                HeartbeatRequest(
+                    identity=identity, telemetry=self.telemetry(), acknowledged=self._command.number
+                )
             )
-        )
-        self._session.generation = reply.generation
-        if reply.command != self._command:
+            self._session.generation = reply.generation
+            if reply.command == self._command:
+                break
             self._command = reply.command
             log.info("the operator asks", extra={"action": reply.command.action})
-            self._beat(self._session.identity(self._beats_under))  # acknowledged at once
-        else:
-            self._deliver_samples(identity)
+            identity = self._session.identity(self._beats_under)
+        self._deliver_samples(identity)
 
     def _deliver_samples(self, identity: Identity) -> None:
         """Hands in what was measured; what a missed call leaves is sent with a later beat."""
+        self._samples_life = self._samples_life or identity.incarnation
         for _ in range(MAX_DELIVERIES):
             batch = self._samples.batch()
             if not batch:
                 return
-            self._session.link.samples(
-                SamplesRequest(identity=identity, samples=batch, dropped=self._samples.dropped)
-            )
+            try:
+                self._session.link.samples(
+                    SamplesRequest(identity=identity, life=self._samples_life, samples=batch)
+                )
+            except StoreError as error:
+                # The beat before it was heard; only figures wait.
+                log.warning("telemetry waits", extra={"code": error.code, "reason": str(error)})
+                return
             self._samples.delivered(batch[-1].sequence)
 
     def telemetry(self) -> Telemetry:
@@ -449,8 +465,10 @@ class Run:
                     loss_sum, tokens = loss_sum + loss, tokens + count
         loaded.model.train(was_training)
         loss_sum, tokens = ranks.total(self.group, loss_sum, tokens)
-        if not tokens or not math.isfinite(loss_sum):
-            return
+        if tokens and math.isfinite(loss_sum):
+            self._report(task, loss_sum, tokens)
+
+    def _report(self, task: EvaluationTask, loss_sum: float, tokens: int) -> None:
         try:
             self._session.call(
                 lambda: self._session.link.evaluation(
@@ -462,6 +480,6 @@ class Run:
                     )
                 )
             )
-        except WrongRound as error:
-            # The coordinator was taken back to a round before it.
-            log.warning("evaluation refused", extra={"reason": str(error)})
+        except (WrongRound, ContributionError) as error:
+            # The coordinator went on, or restarted in between: a figure less, and no work lost.
+            log.warning("evaluation refused", extra={"code": error.code, "reason": str(error)})

@@ -68,7 +68,6 @@ class Samples:
         self._limit = limit
         self._sequence = 0
         self._newest: tuple[float, Telemetry] | None = None
-        self.dropped = 0
 
     def add(self, told: Telemetry) -> None:
         """Queues what `told` says, unless a sample was taken a moment ago."""
@@ -94,8 +93,7 @@ class Samples:
                 )
             )
             if len(self._queue) > self._limit:
-                self._queue.popleft()
-                self.dropped += 1
+                self._queue.popleft()  # the history shows a gap of sequences
 
     def batch(self) -> tuple[Sample, ...]:
         """The oldest samples that are queued, at most a batch of them."""

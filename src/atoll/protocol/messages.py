@@ -74,7 +74,6 @@ class HeartbeatRequest(Message):
 
 class HeartbeatReply(Message):
     generation: Whole
-    version: Whole
     command: Command = Command()
 
 
@@ -253,8 +252,11 @@ def _left_out(model: type[BaseModel], value: dict[str, Any], prefix: str = "") -
 
 
 class WorkerStatus(Message):
+    """A worker that ever registered; `active`: a member, which has neither left nor died."""
+
     worker_id: str
     incarnation: int
+    active: bool
     live: bool
     seconds_since_heard: float
     hostname: str
@@ -271,11 +273,15 @@ class RoundStatus(Message):
 
 
 class Status(Message):
-    """What an operator sees."""
+    """What an operator sees.
+
+    `waiting_for` names the live workers whose contribution the round lacks; of a paused run only
+    those that have begun it, since the others are held by the pause.
+    """
 
     run_id: str
     name: str
-    state: Literal["waiting", "training", "finished"]
+    state: Literal["waiting", "training", "paused", "finished"]
     version: int
     rounds: int | None
     digest: str

@@ -12,7 +12,7 @@ MAX_PAGE = 10_000
 
 
 class Sample(Message):
-    """One moment of an island; `sequence` counts from 1 in each incarnation."""
+    """One moment of an island; `sequence` counts from 1 in each process, a gap was dropped."""
 
     sequence: Annotated[int, Field(ge=1, le=2**53)]
     wall: NotNegative  # by the island's clock
@@ -26,11 +26,15 @@ class Sample(Message):
 
 
 class SamplesRequest(Message):
-    """Samples in order; one that came before is known by its sequence and not kept twice."""
+    """Samples in order; one that came before is known by life and sequence and not kept twice.
+
+    `life` is the incarnation under which the process first handed samples in. It stays when the
+    process registers again, so that a batch whose answer was lost is known afterwards too.
+    """
 
     identity: Identity
+    life: Annotated[int, Field(ge=1, le=2**53)]
     samples: Annotated[tuple[Sample, ...], Field(max_length=MAX_BATCH)]
-    dropped: Whole = 0  # lost on the island since it started, because its queue was full
 
 
 class StoredSample(Sample):
@@ -38,7 +42,7 @@ class StoredSample(Sample):
 
     position: Whole
     worker_id: str
-    incarnation: Whole
+    incarnation: Whole  # the life of the request that brought it
 
 
 class SampleHistory(Message):
