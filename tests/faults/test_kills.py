@@ -1,9 +1,9 @@
 """`kill -9` again and again, at seeded random moments of one run with three islands.
 
 On SQLite with a directory, and on PostgreSQL with S3. How many kills is ATOLL_STORM_KILLS of the
-coordinator, and about half of it of islands; `make storm` sets 50, and 20 of islands. A kill waits for its place in the run,
-then for something to happen there (an upload recorded, a round frozen, a version published), then
-for a random moment: kills land inside these moments and between them.
+coordinator, and about half of it of islands; `make storm` sets 50, and 20 of islands. A kill waits
+for its place in the run, then for something to happen there (an upload recorded, a round frozen, a
+version published), then for a random moment: kills land inside these moments and between them.
 """
 
 import os
