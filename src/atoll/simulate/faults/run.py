@@ -1,5 +1,6 @@
 """One seed from its scenario to its verdict."""
 
+import logging
 import os
 import random
 import shutil
@@ -56,7 +57,7 @@ class Outcome:
 def run(seed: int, size: Size | None = None, *, directory: Path | None = None) -> Outcome:
     """Simulates `seed` and checks every event; keeps the state in `directory` if given."""
     scenario = scenarios.draw(seed, size)
-    with _somewhere(directory) as home, _one_thread():
+    with _somewhere(directory) as home, _one_thread(), _quiet():
         simulation = _Simulation(scenario, home)
         try:
             return simulation.run()
@@ -173,3 +174,15 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Thousands of faults would be logged; the history tells them."""
+    logger = logging.getLogger("atoll")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

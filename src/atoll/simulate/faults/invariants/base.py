@@ -58,6 +58,10 @@ def must(holds: bool, invariant: str, detail: str) -> None:
         raise Violation(invariant, detail)
 
 
+# The coordinator's clock has its own start, so the same moment is rounded otherwise.
+ROUNDING_SECONDS = 1e-6
+
+
 @dataclass
 class Seen:
     """What was said and heard, kept beside the coordinator and over its restarts."""
@@ -67,6 +71,6 @@ class Seen:
     lost: dict[str, float] = field(default_factory=dict)  # worker_id -> when its stream ended
     restarted_at: float = 0.0
 
-    def is_silent(self, worker_id: str, *, now: float, timeout: float) -> bool:
-        """Whether nothing counted for the timeout."""
-        return now - self.heard.get(worker_id, self.restarted_at) > timeout
+    def silence(self, worker_id: str, *, now: float) -> float:
+        """Seconds since something of the worker counted."""
+        return now - self.heard.get(worker_id, self.restarted_at)

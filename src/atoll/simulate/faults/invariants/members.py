@@ -6,7 +6,7 @@ from typing import Any
 from atoll.protocol.messages import Identity
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import View
-from atoll.simulate.faults.invariants.base import Seen, must
+from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, must
 
 PRESENCE_GRACE_SECONDS = 1.0
 # What asks for the present generation when it arrives; the rest of an upload belongs to the
@@ -122,13 +122,12 @@ class Members:
     def scanned(self, before: View, after: View, *, now: float, timeout: float) -> None:
         """After the closer's look: the silent are out, the others are in."""
         for worker_id, row in after.workers.items():
-            silent = self._seen.is_silent(worker_id, now=now, timeout=timeout)
+            silence = self._seen.silence(worker_id, now=now)
             if row["active"]:
                 must(
-                    not silent,
+                    silence <= timeout + ROUNDING_SECONDS,
                     "silent-is-evicted",
-                    f"{worker_id} was heard {now - self._seen.heard.get(worker_id, -1):.2f} s ago "
-                    f"and is still in",
+                    f"{worker_id} was heard {silence:.2f} s ago and is still in",
                 )
                 continue
             was = before.workers.get(worker_id)
@@ -136,10 +135,10 @@ class Members:
                 continue
             lost = self._seen.lost.get(worker_id)
             must(
-                silent or (lost is not None and now - lost > PRESENCE_GRACE_SECONDS),
+                silence > timeout - ROUNDING_SECONDS
+                or (lost is not None and now - lost > PRESENCE_GRACE_SECONDS - ROUNDING_SECONDS),
                 "live-is-kept",
-                f"{worker_id} was evicted, heard "
-                f"{now - self._seen.heard.get(worker_id, self._seen.restarted_at):.2f} s ago",
+                f"{worker_id} was evicted, heard {silence:.2f} s ago",
             )
 
 

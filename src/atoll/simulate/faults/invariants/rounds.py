@@ -2,7 +2,7 @@
 
 from atoll.protocol.manifest import Manifest
 from atoll.simulate.faults.durable import View
-from atoll.simulate.faults.invariants.base import Seen, must
+from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, must
 
 _ORDER = ("planned", "open", "frozen", "published")
 
@@ -91,12 +91,13 @@ class RoundsCheck:
             worker_id
             for worker_id in view.planned(number) - accepted
             if view.workers[worker_id]["active"]
-            and not self._seen.is_silent(worker_id, now=now, timeout=manifest.heartbeat_timeout)
+            and self._seen.silence(worker_id, now=now)
+            < manifest.heartbeat_timeout - ROUNDING_SECONDS
         }
         if waiting:
             held = now - self._quorum_at.get(number, now)
             must(
-                0 < settings.quorum <= len(accepted) and held >= settings.grace_seconds - 1e-6,
+                0 < settings.quorum <= len(accepted) and held >= settings.grace_seconds - ROUNDING_SECONDS,
                 "closes-by-rule",
                 f"round {number} closed without {sorted(waiting)}, who are live; accepted "
                 f"{len(accepted)}, quorum {settings.quorum} for {held:.3f} of "
