@@ -34,7 +34,7 @@ class Host:
     ) -> None:
         self.home = home
         self.life = 0
-        self.seams_passed = 0  # in earlier lives
+        self._seams_before = 0  # passed in earlier lives
         self.coordinator: Coordinator | None = None
         self.clock = LoopClock(loop, started=0.0, wall_offset=0.0)
         self.is_faulty = True  # whether it may still be killed, and messages may come in between
@@ -58,15 +58,19 @@ class Host:
         ledger.close()
         blobs.close()
 
+    @property
+    def seams_passed(self) -> int:
+        """Places at which it was or could have been killed."""
+        return self._seams_before + self.seams.passed
+
     # Its life
 
     def start(self) -> None:
         """Opens the state that is there and serves; killed again when the seam says so."""
         self.life += 1
-        self.seams_passed += self.seams.passed
+        self._seams_before += self.seams.passed
         fresh = Seams()
         fresh.between = self._between
-        fresh.recorded = lambda: self._checker.recorded(self.view())
         self.seams = fresh
         if self.is_faulty and self._checker.scenario.has("crash coordinator"):
             # Some lives are short: boot itself is cut, and the first things after it.
@@ -92,6 +96,7 @@ class Host:
         with database.reading() as connection:
             self._watched = Watched(connection)
             seams.watch_statements(connection, fresh)
+            fresh.recorded = lambda: self._checker.recorded(self.view())
         self._checker.recorded(self.view())
         blobs = DirectoryBlobs(self.home / "blobs", files=seams.SteppedFiles(fresh))
         self._blobs = blobs

@@ -65,7 +65,7 @@ class Nemesis:
             return
         if self._actions:
             name, action = self._rng.choice(self._actions)
-            self._loop.note("fault", name)
+            self._loop.note(f"fault: {name}")
             action()
         self._pause()
 

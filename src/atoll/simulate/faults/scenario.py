@@ -62,7 +62,7 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     rng = random.Random(f"scenario {seed}")
     wanted = size or Size()
     islands = rng.choice((2, 3, 3, 4, 4, 5))
-    rounds = rng.choice((6, 8, 8, 10))
+    rounds = rng.choice((4, 5, 6, 8))
     islands = islands if wanted.islands is None else wanted.islands
     rounds = rounds if wanted.rounds is None else wanted.rounds
     min_workers = rng.randint(1, max(1, min(3, islands - 1)))
@@ -102,6 +102,6 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         duplicate=rng.choice((0.02, 0.05, 0.15)) if "duplicate" in kinds else 0.0,
         delay_seconds=0.4 if "slow network" in kinds else 0.02,
         step_seconds=rng.choice((1.0, 3.0)),
-        gap_seconds=rng.choice((2.0, 4.0, 8.0)),
-        fault_seconds=rng.choice((40.0, 80.0, 120.0)),
+        gap_seconds=rng.choice((1.5, 3.0, 6.0)),
+        fault_seconds=rng.choice((30.0, 50.0, 70.0)),
     )

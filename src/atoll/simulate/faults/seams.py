@@ -78,6 +78,8 @@ def watch_statements(connection: Connection, seams: Seams) -> None:
         nonlocal is_writing
         if statement.startswith("BEGIN"):
             is_writing = statement != "BEGIN"
+            if is_writing and not seams.is_dead:
+                seams.recorded()  # what the transaction before left, however many one call makes
         if is_writing and not statement.startswith(_READS):
             seams.reach(f"before {_short(statement)}")
         elif seams.is_dead:

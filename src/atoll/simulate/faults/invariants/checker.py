@@ -34,7 +34,7 @@ class Checker:
         self.reference = Reference(home / "blobs")
         self.rows = Rows()
         self.rounds = RoundsCheck(self.seen)
-        self.members = Members(self.seen)
+        self.members = Members(self.seen, lambda: loop.now)
         self.uploads = UploadsCheck(self.reference)
         self.weights = WeightsCheck(self.reference, self.rows)
         self.storage = Storage(home, self.reference, workers=scenario.islands)

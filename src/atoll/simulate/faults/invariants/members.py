@@ -1,6 +1,7 @@
 """Members: who may speak, in which generation, and who is taken for dead."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from atoll.protocol.messages import Identity
@@ -21,8 +22,9 @@ def _hash(key: str) -> str:
 class Members:
     """Follows registrations beside the registry."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: Seen, now: Callable[[], float]) -> None:
         self._seen = seen
+        self._now = now
         self._incarnation: dict[str, int] = {}  # newest that was acknowledged
         self._ordered = 0  # the operator's newest acknowledged command
         self.kicked: set[str] = set()
@@ -51,7 +53,7 @@ class Members:
     def answered(self, call: Call, value: Any, before: View, after: View) -> None:
         """Who was answered had the right to be."""
         if call.kind == "register":
-            self._registered(call, value, after)
+            self._registered(call, value, before, after)
             return
         identity = call.identity
         if identity is None or call.kind == "write":
@@ -65,7 +67,18 @@ class Members:
                 f"answered in generation {before.generation}",
             )
 
-    def _registered(self, call: Call, reply: Any, after: View) -> None:
+    def _registered(self, call: Call, reply: Any, before: View, after: View) -> None:
+        was = before.workers.get(call.worker_id)
+        timeout = self._seen.scenario.settings["heartbeat_timeout"]
+        silence = self._seen.silence(call.worker_id, now=self._now())
+        must(
+            was is None
+            or not was["active"]
+            or was["key_sha256"] == call.facts["key_sha256"]
+            or silence > timeout - ROUNDING_SECONDS,
+            "id-is-held",
+            f"{call.sender} took over {call.worker_id}, which was heard {silence:.2f} s ago",
+        )
         row = after.workers.get(call.worker_id)
         must(
             row is not None

@@ -23,6 +23,7 @@ class RoundsCheck:
         """The rounds moved as they may."""
         if before.tables.get("rounds") != after.tables.get("rounds"):
             self._check_order(before, after)
+            self._check_together(after)
             for number, row in after.rounds.items():
                 was = before.rounds.get(number)
                 if row["state"] == "frozen" and (was is None or was["state"] != "frozen"):
@@ -70,6 +71,17 @@ class RoundsCheck:
             "round-order",
             f"the rounds are {states}",
         )
+
+    def _check_together(self, view: View) -> None:
+        for number, row in view.rounds.items():
+            digests = (row["hash"], row["master_digest"], row["published_digest"], row["leaves"])
+            must(
+                all(d is not None for d in digests)
+                if row["state"] == "published"
+                else all(d is None for d in digests),
+                "moves-together",
+                f"round {number} is {row['state']} with digests {digests[:3]}",
+            )
 
     def _check_freeze(
         self, view: View, number: int, *, now: float, manifest: Manifest

@@ -8,6 +8,7 @@ _MOVES = {
     ("leased", "reopened"),
     ("reopened", "taken"),
 }
+_TABLES = ("leases", "rounds", "contributions")
 Key = tuple[int, str, int]
 
 
@@ -24,15 +25,14 @@ class Rows:
 
     def changed(self, before: View, after: View) -> None:
         """The leases moved as they may, and still share out every row once."""
-        if before.tables.get("leases") == after.tables.get("leases") and (
-            before.tables.get("rounds") == after.tables.get("rounds")
-        ):
+        if all(before.tables.get(t) == after.tables.get(t) for t in _TABLES):
             return
         earlier = {_key(lease): lease for lease in before.leases}
         for lease in after.leases:
             self._check_move(earlier.pop(_key(lease), None), lease)
         must(not earlier, "row-not-lost", f"leases vanished: {sorted(earlier)}")
         self._check_shares(after)
+        self._check_together(after)
 
     def _check_move(self, was: Row | None, lease: Row) -> None:
         if was is None:
@@ -58,6 +58,22 @@ class Rows:
         beyond = [row for row in holder if row >= cursor]
         must(not beyond, "row-issued-once", f"rows {beyond[:8]} are leased beyond {cursor}")
         self._check_reissued(view, holder)
+
+    def _check_together(self, view: View) -> None:
+        """A lease is done exactly when its contribution is there, and open while its round is."""
+        for lease in view.leases:
+            number, worker_id = lease["round"], lease["worker_id"]
+            must(
+                (lease["state"] == "done") == ((number, worker_id) in view.contributions)
+                or lease["state"] in ("reopened", "taken"),
+                "moves-together",
+                f"{lease} and the contribution of {worker_id} to round {number}",
+            )
+            must(
+                lease["state"] != "leased" or view.rounds[number]["state"] in ("planned", "open"),
+                "row-not-lost",
+                f"{lease} outlived its round",
+            )
 
     def _check_reissued(self, view: View, holder: dict[int, Row]) -> None:
         """Rows that were taken back are in the hands of a later lease."""
