@@ -91,6 +91,4 @@ def _with_faults(
         raise ConfigError(
             f"--faults simulates a stand-in model, not {str(run_file)!r}; leave the run file out"
         )
-    faults.faults(
-        asked.seed or 0, seeds=asked.seeds, size=Size(islands, rounds), as_json=as_json
-    )
+    faults.faults(asked.seed or 0, seeds=asked.seeds, size=Size(islands, rounds), as_json=as_json)

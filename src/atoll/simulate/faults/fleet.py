@@ -62,6 +62,7 @@ class Fleet:
         if self.is_faulty:
             process.rogue = 0.4 if self._scenario.has("rogue") else 0.0
             process.repeats = 3 * self._scenario.duplicate
+            process.flips = 0.15 if self._scenario.has("corrupt weights") else 0.0
         process.on_attend = lambda opened: self._streams.__setitem__(process.name, opened)
         if is_extra:
             self.others.append(process)
@@ -168,7 +169,7 @@ class Fleet:
         for process in self.newest.values():
             process.stopped_until = 0.0
             process.slowness = 1.0
-            process.rogue = process.repeats = 0.0
+            process.rogue = process.repeats = process.flips = 0.0
 
 
 def _stream(answer: Answer) -> tuple[Any, Any]:

@@ -157,7 +157,8 @@ class Host:
             return Answer(error=CoordinatorUnreachable("nobody answers"))
         before = self.view()
         try:
-            value = call.work(coordinator)
+            with self._checker.during(call):
+                value = call.work(coordinator)
         except Crash as crash:
             self._die(f"{call.kind}: {crash}")
             return Answer(error=CoordinatorUnreachable("the connection was reset"))

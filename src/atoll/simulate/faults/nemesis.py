@@ -56,9 +56,7 @@ class Nemesis:
         self._pause()
 
     def _pause(self) -> None:
-        self._loop.after(
-            self._rng.expovariate(1.0) * self._scenario.gap_seconds, self._act
-        )
+        self._loop.after(self._rng.expovariate(1.0) * self._scenario.gap_seconds, self._act)
 
     def _act(self) -> None:
         if self.is_over:
@@ -155,9 +153,7 @@ class Nemesis:
     def _corrupt_weights(self) -> None:
         running = self._fleet.running()
         if running:
-            process = self._rng.choice(running)
-            if process.weights.digest is not None:
-                process.weights.digest = f"{self._rng.getrandbits(256):064x}"
+            self._rng.choice(running).corrupt()
 
     # The coordinator
 

@@ -20,9 +20,7 @@ Deliver = Callable[[Answer], None]
 class Network:
     """Carries messages; `cut` names workers and the directions that are cut for them."""
 
-    def __init__(
-        self, scenario: Scenario, loop: EventLoop, host: Host, rng: random.Random
-    ) -> None:
+    def __init__(self, scenario: Scenario, loop: EventLoop, host: Host, rng: random.Random) -> None:
         self.cut: dict[str, frozenset[str]] = {}  # worker_id -> of {"to", "from"}
         self.is_faulty = True
         self._scenario = scenario

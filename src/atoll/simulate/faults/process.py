@@ -80,6 +80,7 @@ class Process:
         self.weights = IslandWeights(
             standin.module(), standin.LAYOUT, download=build.codec(CodecSettings())
         )
+        self.flips = 0.0  # how often its weights go bad as they arrive
         self.repeats = 0.0  # how often it sends an old frame once more
         self._seed = seed
         self._joining = False
@@ -258,6 +259,13 @@ class Process:
             receiver.finish()
         except FrameError:
             self.weights.forget()
+        if self.weights.digest is not None and self.rng.random() < self.flips:
+            self.corrupt()
+
+    def corrupt(self) -> None:
+        """Its memory flips a bit: what it holds has another digest now."""
+        if self.weights.digest is not None:
+            self.weights.digest = f"{self.rng.getrandbits(256):064x}"
 
     def _train(self, given: Assignment) -> Steps:
         yield self.step_seconds * self.slowness * self.rng.uniform(0.5, 1.5)
@@ -351,6 +359,6 @@ class Process:
             )
         )
         try:
-            yield from self._upload(self._frame(wrong, label="rogue"))
+            yield from self._adopting(lambda: self._upload(self._frame(wrong, label="rogue")))
         except AtollError:
             return

@@ -76,9 +76,7 @@ class _Simulation:
         made = standin.manifest(scenario.settings)
         self.host = Host(home, made, self.loop, stream("host"), self.checker)
         network = Network(scenario, self.loop, self.host, stream("network"))
-        self.fleet = Fleet(
-            scenario, self.loop, network, self.host, self.checker, stream("fleet")
-        )
+        self.fleet = Fleet(scenario, self.loop, network, self.host, self.checker, stream("fleet"))
         self.nemesis = Nemesis(
             scenario,
             self.loop,
@@ -143,9 +141,11 @@ class _Simulation:
 
     def _stuck(self) -> str:
         version, rounds = self.checker.reference.newest.number, self.scenario.rounds
-        states = {} if self.host.coordinator is None else {
-            number: row["state"] for number, row in self.host.view().rounds.items()
-        }
+        states = (
+            {}
+            if self.host.coordinator is None
+            else {number: row["state"] for number, row in self.host.view().rounds.items()}
+        )
         return (
             f"at {self.loop.now:.0f} virtual seconds version {version} of {rounds} is published, "
             f"the rounds are {states}"

@@ -52,9 +52,7 @@ def manifest(settings: Mapping[str, Any]) -> Manifest:
     """The manifest of a run over the stand-in; `settings` as in a run file."""
     table = {"name": "faults", "model": {}, "data": {}, **settings}
     return config.parse(table).manifest(
-        ModelSettings(
-            definition={}, layout_digest=LAYOUT.digest, initial_digest=INITIAL_DIGEST
-        ),
+        ModelSettings(definition={}, layout_digest=LAYOUT.digest, initial_digest=INITIAL_DIGEST),
         DataSettings(definition={}, identity=DATA_IDENTITY),
     )
 

@@ -1,5 +1,7 @@
 """All invariants together, told of every event."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ class Checker:
         self._loop = loop
         self._last = View()
         self._manifests: dict[str, Manifest] = {}
+        self._weighting: str = scenario.settings["weighting"]
+        self._call: Call | None = None  # the message that is being handled
         self._is_quiet = True  # whether nothing interrupted the round that is closing
 
     # Durable state, whoever changed it
@@ -51,6 +55,7 @@ class Checker:
         if view is before:
             return
         self._last = view
+        self.uploads.changed(self._call, before, view, weighting=self._weighting)
         self.rounds.changed(before, view, now=self._loop.now, manifest=self._manifest(view))
         self.rows.changed(before, view)
         self.members.changed(before, view)
@@ -83,6 +88,15 @@ class Checker:
 
     # Messages
 
+    @contextmanager
+    def during(self, call: Call) -> Iterator[None]:
+        """What is recorded now, this message brought about."""
+        earlier, self._call = self._call, call
+        try:
+            yield
+        finally:
+            self._call = earlier
+
     def refused(self, call: Call, error: AtollError, before: View, after: View) -> None:
         """A message was refused."""
         must(
@@ -97,9 +111,8 @@ class Checker:
     def answered(self, call: Call, value: Any, before: View, after: View) -> None:
         """A message was answered."""
         self.members.answered(call, value, before, after)
-        weighting = self.scenario.settings["weighting"]
-        self.uploads.answered(call, value, before, after, weighting=weighting)
         self._changed(after)
+        self.uploads.answered(call, value, after)
         if call.kind not in _SILENT:
             self.seen.heard[call.worker_id] = self._loop.now
         if call.kind == "attend":

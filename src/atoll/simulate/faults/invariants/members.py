@@ -157,7 +157,5 @@ class Members:
 
 def _active(view: View) -> list[tuple[str, int]]:
     return sorted(
-        (worker_id, row["incarnation"])
-        for worker_id, row in view.workers.items()
-        if row["active"]
+        (worker_id, row["incarnation"]) for worker_id, row in view.workers.items() if row["active"]
     )

@@ -22,8 +22,8 @@ class RoundsCheck:
     def changed(self, before: View, after: View, *, now: float, manifest: Manifest | None) -> None:
         """The rounds moved as they may."""
         if before.tables.get("rounds") != after.tables.get("rounds"):
-            self._check_order(before, after)
             self._check_together(after)
+            self._check_order(before, after)
             for number, row in after.rounds.items():
                 was = before.rounds.get(number)
                 if row["state"] == "frozen" and (was is None or was["state"] != "frozen"):
@@ -83,9 +83,7 @@ class RoundsCheck:
                 f"round {number} is {row['state']} with digests {digests[:3]}",
             )
 
-    def _check_freeze(
-        self, view: View, number: int, *, now: float, manifest: Manifest
-    ) -> None:
+    def _check_freeze(self, view: View, number: int, *, now: float, manifest: Manifest) -> None:
         accepted = {row["worker_id"] for row in view.accepted(number)}
         settings = manifest.membership
         must(
@@ -109,7 +107,8 @@ class RoundsCheck:
         if waiting:
             held = now - self._quorum_at.get(number, now)
             must(
-                0 < settings.quorum <= len(accepted) and held >= settings.grace_seconds - ROUNDING_SECONDS,
+                0 < settings.quorum <= len(accepted)
+                and held >= settings.grace_seconds - ROUNDING_SECONDS,
                 "closes-by-rule",
                 f"round {number} closed without {sorted(waiting)}, who are live; accepted "
                 f"{len(accepted)}, quorum {settings.quorum} for {held:.3f} of "

@@ -58,8 +58,6 @@ class Storage:
         """At most one upload of each worker is under way, and few frames are spooled."""
         drafts = len(os.listdir(self._home / "blobs" / "tmp"))
         # What a kill left is swept at the start; a snapshot's own draft may be among them.
-        must(
-            drafts <= self._workers + 1, "bounded", f"{drafts} drafts of {self._workers} workers"
-        )
+        must(drafts <= self._workers + 1, "bounded", f"{drafts} drafts of {self._workers} workers")
         frames = len(os.listdir(self._home / "spool"))
         must(frames <= 4, "bounded", f"{frames} spooled frames")

@@ -18,17 +18,21 @@ class UploadsCheck:
         self._reference = reference
         self._receipts: dict[tuple[int, str], tuple[str, str]] = {}
 
-    def answered(
-        self, call: Call, value: Any, before: View, after: View, *, weighting: str
-    ) -> None:
-        """A message was answered; what it made the ledger accept was right."""
-        new = sorted(after.contributions.keys() - before.contributions.keys())
-        if call.kind == "commit" and call.frame is not None:
-            for key in new:
-                self._check_accepted(call, call.frame, after.contributions[key], before)
-                self._check_weight(after.contributions[key], before, weighting)
-        else:
-            must(not new, "accepted-from-holder", f"{call.kind} made the ledger accept {new}")
+    def changed(self, call: Call | None, before: View, after: View, *, weighting: str) -> None:
+        """What the ledger accepted since, and by which message, was right."""
+        for key in sorted(after.contributions.keys() - before.contributions.keys()):
+            row = after.contributions[key]
+            must(
+                call is not None and call.kind == "commit" and call.frame is not None,
+                "accepted-from-holder",
+                f"{row} was accepted while {call} was handled",
+            )
+            assert call is not None and call.frame is not None
+            self._check_accepted(call, call.frame, row, before)
+            self._check_weight(row, before, weighting)
+
+    def answered(self, call: Call, value: Any, after: View) -> None:
+        """A message was answered, perhaps with a receipt."""
         if isinstance(value, ContributionRecord):
             self._check_receipt(call, value, after)
 
