@@ -28,6 +28,7 @@ from atoll.errors import WorkerTaken
 from atoll.history import replay, retention
 from atoll.ledger import contributions, generations, members, rows, schema, sql
 from atoll.ledger import rounds as round_statements
+from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults.scenario import Scenario
 from atoll.strategies import diloco
@@ -100,6 +101,13 @@ def edit(patch: Patch, owner: Any, name: str, *changes: tuple[str, str]) -> None
     space: dict[str, Any] = {}
     exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, space)
     patch.setattr(owner, name, space[name])
+
+
+def first_violation(mutant: Mutant, patch: Patch) -> str | None:
+    """The invariant that the mutant violates first, over its seeds."""
+    mutant.apply(patch)
+    outcomes = (simulation.run(seed) for seed in mutant.seeds)
+    return next((outcome.invariant for outcome in outcomes if not outcome.holds), None)
 
 
 # Who may speak
@@ -612,14 +620,22 @@ def drafts_of_broken_uploads_stay(patch: Patch) -> None:
 
 
 # What no invariant can tell apart, and why.
-SURVIVORS: dict[str, tuple[Callable[[Patch], None], str]] = {}
+@dataclass(frozen=True)
+class Survivor:
+    """A mutant that no invariant tells apart from the real thing, and why."""
+
+    apply: Callable[[Patch], None]
+    reason: str
+
+
+SURVIVORS: dict[str, Survivor] = {}
 
 
 def survivor(reason: str) -> Callable[..., Any]:
     """Adds a mutant that stays unnoticed, with the reason."""
 
     def add(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        SURVIVORS[apply.__name__.replace("_", " ")] = (apply, reason)
+        SURVIVORS[apply.__name__.replace("_", " ")] = Survivor(apply, reason)
         return apply
 
     return add
