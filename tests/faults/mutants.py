@@ -35,8 +35,12 @@ from atoll.strategies import diloco
 from atoll.sums import fold
 
 Patch = pytest.MonkeyPatch
-ANY: Callable[[Scenario], bool] = lambda scenario: True  # noqa: E731
 SEEDS = 10  # tried for each mutant
+
+
+def any_(_: Scenario) -> bool:
+    """Every seed will do."""
+    return True
 
 
 def having(*kinds: str) -> Callable[[Scenario], bool]:
@@ -71,7 +75,7 @@ class Mutant:
     name: str
     invariant: str
     apply: Callable[[Patch], None]
-    wanted: Callable[[Scenario], bool] = ANY
+    wanted: Callable[[Scenario], bool] = any_
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -81,7 +85,7 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 
-def mutant(invariant: str, wanted: Callable[[Scenario], bool] = ANY) -> Callable[..., Any]:
+def mutant(invariant: str, wanted: Callable[[Scenario], bool] = any_) -> Callable[..., Any]:
     """Adds the function that follows, which patches, to the list under its own name."""
 
     def add(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
@@ -101,6 +105,11 @@ def edit(patch: Patch, owner: Any, name: str, *changes: tuple[str, str]) -> None
     space: dict[str, Any] = {}
     exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, space)
     patch.setattr(owner, name, space[name])
+
+
+def answering(value: Any) -> Callable[..., Any]:
+    """A function that says `value` whatever it is asked."""
+    return lambda *_, **__: value
 
 
 def first_violation(mutant: Mutant, patch: Patch) -> str | None:
@@ -147,7 +156,7 @@ def a_new_life_gets_the_old_number(patch: Patch) -> None:
 
 @mutant("generation-current")
 def an_old_generation_is_answered(patch: Patch) -> None:
-    patch.setattr(Generations, "check", lambda self, number: self.current)
+    patch.setattr(Generations, "check", lambda self, _: self.current)
 
 
 @mutant("generation-moves")
@@ -157,7 +166,7 @@ def members_change_without_a_generation(patch: Patch) -> None:
 
 @mutant("operator-obeyed", having("operator"))
 def a_kicked_worker_is_taken_in(patch: Patch) -> None:
-    patch.setattr(Control, "check", lambda self, worker_id: None)
+    patch.setattr(Control, "check", answering(None))
 
 
 @mutant("operator-obeyed", having("operator"))
@@ -172,12 +181,12 @@ def an_order_is_kept_in_memory_only(patch: Patch) -> None:
 
 @mutant("silent-is-evicted")
 def nobody_is_ever_evicted(patch: Patch) -> None:
-    patch.setattr(Liveness, "scan", lambda self: False)
+    patch.setattr(Liveness, "scan", answering(False))
 
 
 @mutant("silent-is-evicted")
 def a_lease_on_life_never_expires(patch: Patch) -> None:
-    patch.setattr(Heartbeats, "live", lambda self, candidates: frozenset(candidates))
+    patch.setattr(Heartbeats, "live", lambda _, candidates: frozenset(candidates))
 
 
 @mutant("live-is-kept", having("kill worker"))
@@ -255,7 +264,7 @@ def a_repeated_upload_gets_another_receipt(patch: Patch) -> None:
 
 @mutant("acked-is-durable", having("rogue"))
 def the_last_contribution_wins(patch: Patch) -> None:
-    patch.setattr(admission.Admission, "receipt", lambda self, request: None)
+    patch.setattr(admission.Admission, "receipt", answering(None))
 
     def accept(connection: Any, contribution: Any) -> Any:
         table = schema.contributions
@@ -277,9 +286,9 @@ def the_last_contribution_wins(patch: Patch) -> None:
 
 @mutant("accepted-in-open-round")
 def a_stale_round_is_accepted(patch: Patch) -> None:
-    patch.setattr(admission.Admission, "_check_round", lambda self, header: None)
-    patch.setattr(admission.Admission, "_check_rows", lambda self, header: None)
-    patch.setattr(contributions, "_check_open", lambda contribution, state: None)
+    patch.setattr(admission.Admission, "_check_round", answering(None))
+    patch.setattr(admission.Admission, "_check_rows", answering(None))
+    patch.setattr(contributions, "_check_open", answering(None))
     edit(patch, contributions, "_finish_leases", ("finished.rowcount == 0", "False"))
 
 
@@ -324,7 +333,7 @@ def the_cursor_does_not_move(patch: Patch) -> None:
 
 @mutant("row-issued-once")
 def reopened_rows_are_issued_twice(patch: Patch) -> None:
-    patch.setattr(round_statements, "_take", lambda connection, taken: None)
+    patch.setattr(round_statements, "_take", answering(None))
 
 
 @mutant("row-not-lost")
@@ -432,12 +441,12 @@ def publishing_does_not_open_the_next_round(patch: Patch) -> None:
 
 @mutant("closes-by-rule")
 def a_lone_worker_closes_the_round(patch: Patch) -> None:
-    patch.setattr(quorum, "is_due", lambda view, settings, **_: len(view.accepted) > 0)
+    patch.setattr(quorum, "is_due", lambda view, *_, **__: len(view.accepted) > 0)
 
 
 @mutant("closes-by-rule")
 def a_live_worker_is_not_waited_for(patch: Patch) -> None:
-    patch.setattr(quorum, "waiting_for", lambda view: frozenset())
+    patch.setattr(quorum, "waiting_for", answering(frozenset()))
 
 
 @mutant("closes-by-rule", _has_grace)
@@ -610,13 +619,13 @@ def pruning_takes_contributions_that_replay_needs(patch: Patch) -> None:
 
 @mutant("no-orphans", lambda s: s.settings["storage"]["retain"] == "snapshots")
 def nothing_is_ever_pruned(patch: Patch) -> None:
-    patch.setattr(retention, "prune", lambda *args, **more: 0)
+    patch.setattr(retention, "prune", answering(0))
 
 
 @mutant("bounded", having("crash coordinator", "loss"))
 def drafts_of_broken_uploads_stay(patch: Patch) -> None:
-    patch.setattr(DraftWriter, "abort", lambda self: None)
-    patch.setattr("atoll.blobs.directory.DirectoryBlobs.sweep", lambda self: None)
+    patch.setattr(DraftWriter, "abort", answering(None))
+    patch.setattr("atoll.blobs.directory.DirectoryBlobs.sweep", answering(None))
 
 
 # What no invariant can tell apart, and why.
@@ -655,4 +664,4 @@ def the_ledger_does_not_check_the_incarnation(patch: Patch) -> None:
     "it"
 )
 def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
-    patch.setattr(round_statements, "_keep_reopened", lambda connection, plan: None)
+    patch.setattr(round_statements, "_keep_reopened", answering(None))

@@ -10,7 +10,6 @@ from atoll.errors import ConfigError
 from atoll.protocol.messages import Status
 from atoll.simulate import cluster
 
-
 DEFAULT_ISLANDS = 2
 
 

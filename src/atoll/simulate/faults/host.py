@@ -8,6 +8,7 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
 from atoll.errors import AtollError, CoordinatorUnreachable
+from atoll.history import audit as auditing
 from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
 from atoll.ledger.sql import SqlLedger
@@ -72,10 +73,10 @@ class Host:
         fresh = Seams()
         fresh.between = self._between
         self.seams = fresh
-        if self.is_faulty and self._checker.scenario.has("crash coordinator"):
+        may_die = self.is_faulty and self._checker.scenario.has("crash coordinator")
+        if may_die and self._rng.random() < 0.15:
             # Some lives are short: boot itself is cut, and the first things after it.
-            if self._rng.random() < 0.15:
-                fresh.kill_after(self._rng.randint(1, 12))
+            fresh.kill_after(self._rng.randint(1, 12))
         self._loop.note("coordinator starts", str(self.life))
         try:
             coordinator = self._open(fresh)
@@ -147,6 +148,13 @@ class Host:
         """The durable rows now."""
         assert self._watched is not None
         return self._watched.view()
+
+    def audit(self) -> list[str]:
+        """What `atoll audit --replay` finds."""
+        assert self._database is not None and self._blobs is not None
+        ledger = SqlLedger(self._database)
+        found = auditing.audit(ledger, self._blobs, layout=standin.LAYOUT, with_replay=True)
+        return [str(problem) for problem in found.problems]
 
     # What it does
 

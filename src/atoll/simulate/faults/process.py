@@ -7,6 +7,7 @@ it keeps on disk is what an island keeps: its key, and the frame whose receipt i
 import hashlib
 import random
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -310,10 +311,8 @@ class Process:
 
     def _hand_in(self, frame: Frame) -> Steps:
         """Sends a contribution until there is a receipt or a refusal; either ends its round."""
-        try:
+        with suppress(*_ROUND_IS_OVER):
             yield from self._until_done(lambda: self._upload(frame))
-        except _ROUND_IS_OVER:
-            pass
         self.disk.pending = None
         self._sent.append(frame)
         if self.rng.random() < self.repeats:

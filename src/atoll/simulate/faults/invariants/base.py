@@ -6,14 +6,14 @@ from atoll.simulate.faults.scenario import Scenario
 
 # Every invariant by name, with the claim that a violation contradicts. `docs/testing.md` shows it.
 INVARIANTS: dict[str, str] = {
-    "row-issued-once": "a row is under one lease at a time; a later one only after the earlier ended",
+    "row-issued-once": "a row is under one lease at a time, a later one only after the earlier",
     "row-not-lost": "every row below the cursor is leased, done or waiting to be given out again",
     "row-counted-once": "a row enters exactly one outer step, in the round it was leased for",
     "moves-together": "a contribution and its leases, a round and its digests, in one transaction",
     "lease-is-stable": "asked twice, a worker is told the same rows of a round",
-    "round-order": "rounds are numbered without gaps and only move planned, open, frozen, published",
+    "round-order": "rounds have no gaps and only move planned, open, frozen, published",
     "next-is-planned": "a round that freezes leaves its successor planned, unless it was the last",
-    "closes-by-rule": "a round closes with min_workers, and waits for live workers as long as it must",
+    "closes-by-rule": "a round closes with min_workers, and waits for the live as it must",
     "accepted-from-holder": "what is accepted comes from the worker's latest life, under its key",
     "accepted-in-open-round": "what is accepted is for the open round and the rows leased in it",
     "accepted-base": "what is accepted was computed from the published weights",
