@@ -17,10 +17,15 @@ test: $(STAMP) lint
 check: $(STAMP) lint
 	$(PYTEST) -q -n 2 --dist loadfile $(QUICK) -m "not s3 and not postgres"
 
+# Seeds of simulated faults that `make storm` runs; `make test` has the first 500.
+ATOLL_FIRST_SEED ?= 500
+ATOLL_SEEDS ?= 2000
+
 # What `make test` does in seconds, for the minute that it takes in the world.
 .PHONY: storm
 storm: $(STAMP)
 	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 $(PYTEST) -q -m storm tests
+	$(BIN)/atoll simulate --faults $(ATOLL_FIRST_SEED) --seeds $(ATOLL_SEEDS)
 
 .PHONY: lint
 lint: $(STAMP)

@@ -13,6 +13,7 @@ from typing import Any
 
 from atoll.coordinator.admission import UploadRequest
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.uploads import UploadStream
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -336,12 +337,7 @@ class Process:
             return
         for start in range(at.offset, len(frame.data), CHUNK_BYTES):
             chunk = frame.data[start : start + CHUNK_BYTES]
-            yield self._call(
-                "write",
-                lambda c, chunk=chunk: c.write_upload(opened, chunk),
-                life=of,
-                identity=identity,
-            )
+            yield self._call("write", _writing(opened, chunk), life=of, identity=identity)
         yield self._call("commit", lambda c: c.commit_upload(opened), life=of, **about)
 
     def _misbehave(self, given: Assignment) -> Steps:
@@ -361,3 +357,7 @@ class Process:
             yield from self._adopting(lambda: self._upload(self._frame(wrong, label="rogue")))
         except AtollError:
             return
+
+
+def _writing(stream: UploadStream, chunk: bytes) -> Callable[[Coordinator], None]:
+    return lambda coordinator: coordinator.write_upload(stream, chunk)

@@ -165,4 +165,5 @@ def encode(values: Floats, settings: dict[str, Any]) -> Floats:
     rows = padded.reshape(-1, block)
     scales = np.abs(rows).max(axis=1, keepdims=True) / F(127)
     quotients = np.round(rows / np.where(scales == 0, F(1), scales))
-    return (quotients * scales).reshape(-1)[: values.size]
+    sent: Floats = (quotients * scales).reshape(-1)[: values.size]
+    return sent

@@ -59,7 +59,7 @@ class RoundsCheck:
                 f"{was['cursor']} to {row['cursor']}",
             )
         states = [after.rounds[number]["state"] for number in numbers]
-        allowed = (
+        allowed: tuple[list[str], ...] = (
             [],
             ["open"],
             ["frozen"],
