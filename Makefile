@@ -17,11 +17,16 @@ test: $(STAMP) lint
 check: $(STAMP) lint
 	$(PYTEST) -q -n 2 --dist loadfile $(QUICK) -m "not s3 and not postgres"
 
+# Seeds of simulated faults that `make storm` runs; `make test` has the first 500.
+ATOLL_FIRST_SEED ?= 500
+ATOLL_SEEDS ?= 2000
+
 # What `make test` does in seconds, for the minute that it takes in the world.
 .PHONY: storm
 storm: $(STAMP)
 	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 ATOLL_CRASH_POINTS=0 ATOLL_DISK_POINTS=0 \
 	  ATOLL_POWER_STATES=10000 ATOLL_STORM_KILLS=50 ATOLL_DAMAGE_FLIPS=24 $(PYTEST) -q -m storm tests
+	$(BIN)/atoll simulate --faults $(ATOLL_FIRST_SEED) --seeds $(ATOLL_SEEDS)
 
 .PHONY: lint
 lint: $(STAMP)

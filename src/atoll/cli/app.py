@@ -172,11 +172,25 @@ def join(
 
 @app.command()
 def simulate(
-    run_file: RunFileArgument,
-    islands: Annotated[int, typer.Option(help="Number of islands.")] = 2,
+    run_file: Annotated[
+        Path | None, typer.Argument(help="The run file (TOML); none with --faults.")
+    ] = None,
+    islands: Annotated[
+        int | None, typer.Option(help="Number of islands [2; with --faults the seed's].")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds.")] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Keep the state here, for audit and export.")
+    ] = None,
+    faults: Annotated[
+        int | None,
+        typer.Option(
+            "--faults", metavar="SEED", help="Simulate the faults of this seed, with a stand-in."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", help="With --faults: so many seeds from there on, or A:B."),
     ] = None,
     as_json: JsonOption = False,
     log_level: LogOption = "warning",
@@ -186,7 +200,14 @@ def simulate(
     from atoll.cli.output import set_up_logs
 
     set_up_logs(log_level)
-    command.simulate(run_file, islands=islands, rounds=rounds, directory=directory, as_json=as_json)
+    command.simulate(
+        run_file,
+        islands=islands,
+        rounds=rounds,
+        directory=directory,
+        faults=command.Faults(faults, seeds),
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -1,0 +1,84 @@
+"""`atoll simulate --faults`: runs under faults, checked after every event."""
+
+from collections import Counter
+from dataclasses import asdict
+
+import typer
+
+from atoll.cli import output
+from atoll.errors import ConfigError
+from atoll.simulate.faults import run as simulation
+from atoll.simulate.faults import seeds as naming
+from atoll.simulate.faults.invariants.base import INVARIANTS
+from atoll.simulate.faults.run import Outcome
+from atoll.simulate.faults.scenario import Size
+
+SHOWN_EVERY = 25  # seeds between two lines of progress
+
+
+def faults(seed: int, *, seeds: str | None, size: Size, as_json: bool) -> None:
+    """Runs one seed, or many; exit code 1 when an invariant does not hold."""
+    if seed < 0:
+        raise ConfigError(f"--faults {seed} is below 0; a seed is a whole number from 0 on")
+    if (size.islands or 2) < 2 or (size.rounds or 1) < 1:
+        raise ConfigError(
+            f"islands={size.islands} rounds={size.rounds}: faults need 2 islands and 1 round"
+        )
+    wanted = range(seed, seed + 1) if seeds is None else naming.parse(seeds, first=seed)
+    total: Counter[str] = Counter()
+    failures = []
+    outcome = None
+    for count, number in enumerate(wanted, start=1):
+        outcome = simulation.run(number, size)
+        total.update(outcome.counts)
+        if not outcome.holds:
+            failures.append(outcome)
+            if not as_json:
+                _show_failure(outcome, size)
+        if not as_json and len(wanted) > 1 and count % SHOWN_EVERY == 0:
+            output.say(f"{count} of {len(wanted)} seeds, {len(failures)} failed")
+    assert outcome is not None
+    if as_json:
+        output.print_json(
+            {
+                "seeds": [wanted.start, wanted.stop],
+                "failed": [_as_json(failure, size) for failure in failures],
+                "last": _as_json(outcome, size),
+                "counts": dict(sorted(total.items())),
+                "invariants": INVARIANTS,
+            }
+        )
+    else:
+        _show(outcome, total, seeds=len(wanted), failed=len(failures))
+    if failures:
+        raise typer.Exit(1)
+
+
+def _as_json(outcome: Outcome, size: Size) -> dict[str, object]:
+    return {**asdict(outcome), "repeat": naming.command(outcome.seed, size)}
+
+
+def _show(outcome: Outcome, total: Counter[str], *, seeds: int, failed: int) -> None:
+    rows = [(kind, total[kind]) for kind in sorted(total)]
+    output.console.print(output.table("what happened", ("event", "times"), rows))
+    if seeds > 1:
+        output.say(f"{seeds} seeds, {len(INVARIANTS)} invariants, {failed} seeds failed")
+        return
+    output.say(f"faults of seed {outcome.seed}: {', '.join(outcome.kinds) or 'none'}")
+    output.say(
+        f"{outcome.islands} islands, {outcome.version} rounds in {outcome.virtual_seconds:.1f} "
+        f"virtual seconds; {outcome.events} events, {outcome.seams} places to be killed at; "
+        f"{len(INVARIANTS)} invariants checked {outcome.checks} times"
+    )
+    output.say(f"params digest {outcome.digest}")
+    output.say(f"history {outcome.trace}")
+
+
+def _show_failure(outcome: Outcome, size: Size) -> None:
+    for line in outcome.last:
+        output.say(f"  {line}")
+    output.say(
+        f"seed {outcome.seed}: {outcome.invariant} does not hold "
+        f"({INVARIANTS[str(outcome.invariant)]}); {outcome.detail}"
+    )
+    output.say(f"repeat it with: {naming.command(outcome.seed, size)}")

@@ -1,0 +1,33 @@
+"""What a simulated worker asks of the coordinator: one message, and what came of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.coordinator.service import Coordinator
+from atoll.errors import AtollError
+from atoll.protocol.messages import Identity
+from atoll.simulate.faults.standin import Frame
+
+
+@dataclass(frozen=True)
+class Call:
+    """One message. `work` is what its arrival makes the coordinator do."""
+
+    kind: str
+    work: Callable[[Coordinator], Any]
+    sender: str  # the process, not the worker_id: two processes may claim one
+    worker_id: str
+    identity: Identity | None = None  # of a mutating message
+    life: int | None = None  # of the coordinator: a stream belongs to one, others answer nothing
+    frame: Frame | None = None  # what an upload is about
+    facts: dict[str, Any] = field(default_factory=dict)  # what else the invariants must know
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a message came to: a value, or the refusal."""
+
+    value: Any = None
+    error: AtollError | None = None
+    life: int = 0  # of the coordinator that answered

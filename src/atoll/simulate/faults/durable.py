@@ -1,0 +1,95 @@
+"""What is durable, read past the code under test: the ledger's rows as SQLite itself gives them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """The ledger's tables at one moment; equal exactly when every row is."""
+
+    tables: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+    columns: dict[str, list[str]] = field(default_factory=dict, compare=False)
+    rounds: dict[int, Row] = field(init=False, compare=False)
+    leases: list[Row] = field(init=False, compare=False)
+    workers: dict[str, Row] = field(init=False, compare=False)
+    contributions: dict[tuple[int, str], Row] = field(init=False, compare=False)
+    snapshots: dict[int, Row] = field(init=False, compare=False)
+    control: dict[str, str] = field(init=False, compare=False)
+    generation: int = field(init=False, compare=False)
+
+    def rows(self, table: str) -> list[Row]:
+        """A table's rows by column name."""
+        names = self.columns.get(table, [])
+        return [dict(zip(names, row, strict=True)) for row in self.tables.get(table, [])]
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "rounds", {row["round"]: row for row in self.rows("rounds")})
+        put(self, "leases", self.rows("leases"))
+        put(self, "workers", {row["worker_id"]: row for row in self.rows("workers")})
+        put(
+            self,
+            "contributions",
+            {(row["round"], row["worker_id"]): row for row in self.rows("contributions")},
+        )
+        put(self, "snapshots", {row["version"]: row for row in self.rows("snapshots")})
+        put(self, "control", {row["name"]: row["value"] for row in self.rows("control")})
+        put(
+            self,
+            "generation",
+            max((row["number"] for row in self.rows("generations")), default=0),
+        )
+
+    @property
+    def version(self) -> int:
+        """The newest published round."""
+        return max((n for n, row in self.rounds.items() if row["state"] == "published"), default=0)
+
+    @property
+    def latest(self) -> Row | None:
+        """The round with the highest number."""
+        return self.rounds[max(self.rounds)] if self.rounds else None
+
+    def planned(self, round_number: int) -> set[str]:
+        """Workers with a lease in the round."""
+        return {row["worker_id"] for row in self.leases if row["round"] == round_number}
+
+    def accepted(self, round_number: int) -> list[Row]:
+        """The round's contributions in worker_id order, by code point."""
+        found = [row for (n, _), row in self.contributions.items() if n == round_number]
+        return sorted(found, key=lambda row: str(row["worker_id"]))
+
+    def manifest_body(self, round_number: int) -> str:
+        """Of the version that the round is under."""
+        bodies = [r["body"] for r in self.rows("manifests") if r["from_round"] <= round_number]
+        return str(bodies[-1])
+
+
+class Watched:
+    """The connection of an open ledger; reads again only when something was written."""
+
+    def __init__(self, connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        self._driver = driver
+        found = driver.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        self._tables = sorted(name for (name,) in found)
+        self._changes = -1
+        self._view = View()
+
+    def view(self) -> View:
+        """The tables now."""
+        changes = self._driver.total_changes
+        if changes != self._changes:
+            tables, columns = {}, {}
+            for name in self._tables:
+                cursor = self._driver.execute(f'SELECT * FROM "{name}"')
+                columns[name] = [column[0] for column in cursor.description]
+                tables[name] = cursor.fetchall()
+            self._view = View(tables, columns)
+            self._changes = changes
+        return self._view

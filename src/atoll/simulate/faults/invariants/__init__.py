@@ -1,0 +1,1 @@
+"""What must hold after every event, checked against what was said and what SQLite holds."""

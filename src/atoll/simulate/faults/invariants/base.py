@@ -1,0 +1,78 @@
+"""What the invariants share: how a violation is named and what has been seen so far."""
+
+from dataclasses import dataclass, field
+
+from atoll.simulate.faults.scenario import Scenario
+
+# Every invariant by name, with the claim that a violation contradicts. `docs/testing.md` shows it.
+INVARIANTS: dict[str, str] = {
+    "row-issued-once": "a row is under one lease at a time, a later one only after the earlier",
+    "row-not-lost": "every row below the cursor is leased, done or waiting to be given out again",
+    "row-counted-once": "a row enters exactly one outer step, in the round it was leased for",
+    "moves-together": "a contribution and its leases, a round and its digests, in one transaction",
+    "lease-is-stable": "asked twice, a worker is told the same rows of a round",
+    "round-order": "rounds have no gaps and only move planned, open, frozen, published",
+    "next-is-planned": "a round that freezes leaves its successor planned, unless it was the last",
+    "closes-by-rule": "a round closes with min_workers, and waits for the live as it must",
+    "accepted-from-holder": "what is accepted comes from the worker's latest life, under its key",
+    "accepted-in-open-round": "what is accepted is for the open round and the rows leased in it",
+    "accepted-base": "what is accepted was computed from the published weights",
+    "weight-by-rule": "a contribution counts with the weight, rows and tokens of its lease",
+    "receipt-matches": "a receipt is for the bytes that were sent, and the same each time",
+    "acked-is-durable": "what was acknowledged is in the ledger from then on",
+    "refused-changes-nothing": "a refused message leaves every row as it was",
+    "fenced-gets-nothing": "only the latest registered life of a worker is answered",
+    "id-is-held": "a worker_id goes to another key only after silence",
+    "generation-current": "a message that changes something is of the present generation",
+    "generation-moves": "who is in changes only together with a higher generation number",
+    "silent-is-evicted": "a worker that is silent for the timeout is out at the next look",
+    "live-is-kept": "a worker that is heard in time and present is not taken for dead",
+    "operator-obeyed": "who is kicked stays out, and while paused no rows are given out",
+    "weights-bits": "published digests are those of a reference fold of the recorded contributions",
+    "snapshot-bits": "a snapshot holds weights and outer state of its version, bit for bit",
+    "memory-follows-ledger": "the weights in memory are those of the newest published round",
+    "published-is-recorded": "nobody is told of a version that is not in the ledger",
+    "digest-agrees": "all who hold version N hold the same bits; others are sent to fetch",
+    "restart-opens": "the coordinator starts on whatever a kill left",
+    "restart-equals-replay": "after a restart the weights are those of the reference",
+    "coordinator-stays-up": "no message and no fault makes the coordinator raise what it may not",
+    "blob-is-there": "every blob that a record needs is stored with its right bytes",
+    "no-orphans": "after a snapshot nothing is stored that no record needs",
+    "bounded": "drafts, descriptors and remembered uploads stay within what the workers need",
+    "liveness": "once faults end, the run comes to its end within a bound",
+    "audit-clean": "`atoll audit --replay` of the finished run finds nothing",
+}
+
+
+class Violation(BaseException):
+    """An invariant does not hold; not an Exception, so that no code under test swallows it."""
+
+    def __init__(self, invariant: str, detail: str) -> None:
+        assert invariant in INVARIANTS, invariant
+        super().__init__(f"{invariant}: {INVARIANTS[invariant]}; {detail}")
+        self.invariant = invariant
+        self.detail = detail
+
+
+def must(holds: bool, invariant: str, detail: str) -> None:
+    """Raises the violation of `invariant` unless it holds."""
+    if not holds:
+        raise Violation(invariant, detail)
+
+
+# The coordinator's clock has its own start, so the same moment is rounded otherwise.
+ROUNDING_SECONDS = 1e-6
+
+
+@dataclass
+class Seen:
+    """What was said and heard, kept beside the coordinator and over its restarts."""
+
+    scenario: Scenario
+    heard: dict[str, float] = field(default_factory=dict)  # worker_id -> when it last counted
+    lost: dict[str, float] = field(default_factory=dict)  # worker_id -> when its stream ended
+    restarted_at: float = 0.0
+
+    def silence(self, worker_id: str, *, now: float) -> float:
+        """Seconds since something of the worker counted."""
+        return now - self.heard.get(worker_id, self.restarted_at)

@@ -1,0 +1,117 @@
+"""Uploads: what may be accepted, what a receipt stands for, and that it stays."""
+
+from typing import Any
+
+from atoll.ledger.records import ContributionRecord
+from atoll.simulate.faults import standin
+from atoll.simulate.faults.calls import Call
+from atoll.simulate.faults.durable import Row, View
+from atoll.simulate.faults.invariants.base import must
+from atoll.simulate.faults.reference import Reference
+from atoll.simulate.faults.standin import Frame
+
+
+class UploadsCheck:
+    """Remembers every receipt that was given."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._receipts: dict[tuple[int, str], tuple[str, str]] = {}
+
+    def changed(self, call: Call | None, before: View, after: View, *, weighting: str) -> None:
+        """What the ledger accepted since, and by which message, was right."""
+        for key in sorted(after.contributions.keys() - before.contributions.keys()):
+            row = after.contributions[key]
+            must(
+                call is not None and call.kind == "commit" and call.frame is not None,
+                "accepted-from-holder",
+                f"{row} was accepted while {call} was handled",
+            )
+            assert call is not None and call.frame is not None
+            self._check_accepted(call, call.frame, row, before)
+            self._check_weight(row, before, weighting)
+
+    def answered(self, call: Call, value: Any, after: View) -> None:
+        """A message was answered, perhaps with a receipt."""
+        if isinstance(value, ContributionRecord):
+            self._check_receipt(call, value, after)
+
+    def _check_accepted(self, call: Call, frame: Frame, row: Row, before: View) -> None:
+        header, identity = frame.header, call.identity
+        worker = before.workers.get(row["worker_id"])
+        must(
+            identity is not None
+            and worker is not None
+            and identity.worker_id == row["worker_id"] == header.worker_id
+            and bool(worker["active"])
+            and worker["incarnation"] == identity.incarnation == row["incarnation"],
+            "accepted-from-holder",
+            f"{call.sender} got {row} accepted, the ledger had {worker}",
+        )
+        open_round = before.rounds.get(row["round"])
+        leased = [
+            (lease["start"], lease["stop"])
+            for lease in sorted(before.leases, key=lambda lease: int(lease["start"]))
+            if (lease["round"], lease["worker_id"], lease["state"])
+            == (row["round"], row["worker_id"], "leased")
+        ]
+        must(
+            open_round is not None
+            and open_round["state"] == "open"
+            and row["round"] == header.round
+            and leased == sorted(header.ranges),
+            "accepted-in-open-round",
+            f"a contribution to round {header.round} with rows {header.ranges} was accepted for "
+            f"{row['round']}; the round was {open_round}, leased were {leased}",
+        )
+        base = self._reference.versions[row["round"] - 1].published_digest
+        must(
+            header.base_digest == base,
+            "accepted-base",
+            f"{row['worker_id']} started from {header.base_digest}, published was {base}",
+        )
+
+    def _check_weight(self, row: Row, before: View, weighting: str) -> None:
+        rows = sum(
+            lease["stop"] - lease["start"]
+            for lease in before.leases
+            if (lease["round"], lease["worker_id"]) == (row["round"], row["worker_id"])
+        )
+        tokens = rows * standin.BLOCK
+        right = (rows, tokens, 1 if weighting == "equal" else tokens)
+        must(
+            (row["rows"], row["tokens"], row["weight"]) == right,
+            "weight-by-rule",
+            f"{row} where the lease gives rows, tokens, weight {right}",
+        )
+
+    def _check_receipt(self, call: Call, record: ContributionRecord, after: View) -> None:
+        frame = call.frame
+        key = (record.round, record.worker_id)
+        must(
+            frame is not None
+            and record.sha256 == frame.sha256
+            and key == (frame.header.round, call.worker_id),
+            "receipt-matches",
+            f"{call.sender} sent {None if frame is None else frame.sha256} and got {record}",
+        )
+        first = self._receipts.setdefault(key, (record.sha256, record.receipt))
+        must(
+            first == (record.sha256, record.receipt),
+            "receipt-matches",
+            f"{key} got receipt {record.receipt} for {record.sha256}, and before {first}",
+        )
+        self._check_kept(key, after)
+
+    def _check_kept(self, key: tuple[int, str], view: View) -> None:
+        row = view.contributions.get(key)
+        must(
+            row is not None and (row["sha256"], row["receipt"]) == self._receipts[key],
+            "acked-is-durable",
+            f"{key} has receipt {self._receipts[key]}, the ledger has {row}",
+        )
+
+    def acknowledged(self, view: View) -> None:
+        """Every receipt ever given is in the ledger."""
+        for key in self._receipts:
+            self._check_kept(key, view)

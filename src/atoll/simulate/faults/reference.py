@@ -1,0 +1,169 @@
+"""The outer step once more, in plain numpy: what the weights must be, computed independently.
+
+Reads the recorded contributions' blobs as files and folds them in worker_id order. Shares with the
+code under test only the frame's header and the params digest.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.simulate.faults import standin
+from atoll.simulate.faults.durable import Row, View
+from atoll.sums import digest as digests
+from atoll.wire import frame
+from atoll.wire.header import FrameHeader
+
+Floats = NDArray[np.float32]
+F = np.float32
+
+
+@dataclass(frozen=True)
+class Version:
+    """The weights of one version, and the outer optimizer's state."""
+
+    number: int
+    master: Floats
+    published: Floats
+    slots: dict[str, Floats]
+    master_digest: str
+    published_digest: str
+
+
+def digest_of(values: Floats) -> str:
+    """The params digest of a flat buffer."""
+    return digests.digest(standin.LAYOUT, torch.from_numpy(values)).root
+
+
+class Reference:
+    """Every version so far, from the initial weights on."""
+
+    def __init__(self, blobs: Path) -> None:
+        self._blobs = blobs
+        initial = standin.INITIAL.numpy().copy()
+        digest = digest_of(initial)
+        self.versions = [Version(0, initial, initial, {}, digest, digest)]
+
+    @property
+    def newest(self) -> Version:
+        return self.versions[-1]
+
+    def path(self, sha256: str) -> Path:
+        """Where a blob's bytes are."""
+        return self._blobs / sha256[:2] / sha256
+
+    def frame(self, sha256: str) -> tuple[FrameHeader, bytes]:
+        """Header and payload of a stored frame."""
+        data = self.path(sha256).read_bytes()
+        header, offset = frame.read_preamble(_Bytes(data))
+        return header, data[offset : offset + header.payload_bytes]
+
+    def advance(self, view: View, number: int) -> list[tuple[Row, FrameHeader]]:
+        """Computes round `number` from what the ledger says was accepted; what was folded."""
+        settings = json.loads(view.manifest_body(number))
+        before = self.newest
+        assert before.number == number - 1, (before.number, number)
+        total: Floats | None = None
+        count = 0
+        folded = []
+        for row in view.accepted(number):
+            header, payload = self.frame(row["sha256"])
+            folded.append((row, header))
+            weight = 1 if settings["weighting"] == "equal" else header.tokens
+            delta = decode(payload, settings["upload"])
+            term = delta if weight == 1 else delta * F(weight)
+            total = term if total is None else total + term
+            count += weight
+        assert total is not None, f"round {number} has no contribution"
+        slots = {name: values.copy() for name, values in before.slots.items()}
+        master = before.master.copy()
+        _step(master, total / F(count), slots, settings=settings["outer"], step=number)
+        published = master
+        if settings["download"]["codec"] != "fp32":
+            sent = encode(master - before.published, settings["download"])
+            published = before.published + sent
+        self.versions.append(
+            Version(number, master, published, slots, digest_of(master), digest_of(published))
+        )
+        return folded
+
+
+class _Bytes:
+    """Bytes as a blob reader gives them."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.nbytes = len(data)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self._data[offset : offset + nbytes]
+
+
+def _step(
+    master: Floats, mean: Floats, slots: dict[str, Floats], *, settings: dict[str, Any], step: int
+) -> None:
+    """The published rules of SGD, Nesterov and Adam, one rounding per operation, in place."""
+    lr = settings["lr"]
+    if settings["optimizer"] == "sgd":
+        master -= mean * F(lr)
+    elif settings["optimizer"] == "nesterov":
+        m = slots.setdefault("momentum", np.zeros_like(master))
+        m *= F(settings["momentum"])
+        m += mean
+        master -= (mean + m * F(settings["momentum"])) * F(lr)
+    else:
+        b1, b2 = settings["beta1"], settings["beta2"]
+        first = slots.setdefault("first_moment", np.zeros_like(master))
+        second = slots.setdefault("second_moment", np.zeros_like(master))
+        first *= F(b1)
+        first += mean * F(1 - b1)
+        second *= F(b2)
+        second += (mean * mean) * F(1 - b2)
+        correction = (1 - _power(b2, step)) ** 0.5
+        denominator = np.sqrt(second) / F(correction) + F(settings["eps"])
+        master -= (first * F(lr / (1 - _power(b1, step)))) / denominator
+
+
+def _power(factor: float, exponent: int) -> float:
+    """By squaring, from the lowest bit on: the order of the multiplies is part of the rule."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= factor
+        factor *= factor
+        exponent >>= 1
+    return result
+
+
+def decode(payload: bytes, settings: dict[str, Any]) -> Floats:
+    """The values of a payload of the stand-in, which is smaller than one codec group."""
+    size = standin.LAYOUT.size
+    if settings["codec"] == "fp32":
+        return np.frombuffer(payload, "<f4").astype(np.float32)
+    if settings["codec"] == "bf16":
+        return (np.frombuffer(payload, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    blocks = -(-size // settings["block"])
+    scales = np.frombuffer(payload[: 4 * blocks], "<f4").astype(np.float32)
+    values = np.frombuffer(payload[4 * blocks :], np.int8).astype(np.float32)
+    return values * np.repeat(scales, settings["block"])[:size]
+
+
+def encode(values: Floats, settings: dict[str, Any]) -> Floats:
+    """What arrives of `values` when they travel in a codec that rounds to nearest."""
+    if settings["codec"] == "bf16":
+        bits = values.view(np.uint32)
+        rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
+    block = settings["block"]
+    padded = np.zeros(-(-values.size // block) * block, np.float32)
+    padded[: values.size] = values
+    rows = padded.reshape(-1, block)
+    scales = np.abs(rows).max(axis=1, keepdims=True) / F(127)
+    quotients = np.round(rows / np.where(scales == 0, F(1), scales))
+    sent: Floats = (quotients * scales).reshape(-1)[: values.size]
+    return sent

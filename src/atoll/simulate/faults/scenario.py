@@ -1,0 +1,107 @@
+"""What one seed means: the run's settings, and which faults come how often.
+
+Each seed switches some kinds of faults off and draws the rates of the others: a fault that is
+always there hides what only happens without it (swarm testing, Groce et al. 2012).
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+HEARTBEAT_INTERVAL = 2.0
+HEARTBEAT_TIMEOUT = 6.0
+KINDS = (
+    "loss",
+    "duplicate",
+    "slow network",
+    "partition",
+    "kill worker",
+    "stop worker",
+    "replace worker",
+    "impostor",
+    "slow worker",
+    "crash coordinator",
+    "clock jump",
+    "operator",
+    "rogue",
+    "corrupt weights",
+    "outer lr",
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a simulated run is; None leaves it to the seed."""
+
+    islands: int | None = None
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One simulated run."""
+
+    seed: int
+    islands: int
+    rounds: int
+    settings: dict[str, Any]  # as in a run file
+    kinds: frozenset[str]  # of faults that this seed has
+    loss: float  # of a message, each way
+    duplicate: float
+    delay_seconds: float  # mean, of a message
+    step_seconds: float  # mean, of a round's training
+    gap_seconds: float  # mean, between two faults
+    fault_seconds: float  # faults end here, or earlier when the run is nearly over
+
+    def has(self, kind: str) -> bool:
+        return kind in self.kinds
+
+
+def draw(seed: int, size: Size | None = None) -> Scenario:
+    """The scenario of `seed`; a given size does not change what else is drawn."""
+    rng = random.Random(f"scenario {seed}")
+    wanted = size or Size()
+    islands = rng.choice((2, 3, 3, 4, 4, 5))
+    rounds = rng.choice((4, 5, 6, 8))
+    islands = islands if wanted.islands is None else wanted.islands
+    rounds = rounds if wanted.rounds is None else wanted.rounds
+    min_workers = rng.randint(1, max(1, min(3, islands - 1)))
+    quorum = rng.choice((0, 0, min_workers, min(islands, min_workers + 1)))
+    lossy = rng.choice(("fp32", "fp32", "bf16", "int8"))
+    settings: dict[str, Any] = {
+        "sync_every": rng.choice((1, 2)),
+        "seed": seed % 2**31,
+        "weighting": rng.choice(("equal", "tokens")),
+        "upload": {"codec": rng.choice(("fp32", "fp32", "bf16", "int8")), "block": 32},
+        "download": {"codec": lossy, "block": 32},
+        "heartbeat_interval": HEARTBEAT_INTERVAL,
+        "heartbeat_timeout": HEARTBEAT_TIMEOUT,
+        "inner": {"batch": rng.choice((2, 3))},
+        "outer": {"optimizer": rng.choice(("nesterov", "nesterov", "nesterov", "adam", "sgd"))},
+        "membership": {
+            "min_workers": min_workers,
+            "quorum": quorum,
+            "grace_seconds": rng.choice((0.0, 1.0, 3.0)),
+        },
+        "evaluate": {"every": 0},
+        "stop": {"rounds": rounds},
+        "storage": {
+            "snapshot_every": rng.choice((1, 2, 3, 100)),
+            "retain": rng.choice(("all", "snapshots")),
+            "keep_snapshots": rng.choice((1, 2)),
+        },
+    }
+    kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
+    return Scenario(
+        seed=seed,
+        islands=islands,
+        rounds=rounds,
+        settings=settings,
+        kinds=kinds,
+        loss=rng.choice((0.02, 0.05, 0.15)) if "loss" in kinds else 0.0,
+        duplicate=rng.choice((0.02, 0.05, 0.15)) if "duplicate" in kinds else 0.0,
+        delay_seconds=0.4 if "slow network" in kinds else 0.02,
+        step_seconds=rng.choice((1.0, 3.0)),
+        gap_seconds=rng.choice((1.5, 3.0, 6.0)),
+        fault_seconds=rng.choice((30.0, 50.0, 70.0)),
+    )

@@ -1,0 +1,132 @@
+"""The coordinator under simulated faults: every invariant holds after every event of every seed.
+
+The other half of the seeds is in `test_simulation_more.py`: a file runs in one process.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from atoll import cli
+from atoll.coordinator.liveness import Liveness
+from atoll.simulate.faults import run as simulation
+from atoll.simulate.faults import scenario as scenarios
+from atoll.simulate.faults.invariants.base import INVARIANTS
+from atoll.simulate.faults.scenario import KINDS, Size
+from tests import simulated
+
+SEEDS = range(250)
+
+
+def atoll(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit code of `atoll ARGUMENTS` in this process."""
+    monkeypatch.setattr(sys, "argv", ["atoll", *map(str, arguments)])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    return int(done.value.code or 0)
+
+
+@pytest.mark.parametrize("seeds", simulated.chunks(SEEDS), ids=str)
+def test_invariants_hold_under_the_faults_of(seeds):
+    assert simulated.failures(seeds) == []
+
+
+def test_seeds_that_once_failed_hold():
+    assert simulated.failures(simulated.REGRESSIONS) == []
+
+
+def test_seed_gives_the_same_history_in_another_process():
+    """With another hash seed: no order of a set decides anything."""
+    here = simulation.run(7)
+
+    told = subprocess.run(
+        [sys.executable, "-m", "atoll", "simulate", "--faults", "7", "--json"],
+        env={**os.environ, "PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        check=True,
+    ).stdout
+
+    there = json.loads(told)["last"]
+    assert (there["trace"], there["digest"], there["events"]) == (
+        here.trace,
+        here.digest,
+        here.events,
+    )
+
+
+def test_another_seed_gives_another_history():
+    assert simulation.run(7).trace != simulation.run(8).trace
+
+
+def test_size_of_a_run_can_be_set():
+    outcome = simulation.run(7, Size(islands=6, rounds=3))
+
+    assert (outcome.holds, outcome.islands, outcome.version) == (True, 6, 3)
+
+
+def test_every_kind_of_fault_is_in_some_seed_and_missing_in_another():
+    drawn = [scenarios.draw(seed).kinds for seed in SEEDS]
+
+    assert [kind for kind in KINDS if not any(kind in kinds for kinds in drawn)] == []
+    assert [kind for kind in KINDS if all(kind in kinds for kinds in drawn)] == []
+
+
+def test_seeds_kill_the_coordinator_and_lose_messages():
+    """Control: what is injected does happen."""
+    seeds = [s for s in SEEDS if scenarios.draw(s).kinds >= {"crash coordinator", "loss"}][:5]
+
+    counts = [simulation.run(seed).counts for seed in seeds]
+
+    assert sum(count.get("coordinator killed", 0) for count in counts) >= 5
+    assert sum(count.get("lost", 0) for count in counts) >= 50
+
+
+def test_command_shows_what_happened_and_the_digest(monkeypatch, capsys):
+    code = atoll(monkeypatch, "simulate", "--faults", 7)
+
+    shown = capsys.readouterr().out
+    assert code == 0
+    assert "faults of seed 7" in shown
+    assert "params digest" in shown
+    assert f"{len(INVARIANTS)} invariants checked" in shown
+
+
+def test_failing_seed_shows_the_command_that_repeats_it(monkeypatch, capsys):
+    monkeypatch.setattr(Liveness, "scan", lambda _: False)
+
+    code = atoll(monkeypatch, "simulate", "--faults", 2, "--islands", 4, "--seeds", "1")
+
+    shown = capsys.readouterr().out
+    assert code == 1
+    assert "silent-is-evicted does not hold" in shown
+    assert "repeat it with: atoll simulate --faults 2 --islands 4" in shown
+
+
+def test_failing_seed_is_told_as_json(monkeypatch, capsys):
+    monkeypatch.setattr(Liveness, "scan", lambda _: False)
+
+    code = atoll(monkeypatch, "simulate", "--faults", 2, "--json")
+
+    told = json.loads(capsys.readouterr().out)
+    assert code == 1
+    assert told["failed"][0]["invariant"] == "silent-is-evicted"
+    assert told["failed"][0]["repeat"] == "atoll simulate --faults 2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--faults", "-1"), "below 0"),
+        (("--faults", "0", "--seeds", "many"), "neither a number"),
+        (("--faults", "0", "--seeds", "5:5"), "0 seeds"),
+        (("run.toml", "--faults", "0"), "leave the run file out"),
+        (("--faults", "0", "--islands", "1"), "2 islands"),
+        ((), "no run file"),
+    ],
+)
+def test_command_refuses(monkeypatch, capsys, arguments, said):
+    assert atoll(monkeypatch, "simulate", *arguments) == 2
+    assert said in capsys.readouterr().err
