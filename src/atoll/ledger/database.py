@@ -198,12 +198,16 @@ class Database:
         if self._connection.invalidated:
             raise self._lose(self._loss())
 
+    def _is_whole(self) -> bool:
+        gone = self._connection.closed or self._connection.invalidated
+        return self._failed is None and not gone
+
     def close(self) -> None:
         """Gives the connection and what it locks back; harmless when repeated."""
         self._on_close()
         with self._lock:
             try:
-                if self._wal is not None and self._failed is None and not self._connection.closed:
+                if self._wal is not None and self._is_whole():
                     self._checkpoint()
             finally:
                 if self._failed is None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.blobs.directory import DirectoryBlobs
@@ -135,7 +136,9 @@ class Host:
         if self._blobs is not None:
             self._blobs.close()
         if self._database is not None:
-            self._database.close()
+            # Its end would shorten the log; a dead process does nothing of the kind.
+            with suppress(Crash):
+                self._database.close()
         self._watched = self._blobs = self._database = None
 
     def stop(self) -> None:
