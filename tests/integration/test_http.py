@@ -239,7 +239,7 @@ def test_garbage_closes_the_connection_and_the_next_one_is_served(
     answer = raw(coordinator.address.port, GARBAGE[name])
 
     assert answer == b"" or answer.split()[1] in (b"400", b"401")
-    assert alice.link.heartbeat(HeartbeatRequest(identity=alice.identity())).generation == 1
+    assert alice.link.heartbeat(HeartbeatRequest(identity=alice.identity())).generation > 0
 
 
 def test_garbage_and_strangers_write_no_log_lines(
