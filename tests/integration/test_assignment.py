@@ -236,15 +236,6 @@ def test_worker_taken_for_dead_is_told_and_is_live_again_once_it_registers(clust
     assert a.assignment().action == "train"
 
 
-def test_heartbeat_tells_the_version(cluster):
-    a, b = cluster.pair()
-    cluster.rounds(1, a, b)
-
-    reply = cluster.coordinator.heartbeat(HeartbeatRequest(identity=a.identity))
-
-    assert reply.version == 1
-
-
 def test_heartbeat_leaves_the_durable_state_alone(cluster):
     a, _ = cluster.pair()
     before = cluster.coordinator.state_hash()
