@@ -356,6 +356,7 @@ def _weights_frame(_: HandIsland, b: HandIsland) -> object:
         base_digest=None,
         result_digest="0" * 64,
         ranges=(),
+        datasets=(),
     )
     return b.send(clusters.make_frame(header, bytes(header.payload_bytes)))
 
