@@ -62,6 +62,10 @@ def _has_grace(scenario: Scenario) -> bool:
     return bool(0 < settings["quorum"] < scenario.islands and settings["grace_seconds"] > 0)
 
 
+def _has_many_messages(scenario: Scenario) -> bool:
+    return scenario.has("slow network") and scenario.islands >= 5
+
+
 def seeds_where(wanted: Callable[[Scenario], bool]) -> tuple[int, ...]:
     """The first seeds whose scenario has what a mutant needs to show."""
     found = (seed for seed in count() if wanted(scenarios.draw(seed)))
@@ -525,7 +529,7 @@ def a_snapshot_is_named_after_the_version_before(patch: Patch) -> None:
     )
 
 
-@mutant("published-is-recorded", having("slow network"))
+@mutant("published-is-recorded", _has_many_messages)
 def a_version_is_published_before_it_is_recorded(patch: Patch) -> None:
     edit(
         patch,
