@@ -28,10 +28,10 @@ from atoll.errors import WorkerTaken
 from atoll.history import replay, retention
 from atoll.ledger import contributions, generations, members, rows, schema, sql
 from atoll.ledger import rounds as round_statements
+from atoll.ledger.records import RoundState
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults.scenario import Scenario
-from atoll.strategies import diloco
 from atoll.sums import fold
 
 Patch = pytest.MonkeyPatch
@@ -60,6 +60,10 @@ def _restores_momentum(scenario: Scenario) -> bool:
 def _has_grace(scenario: Scenario) -> bool:
     settings = scenario.settings["membership"]
     return bool(0 < settings["quorum"] < scenario.islands and settings["grace_seconds"] > 0)
+
+
+def _has_many_messages(scenario: Scenario) -> bool:
+    return scenario.has("slow network") and scenario.islands >= 5
 
 
 def seeds_where(wanted: Callable[[Scenario], bool]) -> tuple[int, ...]:
@@ -262,24 +266,21 @@ def a_repeated_upload_gets_another_receipt(patch: Patch) -> None:
     patch.setattr(admission.Admission, "receipt", receipt)
 
 
-@mutant("acked-is-durable", having("rogue"))
-def the_last_contribution_wins(patch: Patch) -> None:
+@mutant("acked-is-durable", having("duplicate"))
+def a_repeated_upload_is_recorded_anew(patch: Patch) -> None:
     patch.setattr(admission.Admission, "receipt", answering(None))
+    real = contributions.accept
 
     def accept(connection: Any, contribution: Any) -> Any:
+        first = contributions._find(connection, contribution)
+        if first is None:
+            return real(connection, contribution)
+        anew = replace(contribution, receipt=first.receipt[::-1])
         table = schema.contributions
-        contributions._state_of(connection, contribution.round)
-        if contributions._find(connection, contribution) is None:
-            contributions._finish_leases(connection, contribution)
-        else:
-            connection.execute(
-                table.delete().where(
-                    table.c.round == contribution.round,
-                    table.c.worker_id == contribution.worker_id,
-                )
-            )
-        connection.execute(table.insert(), rows.values(contribution))
-        return contribution
+        key = (table.c.round == first.round, table.c.worker_id == first.worker_id)
+        connection.execute(table.delete().where(*key))
+        connection.execute(table.insert(), rows.values(anew))
+        return anew
 
     patch.setattr(contributions, "accept", accept)
 
@@ -399,7 +400,7 @@ def freeze_and_plan_are_two_transactions(patch: Patch) -> None:
                 round_statements._insert(
                     connection,
                     next_plan,
-                    state=round_statements.RoundState.PLANNED,
+                    state=RoundState.PLANNED,
                     expected=round_number + 1,
                 )
         return found
@@ -414,8 +415,8 @@ def state_and_digests_are_two_transactions(patch: Patch) -> None:
             round_statements._move(
                 connection,
                 round_number,
-                old=round_statements.RoundState.FROZEN,
-                new=round_statements.RoundState.PUBLISHED,
+                old=RoundState.FROZEN,
+                new=RoundState.PUBLISHED,
             )
         with self._database.writing() as connection:
             table = schema.rounds
@@ -482,7 +483,7 @@ def the_count_does_not_shrink_with_a_missing_worker(patch: Patch) -> None:
         most[0] = max(most[0], total.count)
         return replace(total, count=most[0])
 
-    patch.setattr(diloco.fold, "fold_tile", fold_tile)
+    patch.setattr(fold, "fold_tile", fold_tile)
 
 
 @mutant("weights-bits")
@@ -492,7 +493,7 @@ def every_contribution_weighs_the_same(patch: Patch) -> None:
     def fold_tile(terms: Any, *, unit: str) -> Any:
         return real(((delta, 1 + index) for index, (delta, _) in enumerate(terms)), unit=unit)
 
-    patch.setattr(diloco.fold, "fold_tile", fold_tile)
+    patch.setattr(fold, "fold_tile", fold_tile)
 
 
 @mutant("weights-bits")
@@ -528,7 +529,7 @@ def a_snapshot_is_named_after_the_version_before(patch: Patch) -> None:
     )
 
 
-@mutant("published-is-recorded", having("slow network"))
+@mutant("published-is-recorded", _has_many_messages)
 def a_version_is_published_before_it_is_recorded(patch: Patch) -> None:
     edit(
         patch,

@@ -3,6 +3,7 @@
 The other half of the seeds is in `test_simulation_more.py`: a file runs in one process.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -130,3 +131,14 @@ def test_failing_seed_is_told_as_json(monkeypatch, capsys):
 def test_command_refuses(monkeypatch, capsys, arguments, said):
     assert atoll(monkeypatch, "simulate", *arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_simulation_leaves_no_open_file_behind():
+    simulation.run(7)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+
+    simulation.run(8)
+
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -70,11 +70,13 @@ class Fleet:
             self.newest[worker_id] = process
         self._loop.note("process starts", process.name)
         for steps, is_main in ((process.main(), True), (process.pulse(), False)):
-            thread = _Thread(process, steps, is_main)
-            self._loop.after(self._rng.uniform(0, 0.5), lambda t=thread: self._resume(t, None))
+            self._begin(_Thread(process, steps, is_main))
         return process
 
     # Threads
+
+    def _begin(self, thread: _Thread) -> None:
+        self._loop.after(self._rng.uniform(0, 0.5), lambda: self._resume(thread, None))
 
     def _resume(self, thread: _Thread, answer: Answer | None) -> None:
         process = thread.process

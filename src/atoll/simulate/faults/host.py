@@ -84,7 +84,7 @@ class Host:
         except Crash as crash:
             self._die(str(crash))
             return
-        except AtollError as error:
+        except Exception as error:
             raise Violation("restart-opens", f"life {self.life} does not start: {error}") from error
         self.coordinator = coordinator
         self._checker.restarted(self.view(), coordinator)

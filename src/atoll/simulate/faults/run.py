@@ -94,6 +94,9 @@ class _Simulation:
             self._run()
         except Violation as violation:
             invariant, detail = violation.invariant, violation.detail
+        except Exception as error:
+            error.add_note(f"at {self.loop.now:.3f} virtual seconds of seed {self.scenario.seed}")
+            raise
         newest = self.checker.reference.newest
         return Outcome(
             seed=self.scenario.seed,
