@@ -1,6 +1,6 @@
 """How long a coordinator with a long history takes from its start to its first answer.
 
-Fills a ledger with 1,000 published rounds and 10,000 leases through the ledger's own calls, with a
+Fills a ledger with 1,000 published rounds over 10,000 units through the ledger's own calls, with a
 snapshot at the end as retention leaves it, then starts `atoll serve` on it and asks for `/health`.
 
     python -m benchmarks.restart [--json] [--rounds 1000] [--starts 3]
@@ -20,6 +20,7 @@ from atoll import config
 from atoll.clock import SystemClock
 from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
+from atoll.coordinator.dispatch import Dispatch
 from atoll.history import recorded, replay, weights
 from atoll.history.manifests import Manifests
 from atoll.launch import local, state
@@ -27,7 +28,6 @@ from atoll.launch.state import Addresses
 from atoll.ledger import chain
 from atoll.ledger.records import (
     ContributionRecord,
-    LeaseRecord,
     Published,
     RoundPlan,
     SnapshotRecord,
@@ -38,8 +38,7 @@ from benchmarks.sync import TOKENS, processor_seconds
 
 ROUNDS = 1000
 WORKERS = ("worker-0", "worker-1")
-RANGES = 5  # leases of one worker in a round
-ROWS = 4  # of one lease
+ROWS = 50  # of one worker in a round: five units
 AIM_SECONDS = 5.0  # from the issue
 RUN_FILE = """
 name = "restart"
@@ -55,9 +54,11 @@ width = 32
 [data]
 kind = "synthetic"
 seed = 7
-rows = 100000
+rows = 120000
 held_out_rows = 8
 block = 16
+[work]
+units = 12000
 [inner]
 batch = 1
 [membership]
@@ -70,8 +71,8 @@ retain = "snapshots"
 
 
 def run_file(path: Path) -> Path:
-    """A tiny run with rounds of `WORKERS` x `RANGES` x `ROWS` rows."""
-    path.write_text(RUN_FILE.format(rows=RANGES * ROWS, workers=len(WORKERS)))
+    """A tiny run with rounds of `WORKERS` x `ROWS` rows."""
+    path.write_text(RUN_FILE.format(rows=ROWS, workers=len(WORKERS)))
     return path
 
 
@@ -98,11 +99,20 @@ def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
     assert run is not None
     manifest_sha256 = known.first.sha256
     head = chain.genesis_hash(run.run_id, manifest_sha256, run.initial_sha256)
-    ledger.begin(_plan(1, manifest_sha256))
+    dispatch = Dispatch(ledger, manifest)
+    cursor = 0
+
+    def plan(number: int) -> RoundPlan:
+        nonlocal cursor
+        planned = dispatch.plan(number, WORKERS, known.first, cursor=cursor)
+        cursor = planned.cursor
+        return planned
+
+    ledger.begin(plan(1))
     for number in range(1, rounds + 1):
         for worker_id in WORKERS:
             ledger.accept(_contribution(number, worker_id))
-        frozen = ledger.freeze(number, _plan(number + 1, manifest_sha256))
+        frozen = ledger.freeze(number, plan(number + 1))
         before, head = (
             head,
             chain.round_hash(
@@ -142,28 +152,16 @@ def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
     ledger.add_snapshot(SnapshotRecord(rounds, master, master, slots))
 
 
-def _plan(number: int, manifest_sha256: str) -> RoundPlan:
-    each = RANGES * ROWS
-    first = (number - 1) * each * len(WORKERS)
-    leases = tuple(
-        LeaseRecord(number, worker_id, start, start + ROWS)
-        for index, worker_id in enumerate(WORKERS)
-        for start in range(first + index * each, first + (index + 1) * each, ROWS)
-    )
-    return RoundPlan(number, manifest_sha256, first + each * len(WORKERS), leases)
-
-
 def _contribution(number: int, worker_id: str) -> ContributionRecord:
-    rows = RANGES * ROWS
     return ContributionRecord(
         round=number,
         worker_id=worker_id,
         incarnation=1,
         sha256=f"{number:064x}",
         nbytes=1,
-        weight=rows,
-        rows=rows,
-        tokens=rows * 16,
+        weight=ROWS,
+        rows=ROWS,
+        tokens=ROWS * 16,
         loss_sum=1.0,
         norm=1.0,
         receipt=f"{number}-{worker_id}",
@@ -205,10 +203,9 @@ def main() -> None:
         }
     seconds = {name: [round(wall, 3) for wall, _ in found] for name, found in starts.items()}
     processor = {name: [round(busy, 3) for _, busy in found] for name, found in starts.items()}
-    leases = (options.rounds + 1) * len(WORKERS) * RANGES
     results = {
         "rounds": options.rounds,
-        "leases": leases,
+        "units": options.rounds * len(WORKERS) * ROWS // 10,
         "fill_seconds": round(filled, 2),
         "start_seconds": seconds,
         "start_processor_seconds": processor,

@@ -246,18 +246,19 @@ class Worker:
     def assignment(self) -> Assignment:
         """The rows to train next, as a worker that holds the published weights asks for them."""
         reply = self._ask(None, None)
-        while reply.action == "fetch":
-            reply = self._ask(reply.version, reply.digest)
+        while reply.action == "fetch" or reply.upcoming:
+            reply = self._ask(reply.version, reply.digest, upcoming=reply.upcoming)
         assert reply.action == "train", reply
         return reply
 
-    def _ask(self, version: int | None, digest: str | None) -> Assignment:
+    def _ask(self, version: int | None, digest: str | None, *, upcoming: int = 0) -> Assignment:
         return self.link.assignment(
             AssignmentRequest(
                 identity=self.identity(),
                 version=version,
                 digest=digest,
                 wait_seconds=WAIT_SECONDS,
+                upcoming=upcoming,
             )
         )
 

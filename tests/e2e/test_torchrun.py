@@ -244,7 +244,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
         ("model", "LayoutMismatch", "tokens.weight"),
         ("ddp model of the follower", "LayoutMismatch", "'tokens.weight'"),
         ("fsdp2 model of the follower", "LayoutMismatch", "'tokens.weight'"),
-        ("data", "ManifestMismatch", "data.rows"),
+        ("data", "DatasetMismatch", "data.rows"),
         ("data of the follower", "ManifestMismatch", "data.rows of rank 1"),
         ("unwrapped", "ConfigError", "DistributedDataParallel"),
     ],

@@ -74,7 +74,7 @@ def test_rows_issued_after_a_restart_follow_those_of_all_rounds_before(filled: L
     given = {worker_id: ask(link, worker_id) for worker_id in restart.WORKERS}
     status = link.status()
     link.close()
-    per_round = len(restart.WORKERS) * restart.RANGES * restart.ROWS
+    per_round = len(restart.WORKERS) * restart.ROWS
     issued = [
         row
         for worker_id in restart.WORKERS

@@ -17,7 +17,8 @@ from atoll.errors import (
     UnknownWorker,
 )
 from atoll.history.balance import EpochBalance
-from atoll.ledger.records import DatasetRecord, LeaseState
+from atoll.ledger import queues
+from atoll.ledger.records import DatasetRecord, LeaseState, QueueRecord
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, HandIsland, one_thread  # noqa: F401
 
@@ -426,16 +427,8 @@ def test_queues_of_a_dataset_that_is_gone_harm_nothing(cluster):
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
     cluster.ledger.add_datasets([DatasetRecord("0" * 16, "gone", 9, 1)])
-    clusters.add(
-        cluster.ledger,
-        "queues",
-        name=f"{'0' * 16}/0/0",
-        length=9,
-        units=3,
-        unit_rows=0,
-        issued=b"\x00",
-        done=b"\x00",
-    )
+    with cluster.ledger._database.writing() as connection:
+        queues.open_queues(connection, [QueueRecord("0" * 16, 0, 0, 9, 3)])
 
     cluster.restart()
     cluster.rounds(2, a, b)
