@@ -55,9 +55,13 @@ class View:
         """The round with the highest number."""
         return self.rounds[max(self.rounds)] if self.rounds else None
 
-    def planned(self, round_number: int) -> set[str]:
-        """Workers with a lease in the round."""
-        return {row["worker_id"] for row in self.leases if row["round"] == round_number}
+    def holding(self, round_number: int) -> set[str]:
+        """Workers with a lease in the round that has not come to an end."""
+        return {
+            row["worker_id"]
+            for row in self.leases
+            if row["round"] == round_number and row["state"] in ("leased", "done")
+        }
 
     def accepted(self, round_number: int) -> list[Row]:
         """The round's contributions in worker_id order, by code point."""

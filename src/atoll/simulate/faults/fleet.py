@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from atoll.errors import AtollError
@@ -71,7 +72,7 @@ class Fleet:
         self._loop.note("process starts", process.name)
         for steps, is_main in ((process.main(), True), (process.pulse(), False)):
             thread = _Thread(process, steps, is_main)
-            self._loop.after(self._rng.uniform(0, 0.5), lambda t=thread: self._resume(t, None))
+            self._loop.after(self._rng.uniform(0, 0.5), partial(self._resume, thread, None))
         return process
 
     # Threads
