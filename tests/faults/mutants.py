@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from atoll.blobs.spool import DraftWriter
-from atoll.coordinator import admission, quorum, service, uploads, versions
+from atoll.coordinator import admission, dispatch, leases, quorum, service, uploads, versions
 from atoll.coordinator.control import Control
+from atoll.coordinator.dispatch import Dispatch
 from atoll.coordinator.generations import Generations
 from atoll.coordinator.heartbeats import Heartbeats
 from atoll.coordinator.liveness import Liveness
@@ -26,12 +27,12 @@ from atoll.coordinator.rounds import LatestRound, Rounds
 from atoll.data import plan as plans
 from atoll.errors import WorkerTaken
 from atoll.history import replay, retention
-from atoll.ledger import contributions, generations, members, rows, schema, sql
+from atoll.ledger import contributions, generations, members, queues, rows, schema, sql
 from atoll.ledger import rounds as round_statements
+from atoll.ledger.records import RoundState
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults.scenario import Scenario
-from atoll.strategies import diloco
 from atoll.sums import fold
 
 Patch = pytest.MonkeyPatch
@@ -55,6 +56,24 @@ def _restores_momentum(scenario: Scenario) -> bool:
         and scenario.settings["storage"]["snapshot_every"] == 1
         and scenario.gap_seconds < 2
     )
+
+
+def working(*, kinds: tuple[str, ...] = (), **settings: Any) -> Callable[[Scenario], bool]:
+    """Seeds that dispatch with these settings and have these kinds of faults."""
+
+    def wanted(scenario: Scenario) -> bool:
+        work = scenario.settings["work"]
+        return having(*kinds)(scenario) and all(work[n] == v for n, v in settings.items())
+
+    return wanted
+
+
+def _has_deadlines(scenario: Scenario) -> bool:
+    return bool(scenario.settings["work"]["lease_seconds"]) and scenario.has("slow worker")
+
+
+def _ends_epochs(scenario: Scenario) -> bool:
+    return bool(0 < scenario.data.get("rows", 0) < 40)
 
 
 def _has_grace(scenario: Scenario) -> bool:
@@ -217,10 +236,10 @@ def a_receipt_is_given_before_the_commit(patch: Patch) -> None:
     real = Rounds.accept
     late: list[Any] = []
 
-    def accept(self: Rounds, contribution: Any) -> Any:
+    def accept(self: Rounds, contribution: Any, header: Any) -> Any:
         for waiting in late:
-            real(self, waiting)
-        late[:] = [contribution]
+            real(self, *waiting)
+        late[:] = [(contribution, header)]
         return contribution
 
     patch.setattr(Rounds, "accept", accept)
@@ -288,13 +307,14 @@ def the_last_contribution_wins(patch: Patch) -> None:
 def a_stale_round_is_accepted(patch: Patch) -> None:
     patch.setattr(admission.Admission, "_check_round", answering(None))
     patch.setattr(admission.Admission, "_check_rows", answering(None))
+    patch.setattr(leases, "check_named", answering(None))
     patch.setattr(contributions, "_check_open", answering(None))
-    edit(patch, contributions, "_finish_leases", ("finished.rowcount == 0", "False"))
+    edit(patch, contributions, "_finish_leases", ("if not leases:", "if False:"))
 
 
 @mutant("accepted-in-open-round", having("rogue"))
 def rows_of_others_are_accepted(patch: Patch) -> None:
-    edit(patch, admission.Admission, "_check_rows", ("not leased or named != leased", "not leased"))
+    edit(patch, leases, "check_named", ("not held or named != held", "not held"))
 
 
 @mutant("accepted-base", having("rogue"))
@@ -324,10 +344,10 @@ def a_contribution_is_recorded_without_its_blob(patch: Patch) -> None:
 def the_cursor_does_not_move(patch: Patch) -> None:
     edit(
         patch,
-        plans,
-        "plan",
-        ("return Plan(ranges, cursor,", "return Plan(ranges, start,"),
-        ("    taken: list[Range] = []", "    start = cursor\n    taken: list[Range] = []"),
+        Dispatch,
+        "_sources",
+        ("part.weight, issued.get(part.dataset_id, 0)", "part.weight, 0"),
+        ("if found != cursor:", "if False:"),
     )
 
 
@@ -341,7 +361,7 @@ def rows_of_a_missing_worker_are_not_reopened(patch: Patch) -> None:
     edit(
         patch,
         round_statements,
-        "freeze",
+        "_end_leases",
         (".where(table.c.round == round_number,", ".where(table.c.round == -1,"),
     )
 
@@ -354,8 +374,8 @@ def reopened_rows_are_taken_and_not_given_out(patch: Patch) -> None:
         made = real(self, *args, **more)
         if not made.taken:
             return made
-        lost = {(t.start, t.stop) for t in made.taken}
-        kept = tuple(x for x in made.leases if (x.start, x.stop) not in lost)
+        lost = {(t.dataset_id, t.start, t.stop) for t in made.taken}
+        kept = tuple(x for x in made.leases if (x.dataset_id, x.start, x.stop) not in lost)
         return replace(made, leases=kept or made.leases)
 
     patch.setattr(Rounds, "_plan", plan)
@@ -385,21 +405,23 @@ def a_round_freezes_without_a_plan(patch: Patch) -> None:
         patch,
         Rounds,
         "freeze",
-        ("self._ledger.freeze(record.round, next_plan)", "self._ledger.freeze(record.round, None)"),
+        ("freeze(record.round, next_plan, ", "freeze(record.round, None, "),
     )
 
 
 @mutant("next-is-planned")
 def freeze_and_plan_are_two_transactions(patch: Patch) -> None:
-    def freeze(self: sql.SqlLedger, round_number: int, next_plan: Any) -> Any:
+    def freeze(
+        self: sql.SqlLedger, round_number: int, next_plan: Any, *, reissue: bool = True
+    ) -> Any:
         with self._database.writing() as connection:
-            found = round_statements.freeze(connection, round_number, None)
+            found = round_statements.freeze(connection, round_number, None, reissue=reissue)
         if next_plan is not None:
             with self._database.writing() as connection:
                 round_statements._insert(
                     connection,
                     next_plan,
-                    state=round_statements.RoundState.PLANNED,
+                    state=RoundState.PLANNED,
                     expected=round_number + 1,
                 )
         return found
@@ -414,8 +436,8 @@ def state_and_digests_are_two_transactions(patch: Patch) -> None:
             round_statements._move(
                 connection,
                 round_number,
-                old=round_statements.RoundState.FROZEN,
-                new=round_statements.RoundState.PUBLISHED,
+                old=RoundState.FROZEN,
+                new=RoundState.PUBLISHED,
             )
         with self._database.writing() as connection:
             table = schema.rounds
@@ -459,6 +481,93 @@ def a_dead_worker_is_waited_for(patch: Patch) -> None:
     patch.setattr(quorum, "waiting_for", lambda view: view.planned - view.accepted)
 
 
+# Dispatch
+
+
+@mutant("lease-epoch-grows", working(policy="exactly_once"))
+def rows_issued_again_have_the_same_lease_epoch(patch: Patch) -> None:
+    patch.setattr(dispatch, "_issued_before", answering(0))
+
+
+@mutant("lease-epoch-grows", having("replace worker"))
+def a_lease_is_handed_over_under_the_same_lease_epoch(patch: Patch) -> None:
+    edit(patch, round_statements, "hand_over", (", lease_epoch=table.c.lease_epoch + 1", ""))
+
+
+@mutant("lease-of-latest-life", having("replace worker"))
+def a_new_life_does_not_take_the_leases_over(patch: Patch) -> None:
+    patch.setattr(round_statements, "hand_over", answering(None))
+
+
+@mutant("queue-agrees")
+def bitmaps_of_done_units_are_another_transaction(patch: Patch) -> None:
+    later: list[Any] = []
+    mark, accept = queues.mark_done, sql.SqlLedger.accept
+    patch.setattr(queues, "mark_done", lambda _, leases: later.extend(leases))
+
+    def accept_then_mark(self: sql.SqlLedger, contribution: Any) -> Any:
+        later.clear()
+        accepted = accept(self, contribution)
+        with self._database.writing() as connection:
+            mark(connection, later)
+        return accepted
+
+    patch.setattr(sql.SqlLedger, "accept", accept_then_mark)
+
+
+@mutant("queue-agrees")
+def issued_units_are_not_marked(patch: Patch) -> None:
+    patch.setattr(queues, "mark_issued", answering(None))
+
+
+@mutant("row-issued-once", working(policy="exactly_once", units=1))
+def a_unit_issued_again_starts_at_its_first_row(patch: Patch) -> None:
+    real = Dispatch._lease
+
+    def lease(self: Dispatch, number: int, worker_id: str, span: Any, *rest: Any) -> Any:
+        made = real(self, number, worker_id, span, *rest)
+        if made.lease_epoch == 1:
+            return made
+        return replace(made, start=self._queues[made.queue].cut.span(made.unit)[0])
+
+    patch.setattr(Dispatch, "_lease", lease)
+
+
+@mutant("policy-kept", working(policy="at_most_once", kinds=("kill worker",)))
+def at_most_once_issues_again(patch: Patch) -> None:
+    patch.setattr(round_statements, "_end_leases", _ending(reissue=True))
+
+
+@mutant("policy-kept", working(policy="exactly_once", kinds=("kill worker",)))
+def exactly_once_gives_rows_up(patch: Patch) -> None:
+    patch.setattr(round_statements, "_end_leases", _ending(reissue=False))
+
+
+def _ending(*, reissue: bool) -> Callable[..., int]:
+    real = round_statements._end_leases
+    return lambda c, number, workers, **_: real(c, number, workers, reissue=reissue)
+
+
+@mutant("lease-ends-in-time", _has_deadlines)
+def a_deadline_is_never_over(patch: Patch) -> None:
+    patch.setattr(leases.Deadlines, "overdue", answering([]))
+
+
+@mutant("lease-ends-in-time", _has_deadlines)
+def a_deadline_is_over_too_early(patch: Patch) -> None:
+    edit(patch, leases.Deadlines, "overdue", (">= lease_seconds", ">= lease_seconds / 4"))
+
+
+@mutant("lease-in-its-unit", _ends_epochs)
+def a_lease_reaches_into_the_next_epoch(patch: Patch) -> None:
+    edit(patch, plans, "_epochs", ("if source.length:", "if False:"))
+
+
+@mutant("lease-in-its-unit", _ends_epochs)
+def rows_of_a_later_epoch_are_named_after_the_first(patch: Patch) -> None:
+    edit(patch, Dispatch, "_queue", ("position // part.length,", "0,"))
+
+
 # Weights
 
 
@@ -482,7 +591,7 @@ def the_count_does_not_shrink_with_a_missing_worker(patch: Patch) -> None:
         most[0] = max(most[0], total.count)
         return replace(total, count=most[0])
 
-    patch.setattr(diloco.fold, "fold_tile", fold_tile)
+    patch.setattr(fold, "fold_tile", fold_tile)
 
 
 @mutant("weights-bits")
@@ -492,7 +601,7 @@ def every_contribution_weighs_the_same(patch: Patch) -> None:
     def fold_tile(terms: Any, *, unit: str) -> Any:
         return real(((delta, 1 + index) for index, (delta, _) in enumerate(terms)), unit=unit)
 
-    patch.setattr(diloco.fold, "fold_tile", fold_tile)
+    patch.setattr(fold, "fold_tile", fold_tile)
 
 
 @mutant("weights-bits")
