@@ -349,6 +349,7 @@ def the_cursor_does_not_move(patch: Patch) -> None:
         ("part.weight, issued.get(part.dataset_id, 0)", "part.weight, 0"),
         ("if found != cursor:", "if False:"),
     )
+    edit(patch, Dispatch, "plan", ("cursor=sum(planned.cursors.values())", "cursor=cursor"))
 
 
 @mutant("row-issued-once")
@@ -723,7 +724,7 @@ def pruning_forgets_the_outer_state(patch: Patch) -> None:
 
 @mutant("blob-is-there")
 def pruning_takes_contributions_that_replay_needs(patch: Patch) -> None:
-    edit(patch, retention, "referenced", ("replay_start(ledger, storage) + 1", "10**6"))
+    edit(patch, retention, "referenced", ("_kept_from(ledger, storage) + 1", "10**6"))
 
 
 @mutant("no-orphans", lambda s: s.settings["storage"]["retain"] == "snapshots")

@@ -164,6 +164,14 @@ class Process:
         self.incarnation, self.generation = reply.incarnation, reply.generation
         self._attends = False
 
+    def aside(self) -> Call | None:
+        """What it may just as well be saying now; nobody waits for the answer."""
+        if self.incarnation == 0:
+            return None
+        call = next(self.rng.choice((self._ask, self._beat))())
+        assert isinstance(call, Call)
+        return call
+
     # The two threads
 
     def pulse(self) -> Steps:

@@ -42,16 +42,11 @@ class Dispatch:
         must(right, "policy-kept", f"{lease} where reissue={self._reissues}")
 
     def _check_epoch(self, was: Row | None, lease: Row) -> None:
-        if was is not None:
-            if was["incarnation"] == lease["incarnation"]:
-                must(
-                    was["lease_epoch"] == lease["lease_epoch"],
-                    "lease-epoch-grows",
-                    f"{was} became {lease} of the same life",
-                )
-                return
-        elif lease["state"] == "reopened":
+        if was is None and lease["state"] == "reopened":
             return  # the end of one that was taken in part
+        issue = "lease_epoch", "incarnation"
+        if was is not None and all(was[name] == lease[name] for name in issue):
+            return
         for row in range(lease["start"], lease["stop"]):
             place = lease["dataset_id"], row
             highest = self._epochs.get(place, 0)
@@ -80,7 +75,11 @@ class Dispatch:
         self._since = {key: self._since.get(key, now) for key in keys}
 
     def _check_end(self, was: Row | None, lease: Row, view: View, *, now: float) -> None:
-        if was is None or was["state"] != "leased" or lease["state"] not in ("reopened", "given_up"):
+        if (
+            was is None
+            or was["state"] != "leased"
+            or lease["state"] not in ("reopened", "given_up")
+        ):
             return
         number = lease["round"]
         if view.rounds[number]["state"] != "open":

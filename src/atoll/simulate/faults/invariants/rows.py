@@ -1,6 +1,5 @@
 """Rows: each is under one lease at a time, none is lost, each counts once."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from atoll.simulate.faults.durable import Row, View
@@ -14,7 +13,6 @@ _MOVES = {
     ("reopened", "taken"),
 }
 _TABLES = ("leases", "rounds", "contributions")
-Place = tuple[int, str, str, int]
 Span = tuple[str, int, int]  # dataset_id, start, stop
 
 
@@ -32,20 +30,12 @@ def named(header: FrameHeader, leases: Sequence[Row]) -> list[Span]:
 
 def pairs(before: View, after: View) -> Iterable[tuple[Row | None, Row]]:
     """Every lease with what it was; issued in the same place again, it is another lease."""
-    earlier = _by_place(before)
-    for place, leases in _by_place(after).items():
+    earlier = dict(before.places)
+    for place, leases in after.places.items():
         was = earlier.pop(place, [])
         must(len(was) <= len(leases), "row-not-lost", f"{was} became {leases}")
         yield from zip([*was, *[None] * (len(leases) - len(was))], leases, strict=True)
     must(not earlier, "row-not-lost", f"leases vanished: {sorted(earlier)}")
-
-
-def _by_place(view: View) -> dict[Place, list[Row]]:
-    found: defaultdict[Place, list[Row]] = defaultdict(list)
-    for lease in sorted(view.leases, key=lambda lease: int(lease["lease_epoch"])):
-        place = lease["round"], lease["worker_id"], lease["dataset_id"], lease["start"]
-        found[place].append(lease)
-    return dict(found)
 
 
 class Rows:
