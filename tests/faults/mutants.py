@@ -76,6 +76,22 @@ def _ends_epochs(scenario: Scenario) -> bool:
     return bool(0 < scenario.data.get("rows", 0) < 40)
 
 
+def _breaks_uploads(scenario: Scenario) -> bool:
+    is_lossy = scenario.loss > 0.1 and scenario.has("crash coordinator")
+    return is_lossy and scenario.islands <= 3 and scenario.rounds >= 6
+
+
+def _splits_leases(scenario: Scenario) -> bool:
+    """Of several datasets, a worker has several leases, and one that follows takes part of one."""
+    settings = scenario.settings
+    is_uneven = [part["weight"] for part in scenario.data.get("datasets", ())] == [3, 1]
+    rows = settings["sync_every"] * settings["inner"]["batch"]
+    loses_many = having("kill worker", "stop worker")(scenario)
+    waits = settings["membership"]["min_workers"] >= 2
+    reissues = settings["work"]["policy"] == "exactly_once"
+    return is_uneven and rows >= 4 and loses_many and waits and reissues
+
+
 def _has_grace(scenario: Scenario) -> bool:
     settings = scenario.settings["membership"]
     return bool(0 < settings["quorum"] < scenario.islands and settings["grace_seconds"] > 0)
@@ -380,6 +396,11 @@ def reopened_rows_are_taken_and_not_given_out(patch: Patch) -> None:
         return replace(made, leases=kept or made.leases)
 
     patch.setattr(Rounds, "_plan", plan)
+
+
+@mutant("row-not-lost", _splits_leases)
+def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
+    patch.setattr(round_statements, "_keep_reopened", answering(None))
 
 
 @mutant("lease-is-stable")
@@ -732,7 +753,7 @@ def nothing_is_ever_pruned(patch: Patch) -> None:
     patch.setattr(retention, "prune", answering(0))
 
 
-@mutant("bounded", having("crash coordinator", "loss"))
+@mutant("bounded", _breaks_uploads)
 def drafts_of_broken_uploads_stay(patch: Patch) -> None:
     patch.setattr(DraftWriter, "abort", answering(None))
     patch.setattr("atoll.blobs.directory.DirectoryBlobs.sweep", answering(None))
@@ -766,12 +787,3 @@ def survivor(reason: str) -> Callable[..., Any]:
 )
 def the_ledger_does_not_check_the_incarnation(patch: Patch) -> None:
     patch.setattr(members, "check_incarnation", lambda c, worker, _: members.check_known(c, worker))
-
-
-@survivor(
-    "a lease is taken in part only when a manifest version changes the rows of a round, and the "
-    "simulation's operator changes the outer learning rate alone; the ledger's contract tests have "
-    "it"
-)
-def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
-    patch.setattr(round_statements, "_keep_reopened", answering(None))
