@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from atoll.blobs.spool import DraftWriter
-from atoll.coordinator import admission, quorum, service, uploads, versions
+from atoll.coordinator import admission, dispatch, leases, quorum, service, uploads, versions
 from atoll.coordinator.control import Control
+from atoll.coordinator.dispatch import Dispatch
 from atoll.coordinator.generations import Generations
 from atoll.coordinator.heartbeats import Heartbeats
 from atoll.coordinator.liveness import Liveness
@@ -26,7 +27,7 @@ from atoll.coordinator.rounds import LatestRound, Rounds
 from atoll.data import plan as plans
 from atoll.errors import WorkerTaken
 from atoll.history import replay, retention
-from atoll.ledger import contributions, generations, members, rows, schema, sql
+from atoll.ledger import contributions, generations, members, queues, rows, schema, sql
 from atoll.ledger import rounds as round_statements
 from atoll.ledger.records import RoundState
 from atoll.simulate.faults import run as simulation
@@ -55,6 +56,40 @@ def _restores_momentum(scenario: Scenario) -> bool:
         and scenario.settings["storage"]["snapshot_every"] == 1
         and scenario.gap_seconds < 2
     )
+
+
+def working(*, kinds: tuple[str, ...] = (), **settings: Any) -> Callable[[Scenario], bool]:
+    """Seeds that dispatch with these settings and have these kinds of faults."""
+
+    def wanted(scenario: Scenario) -> bool:
+        work = scenario.settings["work"]
+        return having(*kinds)(scenario) and all(work[n] == v for n, v in settings.items())
+
+    return wanted
+
+
+def _has_deadlines(scenario: Scenario) -> bool:
+    return bool(scenario.settings["work"]["lease_seconds"]) and scenario.has("slow worker")
+
+
+def _ends_epochs(scenario: Scenario) -> bool:
+    return bool(0 < scenario.data.get("rows", 0) < 40)
+
+
+def _breaks_uploads(scenario: Scenario) -> bool:
+    is_lossy = scenario.loss > 0.1 and scenario.has("crash coordinator")
+    return is_lossy and scenario.islands <= 3 and scenario.rounds >= 6
+
+
+def _splits_leases(scenario: Scenario) -> bool:
+    """Of several datasets, a worker has several leases, and one that follows takes part of one."""
+    settings = scenario.settings
+    is_uneven = [part["weight"] for part in scenario.data.get("datasets", ())] == [3, 1]
+    rows = settings["sync_every"] * settings["inner"]["batch"]
+    loses_many = having("kill worker", "stop worker")(scenario)
+    waits = settings["membership"]["min_workers"] >= 2
+    reissues = settings["work"]["policy"] == "exactly_once"
+    return is_uneven and rows >= 4 and loses_many and waits and reissues
 
 
 def _has_grace(scenario: Scenario) -> bool:
@@ -221,10 +256,10 @@ def a_receipt_is_given_before_the_commit(patch: Patch) -> None:
     real = Rounds.accept
     late: list[Any] = []
 
-    def accept(self: Rounds, contribution: Any) -> Any:
+    def accept(self: Rounds, contribution: Any, header: Any) -> Any:
         for waiting in late:
-            real(self, waiting)
-        late[:] = [contribution]
+            real(self, *waiting)
+        late[:] = [(contribution, header)]
         return contribution
 
     patch.setattr(Rounds, "accept", accept)
@@ -289,13 +324,14 @@ def a_repeated_upload_is_recorded_anew(patch: Patch) -> None:
 def a_stale_round_is_accepted(patch: Patch) -> None:
     patch.setattr(admission.Admission, "_check_round", answering(None))
     patch.setattr(admission.Admission, "_check_rows", answering(None))
+    patch.setattr(leases, "check_named", answering(None))
     patch.setattr(contributions, "_check_open", answering(None))
-    edit(patch, contributions, "_finish_leases", ("finished.rowcount == 0", "False"))
+    edit(patch, contributions, "_finish_leases", ("if not leases:", "if False:"))
 
 
 @mutant("accepted-in-open-round", having("rogue"))
 def rows_of_others_are_accepted(patch: Patch) -> None:
-    edit(patch, admission.Admission, "_check_rows", ("not leased or named != leased", "not leased"))
+    edit(patch, leases, "check_named", ("not held or named != held", "not held"))
 
 
 @mutant("accepted-base", having("rogue"))
@@ -325,11 +361,12 @@ def a_contribution_is_recorded_without_its_blob(patch: Patch) -> None:
 def the_cursor_does_not_move(patch: Patch) -> None:
     edit(
         patch,
-        plans,
-        "plan",
-        ("return Plan(ranges, cursor,", "return Plan(ranges, start,"),
-        ("    taken: list[Range] = []", "    start = cursor\n    taken: list[Range] = []"),
+        Dispatch,
+        "_sources",
+        ("part.weight, issued.get(part.dataset_id, 0)", "part.weight, 0"),
+        ("if found != cursor:", "if False:"),
     )
+    edit(patch, Dispatch, "plan", ("cursor=sum(planned.cursors.values())", "cursor=cursor"))
 
 
 @mutant("row-issued-once")
@@ -342,7 +379,7 @@ def rows_of_a_missing_worker_are_not_reopened(patch: Patch) -> None:
     edit(
         patch,
         round_statements,
-        "freeze",
+        "_end_leases",
         (".where(table.c.round == round_number,", ".where(table.c.round == -1,"),
     )
 
@@ -355,11 +392,16 @@ def reopened_rows_are_taken_and_not_given_out(patch: Patch) -> None:
         made = real(self, *args, **more)
         if not made.taken:
             return made
-        lost = {(t.start, t.stop) for t in made.taken}
-        kept = tuple(x for x in made.leases if (x.start, x.stop) not in lost)
+        lost = {(t.dataset_id, t.start, t.stop) for t in made.taken}
+        kept = tuple(x for x in made.leases if (x.dataset_id, x.start, x.stop) not in lost)
         return replace(made, leases=kept or made.leases)
 
     patch.setattr(Rounds, "_plan", plan)
+
+
+@mutant("row-not-lost", _splits_leases)
+def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
+    patch.setattr(round_statements, "_keep_reopened", answering(None))
 
 
 @mutant("lease-is-stable")
@@ -386,15 +428,17 @@ def a_round_freezes_without_a_plan(patch: Patch) -> None:
         patch,
         Rounds,
         "freeze",
-        ("self._ledger.freeze(record.round, next_plan)", "self._ledger.freeze(record.round, None)"),
+        ("freeze(record.round, next_plan, ", "freeze(record.round, None, "),
     )
 
 
 @mutant("next-is-planned")
 def freeze_and_plan_are_two_transactions(patch: Patch) -> None:
-    def freeze(self: sql.SqlLedger, round_number: int, next_plan: Any) -> Any:
+    def freeze(
+        self: sql.SqlLedger, round_number: int, next_plan: Any, *, reissue: bool = True
+    ) -> Any:
         with self._database.writing() as connection:
-            found = round_statements.freeze(connection, round_number, None)
+            found = round_statements.freeze(connection, round_number, None, reissue=reissue)
         if next_plan is not None:
             with self._database.writing() as connection:
                 round_statements._insert(
@@ -458,6 +502,93 @@ def the_grace_period_is_over_at_once(patch: Patch) -> None:
 @mutant("liveness", having("kill worker"))
 def a_dead_worker_is_waited_for(patch: Patch) -> None:
     patch.setattr(quorum, "waiting_for", lambda view: view.planned - view.accepted)
+
+
+# Dispatch
+
+
+@mutant("lease-epoch-grows", working(policy="exactly_once"))
+def rows_issued_again_have_the_same_lease_epoch(patch: Patch) -> None:
+    patch.setattr(dispatch, "_issued_before", answering(0))
+
+
+@mutant("lease-epoch-grows", having("replace worker"))
+def a_lease_is_handed_over_under_the_same_lease_epoch(patch: Patch) -> None:
+    edit(patch, round_statements, "hand_over", (", lease_epoch=table.c.lease_epoch + 1", ""))
+
+
+@mutant("lease-of-latest-life", having("replace worker"))
+def a_new_life_does_not_take_the_leases_over(patch: Patch) -> None:
+    patch.setattr(round_statements, "hand_over", answering(None))
+
+
+@mutant("queue-agrees")
+def bitmaps_of_done_units_are_another_transaction(patch: Patch) -> None:
+    later: list[Any] = []
+    mark, accept = queues.mark_done, sql.SqlLedger.accept
+    patch.setattr(queues, "mark_done", lambda _, leases: later.extend(leases))
+
+    def accept_then_mark(self: sql.SqlLedger, contribution: Any) -> Any:
+        later.clear()
+        accepted = accept(self, contribution)
+        with self._database.writing() as connection:
+            mark(connection, later)
+        return accepted
+
+    patch.setattr(sql.SqlLedger, "accept", accept_then_mark)
+
+
+@mutant("queue-agrees")
+def issued_units_are_not_marked(patch: Patch) -> None:
+    patch.setattr(queues, "mark_issued", answering(None))
+
+
+@mutant("row-issued-once", working(policy="exactly_once", units=1))
+def a_unit_issued_again_starts_at_its_first_row(patch: Patch) -> None:
+    real = Dispatch._lease
+
+    def lease(self: Dispatch, number: int, worker_id: str, span: Any, *rest: Any) -> Any:
+        made = real(self, number, worker_id, span, *rest)
+        if made.lease_epoch == 1:
+            return made
+        return replace(made, start=self._queues[made.queue].cut.span(made.unit)[0])
+
+    patch.setattr(Dispatch, "_lease", lease)
+
+
+@mutant("policy-kept", working(policy="at_most_once", kinds=("kill worker",)))
+def at_most_once_issues_again(patch: Patch) -> None:
+    patch.setattr(round_statements, "_end_leases", _ending(reissue=True))
+
+
+@mutant("policy-kept", working(policy="exactly_once", kinds=("kill worker",)))
+def exactly_once_gives_rows_up(patch: Patch) -> None:
+    patch.setattr(round_statements, "_end_leases", _ending(reissue=False))
+
+
+def _ending(*, reissue: bool) -> Callable[..., int]:
+    real = round_statements._end_leases
+    return lambda c, number, workers, **_: real(c, number, workers, reissue=reissue)
+
+
+@mutant("lease-ends-in-time", _has_deadlines)
+def a_deadline_is_never_over(patch: Patch) -> None:
+    patch.setattr(leases.Deadlines, "overdue", answering([]))
+
+
+@mutant("lease-ends-in-time", _has_deadlines)
+def a_deadline_is_over_too_early(patch: Patch) -> None:
+    edit(patch, leases.Deadlines, "overdue", (">= lease_seconds", ">= lease_seconds / 4"))
+
+
+@mutant("lease-in-its-unit", _ends_epochs)
+def a_lease_reaches_into_the_next_epoch(patch: Patch) -> None:
+    edit(patch, plans, "_epochs", ("if source.length:", "if False:"))
+
+
+@mutant("lease-in-its-unit", _ends_epochs)
+def rows_of_a_later_epoch_are_named_after_the_first(patch: Patch) -> None:
+    edit(patch, Dispatch, "_queue", ("position // part.length,", "0,"))
 
 
 # Weights
@@ -615,7 +746,7 @@ def pruning_forgets_the_outer_state(patch: Patch) -> None:
 
 @mutant("blob-is-there")
 def pruning_takes_contributions_that_replay_needs(patch: Patch) -> None:
-    edit(patch, retention, "referenced", ("replay_start(ledger, storage) + 1", "10**6"))
+    edit(patch, retention, "referenced", ("_kept_from(ledger, storage) + 1", "10**6"))
 
 
 @mutant("no-orphans", lambda s: s.settings["storage"]["retain"] == "snapshots")
@@ -623,7 +754,7 @@ def nothing_is_ever_pruned(patch: Patch) -> None:
     patch.setattr(retention, "prune", answering(0))
 
 
-@mutant("bounded", having("crash coordinator", "loss"))
+@mutant("bounded", _breaks_uploads)
 def drafts_of_broken_uploads_stay(patch: Patch) -> None:
     patch.setattr(DraftWriter, "abort", answering(None))
     patch.setattr("atoll.blobs.directory.DirectoryBlobs.sweep", answering(None))
@@ -657,12 +788,3 @@ def survivor(reason: str) -> Callable[..., Any]:
 )
 def the_ledger_does_not_check_the_incarnation(patch: Patch) -> None:
     patch.setattr(members, "check_incarnation", lambda c, worker, _: members.check_known(c, worker))
-
-
-@survivor(
-    "a lease is taken in part only when a manifest version changes the rows of a round, and the "
-    "simulation's operator changes the outer learning rate alone; the ledger's contract tests have "
-    "it"
-)
-def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
-    patch.setattr(round_statements, "_keep_reopened", answering(None))

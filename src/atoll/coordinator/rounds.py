@@ -97,6 +97,15 @@ class Rounds:
         latest = self.latest
         return self._manifests.of_round(1 if latest is None else latest.record.round)
 
+    @property
+    def frozen(self) -> int | None:
+        """The round that is closed and not published yet; its successor is planned, if any is."""
+        latest = self.latest
+        if latest is None:
+            return None
+        behind = {RoundState.FROZEN: 0, RoundState.PLANNED: 1}.get(latest.record.state)
+        return None if behind is None else latest.record.round - behind
+
     def add_manifest(self, change: Callable[[Manifest], Manifest]) -> Recorded:
         """Records what `change` makes of the newest manifest, from the next round on.
 

@@ -474,11 +474,8 @@ class Coordinator:
         return True
 
     def _frozen_round(self) -> int | None:
-        version = self.versions.current.version
-        for record in self._ledger.rounds(first=version + 1, last=version + 1):
-            if record.state is RoundState.FROZEN:
-                return record.round
-        return None
+        frozen = self._rounds.frozen
+        return frozen if frozen == self.versions.current.version + 1 else None
 
     def _close(self, round_number: int) -> None:
         began = self._clock.now()

@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 Row = dict[str, Any]
+Place = tuple[int, str, str, int]  # round, worker_id, dataset_id, start
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class View:
     snapshots: dict[int, Row] = field(init=False, compare=False)
     control: dict[str, str] = field(init=False, compare=False)
     generation: int = field(init=False, compare=False)
+    places: dict[Place, list[Row]] = field(init=False, compare=False)  # leases, by lease epoch
 
     def rows(self, table: str) -> list[Row]:
         """A table's rows by column name."""
@@ -31,6 +33,7 @@ class View:
         put = object.__setattr__
         put(self, "rounds", {row["round"]: row for row in self.rows("rounds")})
         put(self, "leases", self.rows("leases"))
+        put(self, "places", _by_place(self.leases))
         put(self, "workers", {row["worker_id"]: row for row in self.rows("workers")})
         put(
             self,
@@ -55,9 +58,13 @@ class View:
         """The round with the highest number."""
         return self.rounds[max(self.rounds)] if self.rounds else None
 
-    def planned(self, round_number: int) -> set[str]:
-        """Workers with a lease in the round."""
-        return {row["worker_id"] for row in self.leases if row["round"] == round_number}
+    def holding(self, round_number: int) -> set[str]:
+        """Workers with a lease in the round that has not come to an end."""
+        return {
+            row["worker_id"]
+            for row in self.leases
+            if row["round"] == round_number and row["state"] in ("leased", "done")
+        }
 
     def accepted(self, round_number: int) -> list[Row]:
         """The round's contributions in worker_id order, by code point."""
@@ -68,6 +75,14 @@ class View:
         """Of the version that the round is under."""
         bodies = [r["body"] for r in self.rows("manifests") if r["from_round"] <= round_number]
         return str(bodies[-1])
+
+
+def _by_place(leases: list[Row]) -> dict[Place, list[Row]]:
+    found: dict[Place, list[Row]] = {}
+    for lease in sorted(leases, key=lambda lease: int(lease["lease_epoch"])):
+        place = lease["round"], lease["worker_id"], lease["dataset_id"], lease["start"]
+        found.setdefault(place, []).append(lease)
+    return found
 
 
 class Watched:

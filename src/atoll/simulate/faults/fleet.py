@@ -48,6 +48,7 @@ class Fleet:
         self._rng = rng
         self._count = 0
         self._streams: dict[str, tuple[int, Any]] = {}  # process -> coordinator's life, stream
+        network.aside = self._aside
 
     def start(self, worker_id: str, disk: Disk | None = None, *, is_extra: bool = False) -> Process:
         """A new process of a worker; `is_extra`: nobody restarts it."""
@@ -115,6 +116,10 @@ class Fleet:
         process = thread.process
         pause, process.jump = step * process.jump, 1.0
         self._loop.after(pause, lambda: self._resume(thread, None))
+
+    def _aside(self) -> Call | None:
+        awake = [p for p in self.running() if p.stopped_until <= self._loop.now]
+        return self._rng.choice(awake).aside() if awake else None
 
     # Lives
 

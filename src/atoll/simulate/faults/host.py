@@ -39,7 +39,7 @@ class Host:
         self._seams_before = 0  # passed in earlier lives
         self.coordinator: Coordinator | None = None
         self.clock = LoopClock(loop, started=0.0, wall_offset=0.0)
-        self.is_faulty = True  # whether it may still be killed, and messages may come in between
+        self.is_faulty = True  # whether it may still be killed
         self.seams = Seams()
         self.interleave: Callable[[], None] = lambda: None
         self._loop = loop
@@ -215,7 +215,8 @@ class Host:
 
     def _between(self, where: str) -> None:
         """Other threads' messages come in while a round closes, where no lock is held."""
-        if self._closing and self.is_faulty and where in _UNLOCKED and self._rng.random() < 0.5:
+        chance = 0.5 if self.is_faulty else 0.25
+        if self._closing and where in _UNLOCKED and self._rng.random() < chance:
             self._closing = False
             self._checker.interrupted(self.view())
             try:

@@ -28,6 +28,7 @@ class Network:
         self._host = host
         self._rng = rng
         self._under_way: list[tuple[Call, Deliver, list[bool]]] = []
+        self.aside: Callable[[], Call | None] = lambda: None  # what else may be said just now
         host.interleave = self._interleave
 
     def send(self, call: Call, deliver: Deliver) -> None:
@@ -69,13 +70,16 @@ class Network:
             self._loop.after(self._delay(), lambda: once(answer))
 
     def _interleave(self) -> None:
-        """A message that is under way arrives now, while a round closes."""
+        """Some messages that are under way arrive now, while a round closes."""
         waiting = [entry for entry in self._under_way if not entry[2][0]]
-        if waiting:
-            call, once, handled = self._rng.choice(waiting)
+        for call, once, handled in self._rng.sample(waiting, min(3, len(waiting))):
             handled[0] = True
             self._loop.note("interleaved", call.kind)
             self._arrive(call, once)
+        aside = self.aside()
+        if aside is not None and not self.cut.get(aside.worker_id):
+            self._loop.note("interleaved", aside.kind)
+            self._arrive(aside, lambda _: None)
 
     def _is_lost(self, call: Call, way: str) -> bool:
         if way in self.cut.get(call.worker_id, ()):

@@ -39,6 +39,7 @@ from atoll.protocol.messages import (
 )
 from atoll.simulate.faults import standin
 from atoll.simulate.faults.calls import Call
+from atoll.simulate.faults.scenario import BLOCK
 from atoll.simulate.faults.standin import Frame
 from atoll.strategies import build
 from atoll.wire.header import FrameHeader
@@ -153,7 +154,7 @@ class Process:
             worker_id=self.worker_id,
             island_key=self.disk.key,
             layout_digest=standin.LAYOUT.digest,
-            data_identity=standin.DATA_IDENTITY,
+            data_identity=self.info.manifest().data.identity,
         )
         reply = yield self._call(
             "register",
@@ -162,6 +163,14 @@ class Process:
         )
         self.incarnation, self.generation = reply.incarnation, reply.generation
         self._attends = False
+
+    def aside(self) -> Call | None:
+        """What it may just as well be saying now; nobody waits for the answer."""
+        if self.incarnation == 0:
+            return None
+        call = next(self.rng.choice((self._ask, self._beat))())
+        assert isinstance(call, Call)
+        return call
 
     # The two threads
 
@@ -285,7 +294,8 @@ class Process:
     def _header(self, given: Assignment) -> FrameHeader:
         assert self.info is not None and given.round is not None
         rows = sum(span.stop - span.start for span in given.ranges)
-        tokens = rows * standin.BLOCK
+        named = [str(span.dataset_id) for span in given.ranges]
+        tokens = rows * BLOCK
         return FrameHeader.of(
             standin.LAYOUT,
             build.codec(self.info.upload),
@@ -301,6 +311,7 @@ class Process:
             tokens=tokens,
             loss_sum=float(tokens),
             ranges=[(span.start, span.stop) for span in given.ranges],
+            datasets=named if len(set(named)) > 1 else (),
         )
 
     def _frame(self, header: FrameHeader, *, label: str = "") -> Frame:

@@ -74,7 +74,7 @@ class _Simulation:
         self.scenario = scenario
         self.loop = EventLoop()
         self.checker = Checker(scenario, home, self.loop)
-        made = standin.manifest(scenario.settings)
+        made = standin.manifest(scenario.settings, scenario.data)
         self.host = Host(home, made, self.loop, stream("host"), self.checker)
         network = Network(scenario, self.loop, self.host, stream("network"))
         self.fleet = Fleet(scenario, self.loop, network, self.host, self.checker, stream("fleet"))

@@ -10,6 +10,8 @@ from typing import Any
 
 HEARTBEAT_INTERVAL = 2.0
 HEARTBEAT_TIMEOUT = 6.0
+BLOCK = 4  # tokens of a row
+_SHORT = (7, 23, 40)  # rows of an epoch that ends within a run
 KINDS = (
     "loss",
     "duplicate",
@@ -45,6 +47,7 @@ class Scenario:
     islands: int
     rounds: int
     settings: dict[str, Any]  # as in a run file
+    data: dict[str, Any]  # identity of the stand-in's dataset
     kinds: frozenset[str]  # of faults that this seed has
     loss: float  # of a message, each way
     duplicate: float
@@ -85,6 +88,7 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         },
         "evaluate": {"every": 0},
         "stop": {"rounds": rounds},
+        "work": _work(random.Random(f"work {seed}")),
         "storage": {
             "snapshot_every": rng.choice((1, 2, 3, 100)),
             "retain": rng.choice(("all", "snapshots")),
@@ -97,6 +101,7 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         islands=islands,
         rounds=rounds,
         settings=settings,
+        data=_data(random.Random(f"data {seed}")),
         kinds=kinds,
         loss=rng.choice((0.02, 0.05, 0.15)) if "loss" in kinds else 0.0,
         duplicate=rng.choice((0.02, 0.05, 0.15)) if "duplicate" in kinds else 0.0,
@@ -105,3 +110,33 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         gap_seconds=rng.choice((1.5, 3.0, 6.0)),
         fault_seconds=rng.choice((30.0, 50.0, 70.0)),
     )
+
+
+def _work(rng: random.Random) -> dict[str, Any]:
+    return {
+        "units": rng.choice((1, 3, 8, 1024)),
+        "policy": rng.choice(("exactly_once", "exactly_once", "at_most_once")),
+        "lease_seconds": rng.choice((0.0, 0.0, 8.0, 15.0)),
+        "stream_unit_rows": rng.choice((1, 5, 4096)),
+    }
+
+
+def _data(rng: random.Random) -> dict[str, Any]:
+    """One dataset of many rows, of so few that epochs end, one without an end, or several."""
+    kind = rng.choice(("long", "short", "short", "stream", "mixture"))
+    if kind == "mixture":
+        weights = rng.choice(((1, 1), (3, 1)))
+        parts = [_dataset(f"part {i}", rng.choice(_SHORT)) for i in range(len(weights))]
+        named = zip("ab", weights, parts, strict=True)
+        return {
+            "kind": "mixture",
+            "block": BLOCK,
+            "held_out_rows": 4,
+            "datasets": [{"name": n, "weight": w, "identity": of} for n, w, of in named],
+        }
+    rows = {"long": 4096, "stream": 0}.get(kind, rng.choice(_SHORT))
+    return _dataset("stand-in", rows)
+
+
+def _dataset(kind: str, rows: int) -> dict[str, Any]:
+    return {"kind": kind, "rows": rows, "block": BLOCK, "held_out_rows": 4}

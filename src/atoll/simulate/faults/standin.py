@@ -25,16 +25,9 @@ from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
 RUN_ID = "faults"
-BLOCK = 4
 LAYOUT = Layout.of(
     [("embedding", (12, 8), "float32"), ("norm", (8,), "float32"), ("head", (8, 12), "float32")]
 )
-DATA_IDENTITY: dict[str, Any] = {
-    "kind": "stand-in",
-    "rows": 4096,
-    "block": BLOCK,
-    "held_out_rows": 4,
-}
 
 
 def values(label: str, *, scale: float) -> Tensor:
@@ -48,12 +41,12 @@ INITIAL = values("initial", scale=1.0)
 INITIAL_DIGEST = digests.digest(LAYOUT, INITIAL).root
 
 
-def manifest(settings: Mapping[str, Any]) -> Manifest:
-    """The manifest of a run over the stand-in; `settings` as in a run file."""
+def manifest(settings: Mapping[str, Any], data: Mapping[str, Any]) -> Manifest:
+    """The manifest of a run over the stand-in; `settings` as in a run file, `data` an identity."""
     table = {"name": "faults", "model": {}, "data": {}, **settings}
     return config.parse(table).manifest(
         ModelSettings(definition={}, layout_digest=LAYOUT.digest, initial_digest=INITIAL_DIGEST),
-        DataSettings(definition={}, identity=DATA_IDENTITY),
+        DataSettings(definition={}, identity=dict(data)),
     )
 
 

@@ -12,6 +12,7 @@ from atoll.protocol.messages import Assignment
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.invariants.base import Seen, must
+from atoll.simulate.faults.invariants.dispatch import Dispatch
 from atoll.simulate.faults.invariants.members import Members
 from atoll.simulate.faults.invariants.rounds import RoundsCheck
 from atoll.simulate.faults.invariants.rows import Rows
@@ -35,6 +36,7 @@ class Checker:
         self.seen = Seen(scenario)
         self.reference = Reference(home / "blobs")
         self.rows = Rows()
+        self.dispatch = Dispatch(scenario)
         self.rounds = RoundsCheck(self.seen)
         self.members = Members(self.seen, lambda: loop.now)
         self.uploads = UploadsCheck(self.reference)
@@ -58,6 +60,7 @@ class Checker:
         self.uploads.changed(self._call, before, view, weighting=self._weighting)
         self.rounds.changed(before, view, now=self._loop.now, manifest=self._manifest(view))
         self.rows.changed(before, view)
+        self.dispatch.changed(before, view, now=self._loop.now)
         self.members.changed(before, view)
         if before.tables.get("contributions") != view.tables.get("contributions") or (
             before.tables.get("snapshots") != view.tables.get("snapshots")
@@ -126,8 +129,8 @@ class Checker:
     def _check_training(self, call: Call, given: Assignment, view: View) -> None:
         assert given.round is not None
         self.weights.trains(call.sender, digest=call.facts["digest"], round_number=given.round)
-        ranges = tuple((span.start, span.stop) for span in given.ranges)
-        self.rows.told(call.worker_id, given.round, ranges)
+        ranges = [(str(span.dataset_id), span.start, span.stop) for span in given.ranges]
+        self.rows.told(call.worker_id, given.round, ranges, view)
         must(
             view.control.get("action", "run") == "run",
             "operator-obeyed",
@@ -137,6 +140,7 @@ class Checker:
     def advanced(self, coordinator: Coordinator, before: View, after: View) -> None:
         """The closing thread had its look."""
         self._changed(after)
+        self.dispatch.advanced(after, now=self._loop.now)
         self.weights.in_memory(coordinator, after, invariant="memory-follows-ledger")
         timeout = self.scenario.settings["heartbeat_timeout"]
         self.members.scanned(before, after, now=self._loop.now, timeout=timeout)
@@ -153,6 +157,7 @@ class Checker:
         self.seen.lost.clear()
         self._is_quiet = True
         self._changed(view)
+        self.dispatch.restarted(view, now=self._loop.now)
         self.rounds.restarted(view, now=self._loop.now, manifest=self._manifest(view))
         self.storage.complete(view)
         self.weights.restored(coordinator, view)

@@ -28,7 +28,8 @@ class RoundsCheck:
                 was = before.rounds.get(number)
                 if row["state"] == "frozen" and (was is None or was["state"] != "frozen"):
                     assert manifest is not None
-                    self._check_freeze(after, number, now=now, manifest=manifest)
+                    held = before.holding(number)
+                    self._check_freeze(after, number, held, now=now, manifest=manifest)
         self._note_quorum(after, now=now, manifest=manifest)
 
     def _note_quorum(self, view: View, *, now: float, manifest: Manifest | None) -> None:
@@ -36,7 +37,7 @@ class RoundsCheck:
         if latest is None or manifest is None or latest["state"] != "open":
             return
         number, settings = latest["round"], manifest.membership
-        needed = max(settings.quorum or len(view.planned(number)), settings.min_workers)
+        needed = max(settings.quorum or len(view.holding(number)), settings.min_workers)
         if len(view.accepted(number)) >= needed:
             self._quorum_at.setdefault(number, now)
 
@@ -83,7 +84,9 @@ class RoundsCheck:
                 f"round {number} is {row['state']} with digests {digests[:3]}",
             )
 
-    def _check_freeze(self, view: View, number: int, *, now: float, manifest: Manifest) -> None:
+    def _check_freeze(
+        self, view: View, number: int, held: set[str], *, now: float, manifest: Manifest
+    ) -> None:
         accepted = {row["worker_id"] for row in view.accepted(number)}
         settings = manifest.membership
         must(
@@ -99,18 +102,18 @@ class RoundsCheck:
         )
         waiting = {
             worker_id
-            for worker_id in view.planned(number) - accepted
+            for worker_id in held - accepted
             if view.workers[worker_id]["active"]
             and self._seen.silence(worker_id, now=now)
             < manifest.heartbeat_timeout - ROUNDING_SECONDS
         }
         if waiting:
-            held = now - self._quorum_at.get(number, now)
+            seconds = now - self._quorum_at.get(number, now)
             must(
                 0 < settings.quorum <= len(accepted)
-                and held >= settings.grace_seconds - ROUNDING_SECONDS,
+                and seconds >= settings.grace_seconds - ROUNDING_SECONDS,
                 "closes-by-rule",
                 f"round {number} closed without {sorted(waiting)}, who are live; accepted "
-                f"{len(accepted)}, quorum {settings.quorum} for {held:.3f} of "
+                f"{len(accepted)}, quorum {settings.quorum} for {seconds:.3f} of "
                 f"{settings.grace_seconds} s",
             )

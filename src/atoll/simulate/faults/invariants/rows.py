@@ -1,36 +1,55 @@
 """Rows: each is under one lease at a time, none is lost, each counts once."""
 
+from collections.abc import Iterable, Sequence
+
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import must
+from atoll.wire.header import FrameHeader
 
 _MOVES = {
     ("leased", "done"),
     ("leased", "reopened"),
+    ("leased", "given_up"),
     ("reopened", "taken"),
 }
 _TABLES = ("leases", "rounds", "contributions")
-Key = tuple[int, str, int]
+Span = tuple[str, int, int]  # dataset_id, start, stop
 
 
-def _key(lease: Row) -> Key:
-    return lease["round"], lease["worker_id"], lease["start"]
+def span_of(lease: Row) -> Span:
+    """The rows of a lease."""
+    return lease["dataset_id"], lease["start"], lease["stop"]
+
+
+def named(header: FrameHeader, leases: Sequence[Row]) -> list[Span]:
+    """The rows that a frame names, in order; of the leases' only dataset where it names none."""
+    only = sorted({lease["dataset_id"] for lease in leases}) or [""]
+    datasets = header.datasets or (only[0],) * len(header.ranges)
+    return sorted((name, *span) for name, span in zip(datasets, header.ranges, strict=True))
+
+
+def pairs(before: View, after: View) -> Iterable[tuple[Row | None, Row]]:
+    """Every lease with what it was; issued in the same place again, it is another lease."""
+    earlier = dict(before.places)
+    for place, leases in after.places.items():
+        was = earlier.pop(place, [])
+        must(len(was) <= len(leases), "row-not-lost", f"{was} became {leases}")
+        yield from zip([*was, *[None] * (len(leases) - len(was))], leases, strict=True)
+    must(not earlier, "row-not-lost", f"leases vanished: {sorted(earlier)}")
 
 
 class Rows:
     """Follows every lease from its issue to its end."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
-        self._counted: dict[int, tuple[int, str]] = {}  # row -> whose contribution
+        self._counted: dict[tuple[str, int], tuple[int, str]] = {}  # row -> whose contribution
 
     def changed(self, before: View, after: View) -> None:
         """The leases moved as they may, and still share out every row once."""
         if all(before.tables.get(t) == after.tables.get(t) for t in _TABLES):
             return
-        earlier = {_key(lease): lease for lease in before.leases}
-        for lease in after.leases:
-            self._check_move(earlier.pop(_key(lease), None), lease)
-        must(not earlier, "row-not-lost", f"leases vanished: {sorted(earlier)}")
+        for was, lease in pairs(before, after):
+            self._check_move(was, lease)
         self._check_shares(after)
         self._check_together(after)
 
@@ -45,18 +64,30 @@ class Rows:
         )
 
     def _check_shares(self, view: View) -> None:
-        cursor = max((row["cursor"] for row in view.rounds.values()), default=0)
-        holder: dict[int, Row] = {}
+        ends: dict[str, int] = {}
+        holder: dict[tuple[str, int], Row] = {}
         for lease in view.leases:
+            name = lease["dataset_id"]
             if lease["state"] == "taken":
                 continue
+            ends[name] = max(ends.get(name, 0), lease["stop"])
             for row in range(lease["start"], lease["stop"]):
-                other = holder.setdefault(row, lease)
+                other = holder.setdefault((name, row), lease)
                 must(other is lease, "row-issued-once", f"row {row} is in {other} and {lease}")
-        missing = [row for row in range(cursor) if row not in holder]
-        must(not missing, "row-not-lost", f"rows {missing[:8]} below {cursor} belong to nobody")
-        beyond = [row for row in holder if row >= cursor]
-        must(not beyond, "row-issued-once", f"rows {beyond[:8]} are leased beyond {cursor}")
+        missing = [(name, row) for name in ends for row in range(ends[name])]
+        missing = [row for row in missing if row not in holder]
+        must(not missing, "row-not-lost", f"rows {missing[:8]} below {ends} belong to nobody")
+        cursor = max((row["cursor"] for row in view.rounds.values()), default=0)
+        must(
+            sum(ends.values()) >= cursor,
+            "row-not-lost",
+            f"leases reach {ends}, the newest round records {cursor}",
+        )
+        must(
+            sum(ends.values()) <= cursor,
+            "row-issued-once",
+            f"leases reach {ends}, the newest round records {cursor}",
+        )
         self._check_reissued(view, holder)
 
     def _check_together(self, view: View) -> None:
@@ -65,7 +96,7 @@ class Rows:
             number, worker_id = lease["round"], lease["worker_id"]
             must(
                 (lease["state"] == "done") == ((number, worker_id) in view.contributions)
-                or lease["state"] in ("reopened", "taken"),
+                or lease["state"] in ("reopened", "taken", "given_up"),
                 "moves-together",
                 f"{lease} and the contribution of {worker_id} to round {number}",
             )
@@ -75,54 +106,57 @@ class Rows:
                 f"{lease} outlived its round",
             )
 
-    def _check_reissued(self, view: View, holder: dict[int, Row]) -> None:
+    def _check_reissued(self, view: View, holder: dict[tuple[str, int], Row]) -> None:
         """Rows that were taken back are in the hands of a later lease."""
         for lease in view.leases:
             if lease["state"] != "taken":
                 continue
             for row in range(lease["start"], lease["stop"]):
-                now = holder[row]
-                later = now["round"] > lease["round"] or now["state"] == "reopened"
+                now = holder[lease["dataset_id"], row]
+                later = now["round"] >= lease["round"] or now["state"] == "reopened"
                 must(later, "row-issued-once", f"row {row} of {lease} was issued again as {now}")
 
-    def told(self, worker_id: str, round_number: int, ranges: tuple[tuple[int, int], ...]) -> None:
+    def told(self, worker_id: str, round_number: int, ranges: list[Span], view: View) -> None:
         """A worker was told to train these rows."""
-        first = self._told.setdefault((round_number, worker_id), ranges)
-        # A round may be filled up with another worker, never with other rows for the same one.
-        must(
-            first == ranges,
-            "lease-is-stable",
-            f"{worker_id} was told {first} of round {round_number}, and now {ranges}",
-        )
-
-    def counted(
-        self, round_number: int, worker_id: str, ranges: list[tuple[int, int]], view: View
-    ) -> None:
-        """A contribution that names these rows entered an outer step."""
-        leased = sorted(
-            (lease["start"], lease["stop"])
+        held = sorted(
+            span_of(lease)
             for lease in view.leases
             if (lease["round"], lease["worker_id"], lease["state"])
-            == (round_number, worker_id, "done")
+            == (round_number, worker_id, "leased")
         )
+        # What is leased moves only as leases may, so it is the same each time it is told.
         must(
-            leased == sorted(ranges),
-            "row-counted-once",
-            f"{worker_id} was counted with {ranges} in round {round_number}, done are {leased}",
+            sorted(ranges) == held,
+            "lease-is-stable",
+            f"{worker_id} was told {ranges} of round {round_number}, leased to it are {held}",
         )
-        for start, stop in ranges:
+
+    def counted(self, number: int, worker_id: str, header: FrameHeader, view: View) -> None:
+        """A contribution with this header entered an outer step."""
+        leased = [
+            lease
+            for lease in view.leases
+            if (lease["round"], lease["worker_id"], lease["state"]) == (number, worker_id, "done")
+        ]
+        spans = named(header, leased)
+        must(
+            sorted(map(span_of, leased)) == spans,
+            "row-counted-once",
+            f"{worker_id} was counted with {spans} in round {number}, done are {leased}",
+        )
+        for name, start, stop in spans:
             for row in range(start, stop):
-                other = self._counted.setdefault(row, (round_number, worker_id))
+                other = self._counted.setdefault((name, row), (number, worker_id))
                 must(
-                    other == (round_number, worker_id),
+                    other == (number, worker_id),
                     "row-counted-once",
-                    f"row {row} counted for {other} and for {(round_number, worker_id)}",
+                    f"row {row} counted for {other} and for {(number, worker_id)}",
                 )
 
     def finished(self, view: View) -> None:
         """At the end: what is done is what was counted."""
         done = {
-            row
+            (lease["dataset_id"], row)
             for lease in view.leases
             if lease["state"] == "done" and view.rounds[lease["round"]]["state"] == "published"
             for row in range(lease["start"], lease["stop"])

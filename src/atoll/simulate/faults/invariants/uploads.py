@@ -3,11 +3,12 @@
 from typing import Any
 
 from atoll.ledger.records import ContributionRecord
-from atoll.simulate.faults import standin
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import must
+from atoll.simulate.faults.invariants.rows import named, span_of
 from atoll.simulate.faults.reference import Reference
+from atoll.simulate.faults.scenario import BLOCK
 from atoll.simulate.faults.standin import Frame
 
 
@@ -50,8 +51,8 @@ class UploadsCheck:
         )
         open_round = before.rounds.get(row["round"])
         leased = [
-            (lease["start"], lease["stop"])
-            for lease in sorted(before.leases, key=lambda lease: int(lease["start"]))
+            lease
+            for lease in before.leases
             if (lease["round"], lease["worker_id"], lease["state"])
             == (row["round"], row["worker_id"], "leased")
         ]
@@ -59,10 +60,16 @@ class UploadsCheck:
             open_round is not None
             and open_round["state"] == "open"
             and row["round"] == header.round
-            and leased == sorted(header.ranges),
+            and sorted(map(span_of, leased)) == named(header, leased),
             "accepted-in-open-round",
             f"a contribution to round {header.round} with rows {header.ranges} was accepted for "
             f"{row['round']}; the round was {open_round}, leased were {leased}",
+        )
+        must(
+            all(lease["incarnation"] == row["incarnation"] for lease in leased),
+            "accepted-from-holder",
+            f"life {row['incarnation']} of {row['worker_id']} got rows accepted that are leased "
+            f"as {leased}",
         )
         base = self._reference.versions[row["round"] - 1].published_digest
         must(
@@ -75,9 +82,10 @@ class UploadsCheck:
         rows = sum(
             lease["stop"] - lease["start"]
             for lease in before.leases
-            if (lease["round"], lease["worker_id"]) == (row["round"], row["worker_id"])
+            if (lease["round"], lease["worker_id"], lease["state"])
+            == (row["round"], row["worker_id"], "leased")
         )
-        tokens = rows * standin.BLOCK
+        tokens = rows * BLOCK
         right = (rows, tokens, 1 if weighting == "equal" else tokens)
         must(
             (row["rows"], row["tokens"], row["weight"]) == right,

@@ -24,7 +24,7 @@ class WeightsCheck:
         while self._reference.newest.number < after.version:
             number = self._reference.newest.number + 1
             for row, header in self._reference.advance(after, number):
-                self._rows.counted(number, row["worker_id"], list(header.ranges), after)
+                self._rows.counted(number, row["worker_id"], header, after)
             self._check_round(after.rounds[number], number)
         for version, snapshot in after.snapshots.items():
             if version not in self._snapshots:
