@@ -78,7 +78,7 @@ def check_blobs(root: Path, promised: Sequence[Mark]) -> None:
 
 
 def check_addresses(root: Path, promised: Sequence[Mark]) -> None:
-    """A state directory that knows its ledger only by address, and whose blobs say whose they are."""
+    """A state directory that knows its stores by address; the blobs there say whose they are."""
     home = root / machines.ELSEWHERE
     if (home / "stores.json").exists():
         state.addresses_of(home)

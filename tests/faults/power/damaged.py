@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.coordinator import certificate
-from atoll.launch import repair, reset, state
+from atoll.launch import repair, reset
 from atoll.ledger import engines
 from tests.faults.power import machines
 from tests.faults.power.marks import Marks
