@@ -54,6 +54,8 @@ class Served:
     version: int
     digest: str
     published: str
+    # Damage that is told and left out: that of a queue, on which no row and no weight depends.
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def start(home: Path) -> Served | Refused:
                 current.version,
                 current.digests.master.root,
                 current.digests.published.root,
+                tuple(str(damage) for damage in stores.ledger.damage()),
             )
     except StoreError as error:
         return Refused(error)

@@ -63,11 +63,12 @@ def attached(
     inject: str | None = None,
     follow: bool = False,
     paths: Sequence[Path] = (),
+    data_bytes: int = 0,
 ) -> Iterator[None]:
     """Traces a thread (with `follow` its whole process) while the block runs; waits for its end.
 
     `inject` is what strace does to `calls`, such as `signal=SIGKILL:when=3`. With `paths` only
-    calls on these files count.
+    calls on these files count. `data_bytes` of every string are told, as hexadecimal.
     """
     selected = ",".join(f"?{name}" for name in calls)
     words = [
@@ -76,13 +77,14 @@ def attached(
         str(tid),
         "-y",
         "-s",
-        "0",
+        str(data_bytes),
         "-o",
         str(output),
         "-e",
         f"trace={selected}",
     ]
     words += ["-f"] if follow else []
+    words += ["-xx"] if data_bytes else []
     words += ["-e", f"inject={selected}:{inject}"] if inject is not None else []
     for path in paths:
         words += ["-P", str(path)]

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import pytest
 
+from tests import strace
 from tests.faults.power import images
 from tests.faults.power.check import Checker
 from tests.faults.power.disk import Disk
 from tests.faults.power.machines import OPERATOR, ROUNDS
-from tests.faults.power.recorder import StraceMissing
 from tests.faults.power.recording import Recording, record, scratch
 from tests.faults.power.search import Survey
 
@@ -30,10 +30,8 @@ RUNS = STATES // 50
 def recording(
     tmp_path_factory: pytest.TempPathFactory, skip: Callable[[str], NoReturn]
 ) -> Recording:
-    try:
-        return record(tmp_path_factory.mktemp("power"))
-    except StraceMissing as exc:
-        skip(str(exc))
+    strace.require(skip)
+    return record(tmp_path_factory.mktemp("power"))
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from typing import NoReturn
 
 import pytest
 
+from tests import strace
 from tests.faults.power import search, sites
 from tests.faults.power.check import Checker
-from tests.faults.power.recorder import StraceMissing
 from tests.faults.power.recording import Recording, record, scratch
 from tests.faults.power.sites import Site
 
@@ -24,10 +24,8 @@ EXCUSED: dict[str, str] = {}
 def recording(
     tmp_path_factory: pytest.TempPathFactory, skip: Callable[[str], NoReturn]
 ) -> Recording:
-    try:
-        return record(tmp_path_factory.mktemp("power"))
-    except StraceMissing as exc:
-        skip(str(exc))
+    strace.require(skip)
+    return record(tmp_path_factory.mktemp("power"))
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from atoll.ledger import engines, epochs, whole
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
+    DatasetRecord,
     EvaluationRecord,
     LeaseRecord,
     ManifestRecord,
@@ -31,6 +32,7 @@ RUN = RunRecord("run-1", 1.0, "1" * 64)
 MANIFEST = ManifestRecord(1, "2" * 64, "{}", from_round=1)
 NEXT = ManifestRecord(2, "3" * 64, "{2}", from_round=2)
 PUBLISHED = Published("4" * 64, "5" * 64, "6" * 64, "7" * 64, b"", None, 2.0)
+WORDS = DatasetRecord("a" * 16, "words", 20, 1)
 CONTRIBUTION = ContributionRecord(1, "a", 1, "8" * 64, 1, 1, 8, 8, 1.0, 1.0, "receipt", 2.0)
 
 
@@ -49,9 +51,11 @@ WRITES: dict[str, Callable[[Ledger], object]] = {
     "register": lambda ledger: ledger.register("late", "key", wall=3.0),
     "deregister": lambda ledger: ledger.deregister("a", 1, wall=3.0),
     "set_control": lambda ledger: ledger.set_control({"command": "stop"}),
+    "add_datasets": lambda ledger: ledger.add_datasets([WORDS]),
     "begin": lambda ledger: ledger.begin(plan(2)),
     "extend": lambda ledger: ledger.extend(plan(1, "b")),
     "accept": lambda ledger: ledger.accept(CONTRIBUTION),
+    "expire": lambda ledger: ledger.expire(1, ["b"]),
     "freeze": lambda ledger: ledger.freeze(1, plan(2)),
     "publish": lambda ledger: ledger.publish(1, PUBLISHED),
     "add_snapshot": lambda ledger: ledger.add_snapshot(SnapshotRecord(1, "a", "b", ())),
@@ -61,9 +65,9 @@ WRITES: dict[str, Callable[[Ledger], object]] = {
 }
 READS = {
     "run", "manifests", "credentials", "generation", "workers", "control", "rounds",
-    "latest_round", "leases", "reopened", "contributions", "counted_tokens",
-    "accepted_blobs", "snapshots", "evaluations", "on_lost", "identity", "state_hash",
-    "copy_to", "close",
+    "datasets", "queues", "cursors", "row_counts", "latest_round", "leases", "reopened",
+    "contributions", "counted_tokens", "accepted_blobs", "snapshots", "evaluations", "on_lost",
+    "identity", "damage", "state_hash", "copy_to", "close",
 }  # fmt: skip
 
 
@@ -132,7 +136,10 @@ def test_every_write_changes_a_ledger_that_is_held_or_is_refused_for_itself(
             changed.add(name)
     ledger.close()
 
-    assert changed >= {"register", "set_control", "accept", "freeze", "publish", "add_snapshot"}
+    assert changed >= {
+        "register", "set_control", "add_datasets", "extend", "accept", "expire", "freeze",
+        "publish", "add_snapshot",
+    }  # fmt: skip
 
 
 def test_stale_holder_without_its_check_would_write(

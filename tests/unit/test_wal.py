@@ -1,7 +1,9 @@
 """A log's end that a power cut left is no damage; any other change of it is."""
 
+import contextlib
 import random
 import shutil
+import sqlite3
 import struct
 from pathlib import Path
 
@@ -134,3 +136,26 @@ def test_ledger_with_a_damaged_log_is_not_opened(killed):
 
     with pytest.raises(StateDamaged, match=r"ledger\.sqlite-wal' at byte"):
         engines.open_ledger(killed)
+
+
+def test_log_without_its_first_page_is_damage(killed):
+    log = wal.path_of(killed)
+    overwrite(log, 0, bytes(PAGE_BYTES))
+
+    assert wal.check(killed) is not None
+
+
+@pytest.mark.parametrize("holes", [(0,), (0, 2), (0, -1), (0, 1, 2)])
+def test_log_that_was_being_emptied_may_have_holes(killed, holes):
+    """All of it is in the database by then."""
+    log = wal.path_of(killed)
+    data = log.read_bytes()
+    with contextlib.closing(sqlite3.connect(killed)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    log.write_bytes(data)
+    pages = -(-len(data) // PAGE_BYTES)
+    for page in holes:
+        start = page % pages * PAGE_BYTES
+        overwrite(log, start, bytes(min(PAGE_BYTES, len(data) - start)))
+
+    assert wal.check(killed) is None

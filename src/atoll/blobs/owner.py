@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.blobs.access import S3Access
+from atoll.blobs.files import SystemFiles
 from atoll.errors import ConfigError, StoreError, Superseded
 
 KEY = "owner.json"
@@ -95,6 +96,7 @@ class FileMarker:
             file.flush()
             os.fsync(descriptor)
         os.replace(part, self._path)
+        SystemFiles().sync_directory(self._path.parent)
 
 
 def marker(location: str, *, s3: S3Access | None) -> Marker:

@@ -85,6 +85,7 @@ def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
         ):
             report = prepared.report
             if report.sound or not report.repairable:
+                _end(directory)
                 return report
             _check_sqlite(prepared.addresses)
             _close(prepared)
@@ -294,21 +295,31 @@ def _install(directory: Path, made: Path, prepared: _Prepared) -> None:
     _sync(folder)
     _write(directory / state.REPAIR_FILE, {"folder": folder.name})
     _sync(directory)
+    # From here on the marker leads back to the old ledger, so these need no order on the disk.
     (directory / f"{LEDGER}-wal").unlink(missing_ok=True)
-    _sync(directory)
-    _sync(made)
-    os.replace(made, directory / LEDGER)
-    _sync(directory)
+    os.replace(made, directory / LEDGER)  # its bytes are sure: SQLite has closed it
     (folder / "blobs").mkdir()
     for sha256 in report.put_aside:
         _put_aside(prepared.blobs, sha256, folder / "blobs")
+    _sync(folder / "blobs")
     _sync(folder)
-    (directory / state.REPAIR_FILE).unlink()
     _sync(directory)
+    _end(directory)
+
+
+def _end(directory: Path) -> None:
+    """The directory is whole, as it was or repaired; takes the marker away if there is one."""
+    marker = directory / state.REPAIR_FILE
+    if marker.exists():
+        marker.unlink()
+        _sync(directory)
 
 
 def _resume(directory: Path) -> None:
-    """After a repair that was cut off: the old ledger is put back, and all is looked at again."""
+    """After a repair that was cut off: the old ledger is put back, and all is looked at again.
+
+    The marker stays until this repair puts its own in its place, or ends.
+    """
     marker = directory / state.REPAIR_FILE
     if not marker.exists():
         return
@@ -320,8 +331,6 @@ def _resume(directory: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(folder / name, directory / name)
                 _sync(directory / name)
-    _sync(directory)
-    marker.unlink()
     _sync(directory)
 
 

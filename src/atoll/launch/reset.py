@@ -108,6 +108,7 @@ def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
         for name in CERTIFICATE_FILES:
             if (target / name).exists():
                 shutil.copy2(target / name, directory / name)
+                _sync(directory / name)
         _sync(directory)
         _sync(directory.parent)
     return target

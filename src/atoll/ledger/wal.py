@@ -128,14 +128,10 @@ def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> W
         if page_bytes < _MIN_PAGE_BYTES:
             return None  # the database itself is none; SQLite says so
         step = FRAME_HEADER_BYTES + page_bytes
-        newest: dict[int, bytes] = {}
-        salts = None
-        for offset in range(HEADER_BYTES, nbytes - step + 1, step):
-            frame = _frame(file.read(step), offset)
-            salts = salts or frame.salts
-            if frame.salts != salts:
-                break
-            newest[int.from_bytes(frame.head[:4], "big")] = frame.page
+        frames = [
+            _frame(file.read(step), at) for at in range(HEADER_BYTES, nbytes - step + 1, step)
+        ]
+        newest = _newest_pages(frames)
         for number, page in newest.items():
             database.seek((number - 1) * page_bytes)
             if database.read(page_bytes) != page:
@@ -143,6 +139,29 @@ def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> W
                     path, 0, "its header is not as its checksum says; SQLite would skip it whole"
                 )
     return None
+
+
+def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
+    """What a log without a header would change: the last page of each number, where it is sure.
+
+    A power cut may leave holes in a log that was being emptied; before one, a page may be an old
+    one, so only what comes after the last counts. Frames of an earlier use have other salts.
+    """
+    newest: dict[int, bytes] = {}
+    before: _Frame | None = None
+    for frame in frames:
+        number = int.from_bytes(frame.head[:4], "big")
+        if number == 0:  # pages count from 1, so nothing was written here
+            newest, before = {}, None
+            continue
+        if before is not None:
+            if frame.salts != before.salts:
+                break
+            if not any(_sums(frame.summed, before.stored, order=o) == frame.stored for o in "<>"):
+                newest, before = {}, frame
+                continue
+        newest[number], before = frame.page, frame
+    return newest
 
 
 def _judge(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.faults.power import machines
 from tests.faults.power.check_coordinator import check_coordinator
+from tests.faults.power.check_damaged import check_repaired, check_reset
 from tests.faults.power.check_machines import IslandCheck, check_addresses, check_blobs, check_kept
 from tests.faults.power.images import Image
 from tests.faults.power.promises import Broken, Mark, same
@@ -24,6 +25,8 @@ class Checker:
             "operator": check_kept,
             "store": check_blobs,
             "elsewhere": check_addresses,
+            "repaired": check_repaired,
+            "reset": check_reset,
         }
         assert {m["machine"] for m in marks} == set(self._checks), "each machine promises something"
         self._sound: set[tuple[str, str, int]] = set()

@@ -1,8 +1,10 @@
 """Islands, and what else has to last, after a power cut."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.blobs import owner
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.island.store import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, IslandStore, Saved
 from atoll.launch import state
@@ -76,9 +78,13 @@ def check_blobs(root: Path, promised: Sequence[Mark]) -> None:
 
 
 def check_addresses(root: Path, promised: Sequence[Mark]) -> None:
-    """A state directory that knows its ledger only by address."""
+    """A state directory that knows its stores by address; the blobs there say whose they are."""
     home = root / machines.ELSEWHERE
     if (home / "stores.json").exists():
         state.addresses_of(home)
-    for expected in values(promised, "placed"):
-        same("address of the ledger", state.addresses_of(home).ledger, expected)
+    mine = owner.marker(str(home.parent / "blobs"), s3=None)
+    if (found := mine.read()) is not None:
+        json.loads(found)
+    for mark in promised:
+        same("address of the ledger", state.addresses_of(home).ledger, mark["placed"])
+        same("owner of the blobs", (mine.read() or b"").decode(), mark["owner"])

@@ -186,6 +186,11 @@ class Disk:
         inode = self._live[source[0]][source[1]]
         self._name(Naming(self._index, target[0], sets=(*target, inode), takes=(*source, inode)))
 
+    def _link(self, event: Event) -> None:
+        source, target = (self._place(path) for path in event.paths)
+        inode = self._live[source[0]][source[1]]
+        self._name(Naming(self._index, target[0], sets=(*target, inode)))
+
     # Helpers of the events
 
     def _change(self, inode: Inode, offset: int, data: bytes | None) -> None:

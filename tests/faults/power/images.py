@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.faults.power.disk import PAGE, SECTOR, Disk, Inode, Names, Naming, walk
 
 # Not durable by design, so of no account when states are told apart: made again or done without.
-PASSING = ("spool", "telemetry.sqlite", "lock", "coordinator.lock", "tmp")
+PASSING = ("spool", "telemetry.sqlite", "lock", "coordinator.lock", "tmp", "repair-")
 
 
 @dataclass(frozen=True)

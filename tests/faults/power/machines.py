@@ -26,6 +26,8 @@ COORDINATOR = Path("coordinator") / "state"
 OPERATOR = Path("operator")  # exists before the run
 STORE = Path("store") / "deep" / "blobs"
 ELSEWHERE = Path("elsewhere") / "state"
+REPAIRED = Path("repaired") / "state"
+RESET = Path("reset") / "state"
 WALL = 1_700_000_000.0
 
 _SETTINGS: dict[str, Any] = {

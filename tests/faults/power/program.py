@@ -13,38 +13,30 @@ Production code is wrapped from outside and knows nothing of it.
 import ctypes
 import datetime
 import hashlib
-import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from atoll.blobs import owner
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator import boot, certificate
 from atoll.history import export, recorded
 from atoll.island.store import IslandStore
 from atoll.launch import state
-from atoll.ledger import connect
+from atoll.ledger import connect, database
 from atoll.simulate.cluster import Outage
 from atoll.simulate.link import MemoryLink
-from tests.faults.power import machines, sites
+from tests.faults.power import damaged, machines, sites
+from tests.faults.power.marks import Marks
 
 PR_SET_PTRACER = 0x59616D61
 PTRACER_ANY = -1
-# The real 1000 pages are more than a short run writes: a checkpoint happens only at the end.
-CHECKPOINT_PAGES = 60
-
-
-class Marks:
-    """Lines of the marks file, each in one write."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def write(self, **fields: object) -> None:
-        os.write(self._fd, json.dumps(fields).encode() + b"\n")
+# The real 4 MiB of log are more than a short run writes: a checkpoint happens only at the end.
+CHECKPOINT_BYTES = 60 * 4096
 
 
 def tell_sites(marks: Marks) -> None:
@@ -140,6 +132,8 @@ def run(root: Path, marks: Marks) -> None:
     keep_things(root, marks)
     blobs_alone(root, marks)
     ledger_elsewhere(root, marks)
+    damaged.repair_twice(root, marks)
+    damaged.start_over(root, marks)
 
 
 def keep_things(root: Path, marks: Marks) -> None:
@@ -175,12 +169,14 @@ def ledger_elsewhere(root: Path, marks: Marks) -> None:
     far = root / machines.ELSEWHERE.parts[0]
     addresses = state.Addresses(ledger=f"sqlite:///{far / 'far.sqlite'}", blobs=str(far / "blobs"))
     with state.held(root / machines.ELSEWHERE, addresses, pid=1, wall=machines.WALL):
-        marks.write(machine="elsewhere", placed=addresses.ledger)
+        named = (far / "blobs" / owner.KEY).read_text()
+        marks.write(machine="elsewhere", placed=addresses.ledger, owner=named)
 
 
 def set_ledger(synchronous: str) -> None:
     """The production settings, a checkpoint more often, and perhaps no syncs."""
-    pragmas = [*connect._PRAGMAS, f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}"]
+    setattr(database, "CHECKPOINT_BYTES", CHECKPOINT_BYTES)  # noqa: B010  it is final
+    pragmas = list(connect._PRAGMAS)
     if synchronous == "OFF":
         pragmas.remove("PRAGMA synchronous = FULL")
         # Right after the lock is chosen, or the change to WAL would still be synced.
@@ -194,6 +190,8 @@ def main() -> None:
     # Where a process may trace only its children (Yama), the tracer is our sibling.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PTRACER, PTRACER_ANY, 0, 0, 0)
     set_ledger(synchronous)
+    # A copy made inside the kernel does not say in the trace what it wrote.
+    setattr(shutil, "_USE_CP_SENDFILE", False)  # noqa: B010  no stub knows it
     with tempfile.TemporaryDirectory() as elsewhere:
         machines.run(Path(elsewhere))  # what is imported at first use is of no interest
     print("ready", flush=True)

@@ -7,6 +7,8 @@ Every mark names the machine whose disk has to keep it:
     operator      exported, copied
     store         stored
     elsewhere     placed
+    repaired      damaged, repaired
+    reset         told, dropped
 """
 
 import hashlib

@@ -1,11 +1,11 @@
 """Runs the program under strace, attached once everything is imported."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from tests import strace
 from tests.faults.power import machines, program
 
 REPOSITORY = Path(__file__).parents[3]
@@ -21,15 +21,8 @@ CALLS = (
 )
 
 
-class StraceMissing(Exception):
-    """strace is not installed, or may not attach here; says which."""
-
-
 def record(directory: Path, *, synchronous: str) -> Path:
     """The trace of one run whose files are in `directory / "root"`."""
-    strace = shutil.which("strace")
-    if strace is None:
-        raise StraceMissing("strace is not on the PATH; install it (apt-get install strace)")
     root, marks, trace = directory / "root", directory / "marks", directory / "trace"
     (root / machines.OPERATOR).mkdir(parents=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -49,23 +42,11 @@ def record(directory: Path, *, synchronous: str) -> Path:
             assert traced.stdin is not None
             assert traced.stdout is not None
             assert traced.stdout.readline() == "ready\n", "the program ended before its run"
-            _trace(strace, traced, trace)
+            with strace.attached(
+                traced.pid, trace, calls=CALLS.split(","), follow=True, data_bytes=MAX_BYTES
+            ):
+                traced.communicate("go\n", timeout=LIMIT_SECONDS)
         finally:
             traced.kill()
     assert traced.returncode == 0, f"the recorded program ended with {traced.returncode}"
     return trace
-
-
-def _trace(strace: str, traced: subprocess.Popen[str], trace: Path) -> None:
-    command = [strace, "-f", "-y", "-xx", "-s", str(MAX_BYTES), "-e", f"trace={CALLS}"]
-    command += ["-o", str(trace), "-p", str(traced.pid)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
-        try:
-            assert tracer.stderr is not None
-            said = tracer.stderr.readline()
-            if "attached" not in said:
-                raise StraceMissing(f"strace cannot attach here: {said.strip()}")
-            traced.communicate("go\n", timeout=LIMIT_SECONDS)
-            tracer.communicate(timeout=LIMIT_SECONDS)
-        finally:
-            tracer.kill()

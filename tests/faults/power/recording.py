@@ -28,7 +28,7 @@ class Recording:
 
 
 def record(directory: Path, *, synchronous: str = "FULL") -> Recording:
-    """Runs the program once; StraceMissing where it cannot be traced."""
+    """Runs the program once."""
     written = recorder.record(directory, synchronous=synchronous)
     root = directory / "root"
     events = trace.read(written, root, directory / "marks")

@@ -161,7 +161,9 @@ class _Reader:
             yield Event("seek", fd=fd, number=call.result)
 
     def _mmap(self, _: str, call: _Call) -> Iterator[Event]:
-        if "PROT_WRITE" in call.args[2] and "MAP_SHARED" in call.args[3]:
+        shared = "PROT_WRITE" in call.args[2] and "MAP_SHARED" in call.args[3]
+        # SQLite makes its index of a log again after a crash, whatever the file holds.
+        if shared and not (self._of(call.args[4])[1] or "").endswith("-shm"):
             self._refuse_inside(call)
         yield from ()
 
@@ -219,6 +221,12 @@ class _Reader:
         yield from self._two("rename", source, target)
 
     _renameat2 = _renameat
+
+    def _link(self, _: str, call: _Call) -> Iterator[Event]:
+        yield from self._two("link", self._plain(call.args[0]), self._plain(call.args[1]))
+
+    def _linkat(self, _: str, call: _Call) -> Iterator[Event]:
+        yield from self._two("link", self._at(*call.args[0:2]), self._at(*call.args[2:4]))
 
     def _two(self, name: str, source: str | None, target: str | None) -> Iterator[Event]:
         if (source is None) != (target is None):

@@ -1,0 +1,105 @@
+"""The part of the recorded program that damages a run and repairs it, and drops one.
+
+Both work on copies of the finished run, on disks of their own, which are sure before they begin.
+"""
+
+import contextlib
+import datetime
+import os
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from atoll.coordinator import certificate
+from atoll.launch import repair, reset
+from atoll.ledger import engines
+from tests.faults.power import machines
+from tests.faults.power.marks import Marks
+from tests.faults.power.promises import sha256_of
+
+LEDGER = "ledger.sqlite"
+WAL = f"{LEDGER}-wal"
+STRAY = "0" * 64  # a blob that is not what its name says
+_sync = os.fsync  # before it is wrapped: what is made ready here is none of our own sites
+
+
+class _CutOff(Exception):
+    """Ends a repair in the middle."""
+
+
+def repair_twice(root: Path, marks: Marks) -> None:
+    """A repair that is cut off after the new ledger is in place, and one that takes it up."""
+    home = root / machines.REPAIRED
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / "state"
+        _copy_run(root, made)
+        (made / "blobs" / STRAY[:2]).mkdir(exist_ok=True)
+        (made / "blobs" / STRAY[:2] / STRAY).write_bytes(b"changed")
+        with contextlib.closing(sqlite3.connect(made / LEDGER)) as raw:
+            raw.execute("UPDATE generations SET members = '[' WHERE number = 1")
+            raw.commit()
+        ledger = engines.open_ledger(made / LEDGER)
+        ledger.set_control({"kept": "in the log"})
+        newest = ledger.rounds()[-1]
+        _copy_surely(made, home, root)  # the log goes with it: nobody has closed the ledger
+        ledger.close()
+    marks.write(
+        machine="repaired",
+        damaged=newest.round,
+        digest=newest.master_digest,
+        kept="in the log",
+        aside={name: sha256_of(home / name) for name in (LEDGER, WAL)},
+    )
+    whole = repair._put_aside
+
+    def cut_off(*_: Any) -> None:
+        setattr(repair, "_put_aside", whole)  # noqa: B010
+        raise _CutOff
+
+    setattr(repair, "_put_aside", cut_off)  # noqa: B010
+    with contextlib.suppress(_CutOff):
+        repair.repair(home, pid=1, wall=machines.WALL)
+    report = repair.repair(home, pid=1, wall=machines.WALL)
+    assert report.last_good == newest.round, report
+    assert report.put_aside == [STRAY], report
+    stray = f"blobs/{STRAY}"
+    marks.write(machine="repaired", repaired=True, aside={stray: _aside(home, stray)})
+
+
+def _aside(home: Path, name: str) -> str | None:
+    [path] = home.glob(f"damaged-*/{name}")
+    return sha256_of(path)
+
+
+def start_over(root: Path, marks: Marks) -> None:
+    """What `atoll serve --reset` does before it begins anew."""
+    home = root / machines.RESET
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / "state"
+        _copy_run(root, made)
+        ledger = engines.open_ledger(made / LEDGER)
+        told = ledger.state_hash()
+        ledger.close()
+        _copy_surely(made, home, root)
+    now = datetime.datetime.fromtimestamp(machines.WALL, tz=datetime.UTC)
+    pinned = certificate.own(home, host="127.0.0.1", now=now).fingerprint
+    keys = sorted(reset.CERTIFICATE_FILES)
+    marks.write(machine="reset", told=told, pinned=pinned, keys=keys)
+    dropped = reset.put_aside(home, pid=1, wall=machines.WALL)
+    marks.write(machine="reset", dropped=dropped.name)
+
+
+def _copy_run(root: Path, target: Path) -> None:
+    passing = shutil.ignore_patterns("spool", "telemetry*", "*.lock")
+    shutil.copytree(root / machines.COORDINATOR, target, ignore=passing)
+
+
+def _copy_surely(source: Path, target: Path, root: Path) -> None:
+    target.parent.mkdir()
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.lock"))
+    for path in [root, target.parent, target, *target.rglob("*")]:
+        fd = os.open(path, os.O_RDONLY)
+        _sync(fd)
+        os.close(fd)
