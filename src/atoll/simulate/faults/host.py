@@ -10,6 +10,7 @@ from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
 from atoll.errors import AtollError, CoordinatorUnreachable
 from atoll.history import audit as auditing
+from atoll.history import balance as balances
 from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
 from atoll.ledger.sql import SqlLedger
@@ -158,6 +159,16 @@ class Host:
         ledger = SqlLedger(self._database)
         found = auditing.audit(ledger, self._blobs, layout=standin.LAYOUT, with_replay=True)
         return [str(problem) for problem in found.problems]
+
+    def balance(self) -> list[str]:
+        """What the audit's balance of rows and queues alone finds."""
+        assert self._database is not None
+        ledger = SqlLedger(self._database)
+        leases = [lease for record in ledger.rounds() for lease in ledger.leases(record.round)]
+        datasets = ledger.datasets()
+        wrong = [f"{e}" for e in balances.balance(leases, datasets) if not e.holds]
+        disagreeing = balances.check_queues(ledger.queues(), leases, datasets)
+        return wrong + [f"queue {name}: {what}" for name, what in disagreeing]
 
     # What it does
 
