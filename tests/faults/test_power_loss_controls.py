@@ -15,9 +15,13 @@ from tests.faults.power.sites import Site
 pytestmark = pytest.mark.timeout(600)  # for a busy machine; it takes half a minute
 
 SITES = sites.enumerate_sites()
-# Syncs that the recorded run cannot show to matter, as "file function" with the reason. There are
-# none: a sync without an effect is taken out, and one that is not reached gets its use recorded.
-EXCUSED: dict[str, str] = {}
+# Syncs that the recorded run cannot show to matter, as "file function" with the reason. A sync
+# without an effect is taken out, and one that is not reached gets its use recorded.
+EXCUSED: dict[str, str] = {
+    # Shows only where a cut keeps the next repair's marker and loses both the name of its folder
+    # and that of the ledger just put back: too rare among the drawn disks to be found each time.
+    "launch/repair.py _resume": "needs three names of one directory to fare differently",
+}
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_log_without_its_first_page_is_damage(killed):
     assert wal.check(killed) is not None
 
 
-@pytest.mark.parametrize("holes", [(0,), (0, 2), (0, -1), (0, 1, 2)])
+@pytest.mark.parametrize("holes", [(0,), (0, 2), (0, -1), (0, 1, 2), (0, -2), (0, -3, -1)])
 def test_log_that_was_being_emptied_may_have_holes(killed, holes):
     """All of it is in the database by then."""
     log = wal.path_of(killed)

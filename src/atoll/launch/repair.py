@@ -325,13 +325,17 @@ def _resume(directory: Path) -> None:
         return
     folder = directory / str(json.loads(marker.read_text())["folder"])
     if (folder / LEDGER).exists():
-        for name in (LEDGER, f"{LEDGER}-wal"):
-            (directory / name).unlink(missing_ok=True)
-        for name in (f"{LEDGER}-wal", LEDGER):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(folder / name, directory / name)
-                _sync(directory / name)
+        _put_back(folder, directory)
     _sync(directory)
+
+
+def _put_back(folder: Path, directory: Path) -> None:
+    for name in (LEDGER, f"{LEDGER}-wal"):
+        (directory / name).unlink(missing_ok=True)
+    for name in (f"{LEDGER}-wal", LEDGER):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(folder / name, directory / name)
+            _sync(directory / name)
 
 
 def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:

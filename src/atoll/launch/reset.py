@@ -104,6 +104,7 @@ def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
         number += 1
     with lock.hold(directory, pid=pid, wall=wall):
         os.replace(directory, target)
+        _sync(directory.parent)  # or the new directory might be there and the old one nowhere
         directory.mkdir(mode=0o700)
         for name in CERTIFICATE_FILES:
             if (target / name).exists():

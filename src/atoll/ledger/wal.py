@@ -145,14 +145,19 @@ def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
     """What a log without a header would change: the last page of each number, where it is sure.
 
     A power cut may leave holes in a log that was being emptied; before one, a page may be an old
-    one, so only what comes after the last counts. Frames of an earlier use have other salts.
+    one, so only what comes after the last counts; the frame after it may be torn, and the sums of
+    those before, which would tell, are gone. Frames of an earlier use have other salts.
     """
     newest: dict[int, bytes] = {}
     before: _Frame | None = None
+    is_after_hole = False
     for frame in frames:
         number = int.from_bytes(frame.head[:4], "big")
         if number == 0:  # pages count from 1, so nothing was written here
-            newest, before = {}, None
+            newest, before, is_after_hole = {}, None, True
+            continue
+        if before is None and is_after_hole:
+            before = frame
             continue
         if before is not None:
             if frame.salts != before.salts:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.coordinator import certificate
-from atoll.launch import repair, reset
+from atoll.launch import repair, reset, state
 from atoll.ledger import engines
 from tests.faults.power import machines
 from tests.faults.power.marks import Marks
@@ -52,6 +52,7 @@ def repair_twice(root: Path, marks: Marks) -> None:
         kept="in the log",
         aside={name: sha256_of(home / name) for name in (LEDGER, WAL)},
     )
+    _tell_steps(home, marks)
     whole = repair._put_aside
 
     def cut_off(*_: Any) -> None:
@@ -64,13 +65,25 @@ def repair_twice(root: Path, marks: Marks) -> None:
     report = repair.repair(home, pid=1, wall=machines.WALL)
     assert report.last_good == newest.round, report
     assert report.put_aside == [STRAY], report
-    stray = f"blobs/{STRAY}"
-    marks.write(machine="repaired", repaired=True, aside={stray: _aside(home, stray)})
 
 
-def _aside(home: Path, name: str) -> str | None:
-    [path] = home.glob(f"damaged-*/{name}")
-    return sha256_of(path)
+def _tell_steps(home: Path, marks: Marks) -> None:
+    """The moment from which a repair can be taken up, and the one from which it has to last."""
+    write, end = repair._write, repair._end
+
+    def noting(path: Path, value: object) -> None:
+        write(path, value)
+        if path.name == state.REPAIR_FILE:
+            marks.write(machine="repaired", noted=str(value), aside={})
+
+    def ending(directory: Path) -> None:
+        end(directory)
+        stray = f"blobs/{STRAY}"
+        [path] = home.glob(f"damaged-*/{stray}")
+        marks.write(machine="repaired", repaired=True, aside={stray: sha256_of(path)})
+
+    setattr(repair, "_write", noting)  # noqa: B010
+    setattr(repair, "_end", ending)  # noqa: B010
 
 
 def start_over(root: Path, marks: Marks) -> None:

@@ -7,7 +7,7 @@ Every mark names the machine whose disk has to keep it:
     operator      exported, copied
     store         stored
     elsewhere     placed
-    repaired      damaged, repaired
+    repaired      damaged, noted, repaired
     reset         told, dropped
 """
 

@@ -104,7 +104,9 @@ def find_broken(
     for count in (2, 20):
         last = -WINDOW - 1
         for cut in cuts(events, drops=drops):
-            last = cut.index if drops(cut.event) else last
+            # Or where a step begins that relies on it.
+            if drops(cut.event) or (last >= 0 and "noted" in cut.event.mark):
+                last = cut.index
             if cut.index - last <= WINDOW:
                 for name, make in images.kinds(seed=str(cut.index), count=count):
                     if found := _broken(checker, cut, name, make(cut.disk), scratch):
