@@ -12,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/atoll demo examples/quickstart.toml
 
 test: $(STAMP) lint
-	$(PYTEST) -n 2 --dist loadfile tests
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests
 
 check: $(STAMP) lint
 	$(PYTEST) -q -n 2 --dist loadfile $(QUICK) -m "not s3 and not postgres"
