@@ -159,3 +159,20 @@ def test_log_that_was_being_emptied_may_have_holes(killed, holes):
         overwrite(log, start, bytes(min(PAGE_BYTES, len(data) - start)))
 
     assert wal.check(killed) is None
+
+
+@pytest.mark.parametrize("is_in_database", [True, False])
+def test_log_without_its_first_frame_is_damage_unless_the_database_has_the_rest(
+    killed, is_in_database
+):
+    log = wal.path_of(killed)
+    kept = log.read_bytes()
+    if is_in_database:
+        with contextlib.closing(sqlite3.connect(killed)) as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        log.write_bytes(kept)
+    overwrite(log, wal.HEADER_BYTES, bytes(FRAME_BYTES))
+
+    found = wal.check(killed)
+
+    assert (found is None) is is_in_database

@@ -84,7 +84,7 @@ def check(ledger: Path) -> WalDamage | None:
             header = _parse(head)
             if header is None:
                 return _judge_header(path, file, ledger, nbytes=nbytes)
-            return _check_frames(path, file, header, nbytes=nbytes)
+            return _check_frames(path, file, header, ledger, nbytes=nbytes)
     except FileNotFoundError:
         return None
 
@@ -98,7 +98,9 @@ def _parse(head: bytes) -> _Header | None:
     return _Header(order, page_bytes, head[16:24], (first, second))
 
 
-def _check_frames(path: Path, file: BinaryIO, header: _Header, *, nbytes: int) -> WalDamage | None:
+def _check_frames(
+    path: Path, file: BinaryIO, header: _Header, ledger: Path, *, nbytes: int
+) -> WalDamage | None:
     step = FRAME_HEADER_BYTES + header.page_bytes
     sums, offset = header.sums, HEADER_BYTES
     while offset + step <= nbytes:
@@ -108,7 +110,7 @@ def _check_frames(path: Path, file: BinaryIO, header: _Header, *, nbytes: int) -
             rest = [
                 _frame(file.read(step), at) for at in range(offset + step, nbytes - step + 1, step)
             ]
-            return _judge(path, header, [frame, *rest], found=found)
+            return _judge(path, header, ledger, [frame, *rest], found=found)
         sums, offset = found, offset + step
     return None
 
@@ -124,21 +126,24 @@ def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> W
     """
     with ledger.open("rb") as database:
         [page_bytes] = struct.unpack(">H", database.read(18)[16:18])
-        page_bytes = _MAX_PAGE_BYTES if page_bytes == 1 else page_bytes
-        if page_bytes < _MIN_PAGE_BYTES:
-            return None  # the database itself is none; SQLite says so
-        step = FRAME_HEADER_BYTES + page_bytes
-        frames = [
-            _frame(file.read(step), at) for at in range(HEADER_BYTES, nbytes - step + 1, step)
-        ]
-        newest = _newest_pages(frames)
-        for number, page in newest.items():
-            database.seek((number - 1) * page_bytes)
-            if database.read(page_bytes) != page:
-                return WalDamage(
-                    path, 0, "its header is not as its checksum says; SQLite would skip it whole"
-                )
-    return None
+    page_bytes = _MAX_PAGE_BYTES if page_bytes == 1 else page_bytes
+    if page_bytes < _MIN_PAGE_BYTES:
+        return None  # the database itself is none; SQLite says so
+    step = FRAME_HEADER_BYTES + page_bytes
+    frames = [_frame(file.read(step), at) for at in range(HEADER_BYTES, nbytes - step + 1, step)]
+    if _is_in(ledger, _newest_pages(frames)):
+        return None
+    return WalDamage(path, 0, "its header is not as its checksum says; SQLite would skip it whole")
+
+
+def _is_in(ledger: Path, pages: dict[int, bytes]) -> bool:
+    """Whether the database holds these pages already: the log that brought them was emptied."""
+    with ledger.open("rb") as database:
+        for number, page in pages.items():
+            database.seek((number - 1) * len(page))
+            if database.read(len(page)) != page:
+                return False
+    return True
 
 
 def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
@@ -170,7 +175,7 @@ def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
 
 
 def _judge(
-    path: Path, header: _Header, frames: list[_Frame], *, found: tuple[int, int]
+    path: Path, header: _Header, ledger: Path, frames: list[_Frame], *, found: tuple[int, int]
 ) -> WalDamage | None:
     """Whether the log breaks at `frames[0]` as a power cut breaks it; `found` is that one's sum."""
     bad = frames[0]
@@ -178,6 +183,11 @@ def _judge(
     present = [frame for frame in frames if frame.salts == header.salts]
     commits = [index for index, frame in enumerate(present) if frame.ends_transaction]
     if commits and commits[0] < len(present) - 1:
+        # Of a log that was being emptied old frames may outlast a power cut; without the first one
+        # SQLite skips them all, and they are in the database.
+        after = [frame for frame in present if frame is not bad]
+        if bad.offset == HEADER_BYTES and _is_in(ledger, _newest_pages(after)):
+            return None
         return WalDamage(
             path,
             bad.offset,
