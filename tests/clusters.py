@@ -275,6 +275,15 @@ class Cluster:
             closed += 1
         return closed
 
+    def keep_alive(self, *islands: "HandIsland", seconds: float) -> int:
+        """Lets time pass while `islands` beat every 4 s; how many rounds closed."""
+        closed = 0
+        for _ in range(round(seconds / 4)):
+            closed += self.run_clock(seconds=4.0, tick_seconds=2.0)
+            for island in islands:
+                island.beat()
+        return closed
+
     def run_clock(self, *, seconds: float, tick_seconds: float = TICK_SECONDS) -> int:
         """Lets virtual time pass with the closer's ticks; how many rounds closed."""
         closed = self.settle()

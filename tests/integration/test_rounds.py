@@ -30,16 +30,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made.close()
 
 
-def keep_alive(cluster: Cluster, *islands: HandIsland, seconds: float) -> int:
-    """Lets time pass while `islands` beat every 4 s; how many rounds closed."""
-    closed = 0
-    for _ in range(round(seconds / 4)):
-        closed += cluster.run_clock(seconds=4.0, tick_seconds=2.0)
-        for island in islands:
-            island.beat()
-    return closed
-
-
 # Quorum
 
 
@@ -47,7 +37,7 @@ def test_lone_island_gets_no_round_when_two_are_needed(cluster):
     """C3."""
     a = cluster.island("a")
 
-    closed = keep_alive(cluster, a, seconds=600)
+    closed = cluster.keep_alive(a, seconds=600)
 
     assert closed == 0
     assert a.assignment().action == "wait"
@@ -60,7 +50,7 @@ def test_lone_contribution_never_closes_a_round_that_needs_two(cluster):
     a.contribute()
     b.leave()
 
-    closed = keep_alive(cluster, a, seconds=600)
+    closed = cluster.keep_alive(a, seconds=600)
 
     assert closed == 0
     assert cluster.version == 0
@@ -109,7 +99,7 @@ def test_round_becomes_short_by_a_death_and_takes_a_waiting_island(cluster):
     c = cluster.island("c")
     waits = c.assignment().action
     a.contribute()
-    keep_alive(cluster, a, c, seconds=HEARTBEAT_TIMEOUT + 2)
+    cluster.keep_alive(a, c, seconds=HEARTBEAT_TIMEOUT + 2)
 
     found = c.assignment()
 
@@ -146,7 +136,7 @@ def test_quorum_closes_without_a_slow_island_after_the_grace_period(tmp_path):
     b.contribute()
     cluster.settle()
     a.contribute()
-    keep_alive(cluster, a, b, slow, seconds=8)
+    cluster.keep_alive(a, b, slow, seconds=8)
     b.contribute()
     cluster.settle()
 
@@ -199,7 +189,7 @@ def test_round_without_quorum_setting_waits_for_a_slow_live_island(cluster):
     a.contribute()
     b.contribute()
 
-    closed = keep_alive(cluster, a, b, slow, seconds=300)
+    closed = cluster.keep_alive(a, b, slow, seconds=300)
 
     assert closed == 0
     assert cluster.coordinator.status().waiting_for == ("slow",)
@@ -227,7 +217,7 @@ def test_rows_of_a_dead_worker_are_planned_again_exactly_once(cluster):
     dies.beat()
     a.contribute()
     b.contribute()
-    keep_alive(cluster, a, b, seconds=HEARTBEAT_TIMEOUT + 2)
+    cluster.keep_alive(a, b, seconds=HEARTBEAT_TIMEOUT + 2)
     [lost] = [x for x in cluster.leases() if x.worker_id == "dies"]
 
     cluster.rounds(3, a, b)

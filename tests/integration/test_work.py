@@ -41,15 +41,6 @@ def spans(cluster: Cluster, number: int) -> list[tuple[str, int, int, int]]:
     return [(x.worker_id, x.start, x.stop, x.lease_epoch) for x in cluster.ledger.leases(number)]
 
 
-def alive(cluster: Cluster, *islands: HandIsland, seconds: float) -> int:
-    closed = 0
-    for _ in range(round(seconds / 4)):
-        closed += cluster.run_clock(seconds=4.0, tick_seconds=2.0)
-        for island in islands:
-            island.beat()
-    return closed
-
-
 def totals(report: Any) -> list[tuple[int, int, int, int, int]]:
     return [(e.epoch, e.rows, e.done_once, e.done_twice, e.missing) for e in report.balance]
 
@@ -222,7 +213,7 @@ def test_lease_of_a_dead_worker_is_issued_again_with_the_next_epoch(cluster):
     c.beat()
     a.contribute()
     b.contribute()
-    alive(cluster, a, b, seconds=12)
+    cluster.keep_alive(a, b, seconds=12)
 
     cluster.rounds(2, a, b)
 
@@ -270,8 +261,8 @@ def test_worker_that_beats_and_does_not_contribute_loses_its_lease(hurried):
     a.contribute()
     b.contribute()
 
-    before = alive(hurried, a, b, c, seconds=28)
-    after = alive(hurried, a, b, c, seconds=8)
+    before = hurried.keep_alive(a, b, c, seconds=28)
+    after = hurried.keep_alive(a, b, c, seconds=8)
 
     assert (before, after, hurried.version) == (0, 1, 2)
     assert hurried.coordinator.work().expired_leases == 1
@@ -285,7 +276,7 @@ def test_late_contribution_is_lost_while_its_round_is_open(hurried):
     """All three are late; two of them are enough to lease the rows to again."""
     a, b, c = three(hurried)
     late = c.frame()
-    alive(hurried, a, b, c, seconds=32)
+    hurried.keep_alive(a, b, c, seconds=32)
     before = hurried.coordinator.state_hash()
 
     with pytest.raises(LeaseLost):
@@ -298,21 +289,21 @@ def test_restart_gives_a_lease_its_full_time_again(hurried):
     a, b, c = three(hurried)
     a.contribute()
     b.contribute()
-    alive(hurried, a, b, c, seconds=28)
+    hurried.keep_alive(a, b, c, seconds=28)
 
     hurried.restart()
     for island in (a, b, c):
         island.beat()
 
-    assert alive(hurried, a, b, c, seconds=28) == 0
-    assert alive(hurried, a, b, c, seconds=8) == 1
+    assert hurried.keep_alive(a, b, c, seconds=28) == 0
+    assert hurried.keep_alive(a, b, c, seconds=8) == 1
 
 
 def test_round_that_would_be_short_leases_the_rows_again_to_who_is_there(hurried):
     """A lease that ends never leaves a round that cannot close."""
     a, b = hurried.pair()
     a.contribute()
-    alive(hurried, a, b, seconds=32)
+    hurried.keep_alive(a, b, seconds=32)
 
     assert spans(hurried, 1) == [("a", 0, 6, 1), ("b", 6, 12, 1), ("b", 6, 12, 2)]
     b.contribute()
