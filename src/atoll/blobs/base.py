@@ -50,7 +50,10 @@ class BlobWriter(Protocol):
 
 
 class BlobReader(Protocol):
-    """Random access to one stored blob, safe to share between threads."""
+    """Random access to one stored blob, safe to share between threads.
+
+    Implementations inherit from it: leaving a `with` block closes the reader.
+    """
 
     @property
     def nbytes(self) -> int: ...
@@ -65,14 +68,16 @@ class BlobReader(Protocol):
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 class Blobs(Protocol):

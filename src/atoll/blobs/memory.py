@@ -3,11 +3,9 @@
 import hashlib
 import threading
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 from atoll.blobs import names, spool
-from atoll.blobs.base import BlobRef
+from atoll.blobs.base import BlobReader, BlobRef
 from atoll.errors import StoreError
 
 
@@ -109,7 +107,7 @@ class MemoryWriter:
             raise StoreError("this writer has ended; start a new one and send from byte 0")
 
 
-class MemoryReader:
+class MemoryReader(BlobReader):
     """Reads one blob's buffer."""
 
     def __init__(self, sha256: str, data: bytes | bytearray) -> None:
@@ -129,17 +127,6 @@ class MemoryReader:
 
     def close(self) -> None:
         self._data = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _piece(self, offset: int, nbytes: int) -> memoryview:
         if self._data is None:

@@ -9,11 +9,9 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from atoll.blobs import files as filesystem
-from atoll.blobs.base import BlobRef
+from atoll.blobs.base import BlobReader, BlobRef
 from atoll.blobs.files import Files, Identity
 from atoll.errors import StoreError
 
@@ -112,7 +110,7 @@ class Draft:
             )
 
 
-class FileReader:
+class FileReader(BlobReader):
     """Reads one finished file by position; safe to share between threads until `close`."""
 
     def __init__(self, files: Files, fd: int, *, path: Path, nbytes: int) -> None:
@@ -149,17 +147,6 @@ class FileReader:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             self._files.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check(self, offset: int, nbytes: int) -> None:
         if self._fd < 0:
