@@ -6,13 +6,14 @@ The second half is in `test_mutants_more.py`: a file runs in one process.
 import pytest
 
 from atoll.simulate.faults import run as simulation
-from tests.faults import mutants
-from tests.faults.mutants import MUTANTS, SURVIVORS
+from tests.faults.mutants.catalogue import MUTANTS
+from tests.faults.mutants.mutant import first_violation
+from tests.faults.mutants.survivors import SURVIVORS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS[::2], ids=lambda m: m.name)
 def test_mutant_is_caught_by_the_invariant_meant_for_it(mutant, monkeypatch):
-    assert mutants.first_violation(mutant, monkeypatch) == mutant.invariant
+    assert first_violation(mutant, monkeypatch) == mutant.invariant
 
 
 def test_there_are_enough_mutants_and_nearly_all_are_caught():

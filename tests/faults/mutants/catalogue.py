@@ -1,0 +1,17 @@
+"""Protocol mutants: what the production code would do if one of its rules were missing.
+
+Each changes the production code path itself, from outside, and names the invariant that is meant
+to catch it. They stand by what they break, one file each.
+"""
+
+from tests.faults.mutants import accepting, dispatch, rounds, standing, storage, weights
+from tests.faults.mutants.mutant import Mutant
+
+MUTANTS: list[Mutant] = [
+    *standing.MUTANTS,
+    *accepting.MUTANTS,
+    *rounds.MUTANTS,
+    *dispatch.MUTANTS,
+    *weights.MUTANTS,
+    *storage.MUTANTS,
+]

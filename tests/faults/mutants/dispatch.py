@@ -1,0 +1,108 @@
+"""Mutants of dispatch: lease epochs, queues of units, policies and deadlines."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from atoll.coordinator import dispatch, leases
+from atoll.coordinator.dispatch import Dispatch
+from atoll.data import plan as plans
+from atoll.ledger import queues, sql
+from atoll.ledger import rounds as round_statements
+from atoll.simulate.faults.scenario import Scenario
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having, working
+
+MUTANTS: list[Mutant] = []
+mutant = adding_to(MUTANTS)
+
+
+def _has_deadlines(scenario: Scenario) -> bool:
+    return bool(scenario.settings["work"]["lease_seconds"]) and scenario.has("slow worker")
+
+
+def _ends_epochs(scenario: Scenario) -> bool:
+    return bool(0 < scenario.data.get("rows", 0) < 40)
+
+
+@mutant("lease-epoch-grows", working(policy="exactly_once"))
+def rows_issued_again_have_the_same_lease_epoch(patch: Patch) -> None:
+    patch.setattr(dispatch, "_issued_before", answering(0))
+
+
+@mutant("lease-epoch-grows", having("replace worker"))
+def a_lease_is_handed_over_under_the_same_lease_epoch(patch: Patch) -> None:
+    edit(patch, round_statements, "hand_over", (", lease_epoch=table.c.lease_epoch + 1", ""))
+
+
+@mutant("lease-of-latest-life", having("replace worker"))
+def a_new_life_does_not_take_the_leases_over(patch: Patch) -> None:
+    patch.setattr(round_statements, "hand_over", answering(None))
+
+
+@mutant("queue-agrees")
+def bitmaps_of_done_units_are_another_transaction(patch: Patch) -> None:
+    later: list[Any] = []
+    mark, accept = queues.mark_done, sql.SqlLedger.accept
+    patch.setattr(queues, "mark_done", lambda _, leases: later.extend(leases))
+
+    def accept_then_mark(self: sql.SqlLedger, contribution: Any) -> Any:
+        later.clear()
+        accepted = accept(self, contribution)
+        with self._database.writing() as connection:
+            mark(connection, later)
+        return accepted
+
+    patch.setattr(sql.SqlLedger, "accept", accept_then_mark)
+
+
+@mutant("queue-agrees")
+def issued_units_are_not_marked(patch: Patch) -> None:
+    patch.setattr(queues, "mark_issued", answering(None))
+
+
+@mutant("row-issued-once", working(policy="exactly_once", units=1))
+def a_unit_issued_again_starts_at_its_first_row(patch: Patch) -> None:
+    real = Dispatch._lease
+
+    def lease(self: Dispatch, number: int, worker_id: str, span: Any, *rest: Any) -> Any:
+        made = real(self, number, worker_id, span, *rest)
+        if made.lease_epoch == 1:
+            return made
+        return replace(made, start=self._queues[made.queue].cut.span(made.unit)[0])
+
+    patch.setattr(Dispatch, "_lease", lease)
+
+
+@mutant("policy-kept", working(policy="at_most_once", kinds=("kill worker",)))
+def at_most_once_issues_again(patch: Patch) -> None:
+    patch.setattr(round_statements, "_end_leases", _ending(reissue=True))
+
+
+@mutant("policy-kept", working(policy="exactly_once", kinds=("kill worker",)))
+def exactly_once_gives_rows_up(patch: Patch) -> None:
+    patch.setattr(round_statements, "_end_leases", _ending(reissue=False))
+
+
+def _ending(*, reissue: bool) -> Callable[..., int]:
+    real = round_statements._end_leases
+    return lambda c, number, workers, **_: real(c, number, workers, reissue=reissue)
+
+
+@mutant("lease-ends-in-time", _has_deadlines)
+def a_deadline_is_never_over(patch: Patch) -> None:
+    patch.setattr(leases.Deadlines, "overdue", answering([]))
+
+
+@mutant("lease-ends-in-time", _has_deadlines)
+def a_deadline_is_over_too_early(patch: Patch) -> None:
+    edit(patch, leases.Deadlines, "overdue", (">= lease_seconds", ">= lease_seconds / 4"))
+
+
+@mutant("lease-in-its-unit", _ends_epochs)
+def a_lease_reaches_into_the_next_epoch(patch: Patch) -> None:
+    edit(patch, plans, "_epochs", ("if source.length:", "if False:"))
+
+
+@mutant("lease-in-its-unit", _ends_epochs)
+def rows_of_a_later_epoch_are_named_after_the_first(patch: Patch) -> None:
+    edit(patch, Dispatch, "_queue", ("position // part.length,", "0,"))

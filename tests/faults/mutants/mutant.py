@@ -1,0 +1,98 @@
+"""What a mutant is: one rule taken out of the production code, and the seeds that show it."""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
+
+import pytest
+
+from atoll.simulate.faults import run as simulation
+from atoll.simulate.faults import scenario as scenarios
+from atoll.simulate.faults.scenario import Scenario
+
+Patch = pytest.MonkeyPatch
+Wanted = Callable[[Scenario], bool]
+SEEDS = 10  # tried for each mutant
+
+
+def any_(_: Scenario) -> bool:
+    """Every seed will do."""
+    return True
+
+
+def having(*kinds: str) -> Wanted:
+    """Seeds that have these kinds of faults."""
+    return lambda scenario: all(scenario.has(kind) for kind in kinds)
+
+
+def working(*, kinds: tuple[str, ...] = (), **settings: Any) -> Wanted:
+    """Seeds that dispatch with these settings and have these kinds of faults."""
+
+    def wanted(scenario: Scenario) -> bool:
+        work = scenario.settings["work"]
+        return having(*kinds)(scenario) and all(work[n] == v for n, v in settings.items())
+
+    return wanted
+
+
+def seeds_where(wanted: Wanted) -> tuple[int, ...]:
+    """The first seeds whose scenario has what a mutant needs to show."""
+    found = (seed for seed in count() if wanted(scenarios.draw(seed)))
+    return tuple(islice(found, SEEDS))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One rule taken out; seeds with what it takes to show are tried until one is caught."""
+
+    name: str
+    invariant: str
+    apply: Callable[[Patch], None]
+    wanted: Wanted = any_
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return seeds_where(self.wanted)
+
+
+def adding_to(mutants: list[Mutant]) -> Callable[..., Any]:
+    """A decorator that adds a function, which patches, to `mutants` under its own name.
+
+    It takes the invariant that is meant to catch it, and what a seed needs for it to show.
+    """
+
+    def mutant(invariant: str, wanted: Wanted = any_) -> Callable[..., Any]:
+        def add(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+            mutants.append(Mutant(apply.__name__.replace("_", " "), invariant, apply, wanted))
+            return apply
+
+        return add
+
+    return mutant
+
+
+def edit(patch: Patch, owner: Any, name: str, *changes: tuple[str, str]) -> None:
+    """Replaces a function by its own source with `changes`, each of which must fit once."""
+    function = inspect.unwrap(getattr(owner, name))
+    source = textwrap.dedent(inspect.getsource(function))
+    for old, new in changes:
+        assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {name}"
+        source = source.replace(old, new)
+    space: dict[str, Any] = {}
+    exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, space)
+    patch.setattr(owner, name, space[name])
+
+
+def answering(value: Any) -> Callable[..., Any]:
+    """A function that says `value` whatever it is asked."""
+    return lambda *_, **__: value
+
+
+def first_violation(mutant: Mutant, patch: Patch) -> str | None:
+    """The invariant that the mutant violates first, over its seeds."""
+    mutant.apply(patch)
+    outcomes = (simulation.run(seed) for seed in mutant.seeds)
+    return next((outcome.invariant for outcome in outcomes if not outcome.holds), None)

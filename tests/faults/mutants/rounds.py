@@ -1,0 +1,179 @@
+"""Mutants of rounds: which rows they give out, and when they freeze, publish and close."""
+
+from dataclasses import replace
+from typing import Any
+
+from atoll.coordinator import quorum, service
+from atoll.coordinator.dispatch import Dispatch
+from atoll.coordinator.rounds import LatestRound, Rounds
+from atoll.ledger import rounds as round_statements
+from atoll.ledger import rows, schema, sql
+from atoll.ledger.records import RoundState
+from atoll.simulate.faults.scenario import Scenario
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having
+
+MUTANTS: list[Mutant] = []
+mutant = adding_to(MUTANTS)
+
+
+def _splits_leases(scenario: Scenario) -> bool:
+    """Of several datasets, a worker has several leases, and one that follows takes part of one."""
+    settings = scenario.settings
+    is_uneven = [part["weight"] for part in scenario.data.get("datasets", ())] == [3, 1]
+    rows = settings["sync_every"] * settings["inner"]["batch"]
+    loses_many = having("kill worker", "stop worker")(scenario)
+    waits = settings["membership"]["min_workers"] >= 2
+    reissues = settings["work"]["policy"] == "exactly_once"
+    return is_uneven and rows >= 4 and loses_many and waits and reissues
+
+
+def _has_grace(scenario: Scenario) -> bool:
+    settings = scenario.settings["membership"]
+    return bool(0 < settings["quorum"] < scenario.islands and settings["grace_seconds"] > 0)
+
+
+@mutant("row-issued-once")
+def the_cursor_does_not_move(patch: Patch) -> None:
+    edit(
+        patch,
+        Dispatch,
+        "_sources",
+        ("part.weight, issued.get(part.dataset_id, 0)", "part.weight, 0"),
+        ("if found != cursor:", "if False:"),
+    )
+    edit(patch, Dispatch, "plan", ("cursor=sum(planned.cursors.values())", "cursor=cursor"))
+
+
+@mutant("row-issued-once")
+def reopened_rows_are_issued_twice(patch: Patch) -> None:
+    patch.setattr(round_statements, "_take", answering(None))
+
+
+@mutant("row-not-lost")
+def rows_of_a_missing_worker_are_not_reopened(patch: Patch) -> None:
+    edit(
+        patch,
+        round_statements,
+        "_end_leases",
+        (".where(table.c.round == round_number,", ".where(table.c.round == -1,"),
+    )
+
+
+@mutant("row-not-lost")
+def reopened_rows_are_taken_and_not_given_out(patch: Patch) -> None:
+    real = Rounds._plan
+
+    def plan(self: Rounds, *args: Any, **more: Any) -> Any:
+        made = real(self, *args, **more)
+        if not made.taken:
+            return made
+        lost = {(t.dataset_id, t.start, t.stop) for t in made.taken}
+        kept = tuple(x for x in made.leases if (x.dataset_id, x.start, x.stop) not in lost)
+        return replace(made, leases=kept or made.leases)
+
+    patch.setattr(Rounds, "_plan", plan)
+
+
+@mutant("row-not-lost", _splits_leases)
+def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
+    patch.setattr(round_statements, "_keep_reopened", answering(None))
+
+
+@mutant("lease-is-stable")
+def a_repeated_question_gets_other_rows(patch: Patch) -> None:
+    asked: dict[tuple[int, str], int] = {}
+    real = service.Coordinator._train
+
+    def train(self: Any, latest: LatestRound, worker_id: str) -> Any:
+        key = (latest.record.round, worker_id)
+        asked[key] = asked.get(key, -1) + 1
+        given = real(self, latest, worker_id)
+        moved = tuple(
+            span.model_copy(update={"start": span.start + asked[key], "stop": span.stop + 9})
+            for span in given.ranges
+        )
+        return given.model_copy(update={"ranges": moved if asked[key] else given.ranges})
+
+    patch.setattr(service.Coordinator, "_train", train)
+
+
+@mutant("next-is-planned")
+def a_round_freezes_without_a_plan(patch: Patch) -> None:
+    edit(
+        patch,
+        Rounds,
+        "freeze",
+        ("freeze(record.round, next_plan, ", "freeze(record.round, None, "),
+    )
+
+
+@mutant("next-is-planned")
+def freeze_and_plan_are_two_transactions(patch: Patch) -> None:
+    def freeze(
+        self: sql.SqlLedger, round_number: int, next_plan: Any, *, reissue: bool = True
+    ) -> Any:
+        with self._database.writing() as connection:
+            found = round_statements.freeze(connection, round_number, None, reissue=reissue)
+        if next_plan is not None:
+            with self._database.writing() as connection:
+                round_statements._insert(
+                    connection,
+                    next_plan,
+                    state=RoundState.PLANNED,
+                    expected=round_number + 1,
+                )
+        return found
+
+    patch.setattr(sql.SqlLedger, "freeze", freeze)
+
+
+@mutant("moves-together")
+def state_and_digests_are_two_transactions(patch: Patch) -> None:
+    def publish(self: sql.SqlLedger, round_number: int, published: Any) -> None:
+        with self._database.writing() as connection:
+            round_statements._move(
+                connection,
+                round_number,
+                old=RoundState.FROZEN,
+                new=RoundState.PUBLISHED,
+            )
+        with self._database.writing() as connection:
+            table = schema.rounds
+            connection.execute(
+                table.update().where(table.c.round == round_number).values(rows.values(published))
+            )
+            connection.execute(
+                table.update().where(table.c.round == round_number + 1).values(state="open")
+            )
+
+    patch.setattr(sql.SqlLedger, "publish", publish)
+
+
+@mutant("round-order")
+def publishing_does_not_open_the_next_round(patch: Patch) -> None:
+    edit(
+        patch,
+        round_statements,
+        "publish",
+        ("values(state=RoundState.OPEN.value)", "values(state=RoundState.PLANNED.value)"),
+    )
+
+
+@mutant("closes-by-rule")
+def a_lone_worker_closes_the_round(patch: Patch) -> None:
+    patch.setattr(quorum, "is_due", lambda view, *_, **__: len(view.accepted) > 0)
+
+
+@mutant("closes-by-rule")
+def a_live_worker_is_not_waited_for(patch: Patch) -> None:
+    patch.setattr(quorum, "waiting_for", answering(frozenset()))
+
+
+@mutant("closes-by-rule", _has_grace)
+def the_grace_period_is_over_at_once(patch: Patch) -> None:
+    edit(patch, quorum, "is_due", (" and seconds_with_quorum >= settings.grace_seconds", ""))
+
+
+@mutant("liveness", having("kill worker"))
+def a_dead_worker_is_waited_for(patch: Patch) -> None:
+    patch.setattr(quorum, "waiting_for", lambda view: view.planned - view.accepted)

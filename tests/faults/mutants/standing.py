@@ -1,0 +1,104 @@
+"""Mutants of who may speak: fencing, generations, eviction, the operator's word."""
+
+from typing import Any
+
+from atoll.coordinator import service
+from atoll.coordinator.control import Control
+from atoll.coordinator.generations import Generations
+from atoll.coordinator.heartbeats import Heartbeats
+from atoll.coordinator.liveness import Liveness
+from atoll.coordinator.presence import Presence
+from atoll.coordinator.registry import Registry
+from atoll.errors import WorkerTaken
+from atoll.ledger import generations, members
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having
+
+MUTANTS: list[Mutant] = []
+mutant = adding_to(MUTANTS)
+
+
+@mutant("fenced-gets-nothing", having("replace worker"))
+def an_earlier_life_is_not_fenced(patch: Patch) -> None:
+    edit(patch, Registry, "check", ("identity.incarnation != known.incarnation", "False"))
+    patch.setattr(members, "check_incarnation", lambda c, worker, _: members.check_known(c, worker))
+
+
+@mutant("fenced-gets-nothing")
+def a_worker_that_is_out_is_answered(patch: Patch) -> None:
+    edit(
+        patch,
+        Registry,
+        "check",
+        ("known is None or not (known.active or evicted)", "known is None"),
+        ("if evicted:\n", "if False:\n"),
+    )
+
+
+@mutant("id-is-held", having("impostor"))
+def a_live_worker_id_is_given_away(patch: Patch) -> None:
+    edit(
+        patch,
+        Registry,
+        "register",
+        ("request.worker_id in self._heartbeats.live([request.worker_id])", "False"),
+    )
+
+
+@mutant("fenced-gets-nothing")
+def a_new_life_gets_the_old_number(patch: Patch) -> None:
+    edit(patch, members, "register", ("known.incarnation + 1", "known.incarnation"))
+
+
+@mutant("generation-current")
+def an_old_generation_is_answered(patch: Patch) -> None:
+    patch.setattr(Generations, "check", lambda self, _: self.current)
+
+
+@mutant("generation-moves")
+def members_change_without_a_generation(patch: Patch) -> None:
+    patch.setattr(generations, "renew", lambda c, **_: generations.newest(c))
+
+
+@mutant("operator-obeyed", having("operator"))
+def a_kicked_worker_is_taken_in(patch: Patch) -> None:
+    patch.setattr(Control, "check", answering(None))
+
+
+@mutant("operator-obeyed", having("operator"))
+def a_pause_gives_rows_out(patch: Patch) -> None:
+    edit(patch, service.Coordinator, "_next", ('wanted == "pause"', "False"))
+
+
+@mutant("acked-is-durable", having("operator"))
+def an_order_is_kept_in_memory_only(patch: Patch) -> None:
+    edit(patch, Control, "order", ("self._ledger.set_control(", "dict("))
+
+
+@mutant("silent-is-evicted")
+def nobody_is_ever_evicted(patch: Patch) -> None:
+    patch.setattr(Liveness, "scan", answering(False))
+
+
+@mutant("silent-is-evicted")
+def a_lease_on_life_never_expires(patch: Patch) -> None:
+    patch.setattr(Heartbeats, "live", lambda _, candidates: frozenset(candidates))
+
+
+@mutant("live-is-kept", having("kill worker"))
+def a_lost_stream_is_taken_for_a_death_at_once(patch: Patch) -> None:
+    edit(patch, Presence, "overdue", ("if seconds > self._grace_seconds", "if seconds >= 0"))
+
+
+@mutant("refused-changes-nothing", having("impostor"))
+def a_refused_registration_leaves_a_trace(patch: Patch) -> None:
+    real = Registry.register
+
+    def register(self: Registry, request: Any, **more: Any) -> Any:
+        try:
+            return real(self, request, **more)
+        except WorkerTaken:
+            known = self._workers[request.worker_id]
+            self._ledger.deregister(request.worker_id, known.incarnation, wall=0.0)
+            raise
+
+    patch.setattr(Registry, "register", register)
