@@ -1,48 +1,21 @@
 """Datasets, queues and leases of every ledger: SQLite in a file, and PostgreSQL."""
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import insert, update
 
 from atoll import errors
-from atoll.ledger import engines, migrations, schema, units
+from atoll.ledger import schema, units
 from atoll.ledger.base import Ledger
-from atoll.ledger.database import Database
-from atoll.ledger.records import (
-    DatasetRecord,
-    LeaseRecord,
-    LeaseState,
-    QueueRecord,
-    RoundPlan,
-)
+from atoll.ledger.records import DatasetRecord, LeaseRecord, LeaseState, QueueRecord, RoundPlan
 from atoll.ledger.sql import SqlLedger
-from tests import servers
-from tests.contract.test_ledger import (  # noqa: F401
-    MANIFEST,
-    PUBLISHED,
-    RUN,
-    contribution,
-    engine,
-    ledger,
-)
+from tests.ledgers import MANIFEST, RUN, contribution
 
 WORDS = DatasetRecord("a" * 16, "words", 20, 1)
 FLOOD = DatasetRecord("b" * 16, "flood", 0, 1)
 QUEUE = QueueRecord(WORDS.dataset_id, 7, 0, 20, units=5)  # of four rows
 STREAM = QueueRecord(FLOOD.dataset_id, 7, 0, 0, units=0, unit_rows=8)
-
-
-@pytest.fixture(scope="module")
-def reused(postgres_server: servers.RunningServer) -> Iterator[Database]:
-    """One PostgreSQL database for all tests here: making one is slow."""
-    url = servers.create_database(postgres_server, f"queues_{os.getpid()}")
-    database = engines.open_database(url)
-    migrations.migrate(database)
-    yield database
-    database.close()
 
 
 def lease(worker_id: str, start: int, stop: int, **changes: object) -> LeaseRecord:
@@ -57,7 +30,7 @@ def plan(*leases: LeaseRecord, queues: tuple[QueueRecord, ...] = (QUEUE,), numbe
 
 
 @pytest.fixture
-def started(ledger: Ledger) -> Ledger:  # noqa: F811
+def started(ledger: Ledger) -> Ledger:
     """Round 1 open: `a` has rows 0 to 6 and `b` rows 6 to 12, of units of four rows."""
     ledger.create_run(RUN, MANIFEST)
     ledger.add_datasets([WORDS, FLOOD])
@@ -71,7 +44,7 @@ def bits(bitmap: bytes, count: int) -> str:
     return "".join("x" if units.has_bit(bitmap, unit) else "." for unit in range(count))
 
 
-def shown(ledger: Ledger) -> tuple[str, str]:  # noqa: F811
+def shown(ledger: Ledger) -> tuple[str, str]:
     """The one sound queue: units issued, units done."""
     [queue] = ledger.queues().sound
     return bits(queue.issued, queue.units), bits(queue.done, queue.units)

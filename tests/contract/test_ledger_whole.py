@@ -1,0 +1,126 @@
+"""Every ledger as a whole: its state's hash, its copy, its one holder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from atoll import errors
+from atoll.ledger import engines, schema, whole
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import EvaluationRecord, SnapshotRecord
+from tests.ledgers import STATE_OF_PLAY, play
+
+
+def test_ledger_has_the_same_state_when_opened_again(url: str):
+    first = engines.open_ledger(url)
+    play(first)
+    before = first.state_hash()
+    first.close()
+
+    again = engines.open_ledger(url)
+
+    assert again.state_hash() == before
+    again.close()
+
+
+def test_state_hash_of_one_history_is_the_same_on_every_engine(ledger: Ledger):
+    play(ledger)
+
+    assert ledger.state_hash() == STATE_OF_PLAY
+
+
+def test_play_leaves_rows_in_every_table(url: str):
+    ledger = engines.open_ledger(url)
+    play(ledger)
+    ledger.close()
+
+    database = engines.open_database(url)
+    with database.reading() as connection:
+        counts = {
+            name: len(connection.execute(table.select()).all())
+            for name, table in schema.metadata.tables.items()
+        }
+    database.close()
+
+    assert min(counts.values()) > 0, counts
+
+
+ONE_MORE = [
+    lambda ledger: ledger.set_credentials({"worker": "x"}),
+    lambda ledger: ledger.register("new", "key", wall=0.0),
+    lambda ledger: ledger.deregister("a", 1, wall=0.0),
+    lambda ledger: ledger.drop_snapshots(below_version=1),
+    lambda ledger: ledger.add_snapshot(SnapshotRecord(9, "m", "p", ())),
+    lambda ledger: ledger.add_evaluation(EvaluationRecord(9, "a", 0.0, 1)),
+]
+
+
+@pytest.mark.parametrize("change", ONE_MORE)
+def test_state_hash_differs_after_any_change(ledger: Ledger, change: Callable[[Ledger], None]):
+    play(ledger)
+
+    change(ledger)
+
+    assert ledger.state_hash() != STATE_OF_PLAY
+
+
+def test_copy_opens_as_a_ledger_with_the_same_state(ledger: Ledger, tmp_path: Path):
+    play(ledger)
+    path = tmp_path / "copy.db"
+
+    ledger.copy_to(str(path))
+
+    copied = engines.open_ledger(path)
+    assert copied.state_hash() == ledger.state_hash()
+    copied.close()
+
+
+def test_copy_to_an_existing_file_is_refused_and_leaves_it_alone(ledger: Ledger, tmp_path: Path):
+    path = tmp_path / "taken.db"
+    path.write_bytes(b"precious")
+
+    with pytest.raises(errors.StoreError, match=r"taken\.db"):
+        ledger.copy_to(str(path))
+
+    assert path.read_bytes() == b"precious"
+
+
+def test_copy_into_an_absent_directory_is_refused_by_name(ledger: Ledger, tmp_path: Path):
+    with pytest.raises(errors.StoreError, match="absent"):
+        ledger.copy_to(str(tmp_path / "absent" / "copy.db"))
+
+
+def break_disk(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_copy_that_breaks_off_leaves_no_file(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # The last thing that each engine's copy does: no real disk fails on request.
+    monkeypatch.setattr(whole, "_sync", break_disk)
+    monkeypatch.setattr(whole, "_copy_table", break_disk)
+
+    with pytest.raises(errors.StoreError, match=r"copy\.db.*Input/output error"):
+        ledger.copy_to(str(tmp_path / "copy.db"))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closed_ledger_refuses_every_call(url: str):
+    ledger = engines.open_ledger(url)
+    ledger.close()
+    ledger.close()
+
+    with pytest.raises(errors.StoreError, match="is closed"):
+        ledger.run()
+
+
+def test_second_opener_is_refused_while_the_ledger_is_held(url: str):
+    holder = engines.open_ledger(url)
+
+    with pytest.raises(errors.StateHeld, match="is held by"):
+        engines.open_ledger(url)
+
+    holder.close()
