@@ -6,6 +6,7 @@ and frames itself, so that a test can break exactly one thing.
 
 import hashlib
 import secrets
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +39,9 @@ from atoll.wire.proto import transfer_pb2, transfer_pb2_grpc
 TOKENS = {Role.WORKER: "worker-token-of-the-tests", Role.ADMIN: "admin-token-of-the-tests"}
 START_SECONDS = 30.0
 WAIT_SECONDS = 20.0
+SOCKET_SECONDS = 20.0  # far above what any answer takes; reached only when something is broken
+# What a scanner sends to any port it finds.
+SCANS = (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 300, b"\x16\x03\x01\x00\x05hello" * 9)
 
 
 def run_table(**changes: Any) -> dict[str, Any]:
@@ -294,6 +298,17 @@ class Worker:
         writer.finish()
         data = bytes(pieces)
         return BytesFrame(frame.preamble(header), hashlib.sha256(data).hexdigest(), data)
+
+
+def knock(port: int, data: bytes) -> None:
+    """Sends `data` and reads until the other side closes; TimeoutError when it does not."""
+    with socket.create_connection(("127.0.0.1", port), timeout=SOCKET_SECONDS) as connection:
+        connection.sendall(data)
+        try:
+            while connection.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
 
 
 def metadata(token: str = TOKENS[Role.WORKER]) -> tuple[tuple[str, str], ...]:

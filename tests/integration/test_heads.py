@@ -11,11 +11,10 @@ import pytest
 from atoll.coordinator.server import Listen
 from atoll.protocol.messages import AssignmentRequest
 from tests import served
-from tests.served import Served
+from tests.served import SOCKET_SECONDS, Served
 
 # Short for the tests, and long against what a busy machine needs from connect to the last byte.
 HEAD_SECONDS = 1.0
-SOCKET_SECONDS = 20.0
 STEP_SECONDS = 0.05
 HALF = b"GET /health HTTP/1.1\r\nHost: coordinator\r\nX-"
 WHOLE = b"GET /health HTTP/1.1\r\nHost: coordinator\r\n\r\n"

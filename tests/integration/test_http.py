@@ -28,9 +28,8 @@ from atoll.island import network
 from atoll.island.network import NetworkLink
 from atoll.protocol.messages import AssignmentRequest, ErrorReply, HeartbeatRequest
 from tests import served
-from tests.served import TOKENS, Served, Worker
+from tests.served import SOCKET_SECONDS, TOKENS, Served, Worker
 
-SOCKET_SECONDS = 20.0
 AUTHORIZED = {
     "authorization": f"Bearer {TOKENS[Role.WORKER]}",
     "content-type": "application/json",

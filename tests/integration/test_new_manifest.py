@@ -9,7 +9,7 @@ from atoll.cli.serve import ServeOptions
 from atoll.errors import ConfigError
 from atoll.ledger import engines
 from tests.clusters import one_thread  # noqa: F401
-from tests.integration.test_tls import RUN_FILE, commanded
+from tests.commanded import RUN_FILE, commanded
 
 
 @pytest.fixture

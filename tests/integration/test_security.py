@@ -1,23 +1,13 @@
 """Who may do what: every route and method, every credential, every identity."""
 
-import ast
-import asyncio
 import secrets
-import subprocess
-import sys
-import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
-from google.protobuf import message_factory
-from pydantic import BaseModel
 
 from atoll.clock import SystemClock
 from atoll.coordinator import access, app, gate, transfer
@@ -32,22 +22,29 @@ from atoll.errors import (
     UnknownWorker,
     WorkerTaken,
 )
-from atoll.protocol.control import ControlRequest, KickRequest, OuterRateRequest
 from atoll.protocol.messages import (
     AssignmentRequest,
     BarrierRequest,
-    ErrorReply,
     EvaluationReport,
     HeartbeatRequest,
     LeaveRequest,
-    RegisterRequest,
 )
-from atoll.protocol.samples import Sample, SamplesRequest
+from atoll.protocol.samples import SamplesRequest
 from atoll.wire.proto import transfer_pb2
 from tests import served
 from tests.served import TOKENS, Served, Worker
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.walks import (
+    SAMPLE,
+    Answer,
+    Send,
+    body_type,
+    in_memory,
+    over_network,
+    routes,
+    rpc_answer,
+    rpc_methods,
+    rpc_requests,
+)
 
 # What each route asks for. A new route fails the walk until somebody writes its line here.
 ROUTES: Mapping[str, Role | None] = {
@@ -91,17 +88,6 @@ STRANGERS: Mapping[str, str | None] = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came back from either plane: 0 or the code of a refusal."""
-
-    status: object
-    code: str | None
-
-
-Send = Callable[[str, str, str | None, bytes | None], Answer]
-
-
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # Two workers open a round; one alone can mutate nothing but itself.
@@ -114,61 +100,6 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def alice(coordinator: Served) -> Worker:
     return coordinator.worker("alice")
-
-
-def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
-    """A good message of every kind, which would change something if it were let in."""
-    identity = worker.identity()
-    newcomer = Worker(worker.served, f"newcomer-{secrets.token_hex(8)}")
-    return {
-        RegisterRequest: newcomer.registration(),
-        HeartbeatRequest: HeartbeatRequest(identity=identity),
-        AssignmentRequest: AssignmentRequest(identity=identity),
-        EvaluationReport: EvaluationReport(identity=identity, version=0, loss_sum=1.0, tokens=1),
-        LeaveRequest: LeaveRequest(identity=identity),
-        SamplesRequest: SamplesRequest(identity=identity, life=1, samples=(SAMPLE,)),
-        # These change nothing, for the tests after a mutant that lets them in.
-        ControlRequest: ControlRequest(action="run"),
-        KickRequest: KickRequest(worker_id="nobody"),
-        OuterRateRequest: OuterRateRequest(lr=1.0),
-        BarrierRequest: BarrierRequest(identity=identity),
-    }
-
-
-SAMPLE = Sample(sequence=1, wall=1.0, round=1, step=1)
-
-
-def body_type(endpoint: Callable[..., object]) -> type[BaseModel] | None:
-    hints = typing.get_type_hints(endpoint)
-    hints.pop("return", None)
-    found = [h for h in hints.values() if isinstance(h, type) and issubclass(h, BaseModel)]
-    return found[0] if found else None
-
-
-@dataclass(frozen=True)
-class Route:
-    """One method of one path, with a message it would take."""
-
-    name: str
-    method: str
-    path: str
-    content: bytes | None
-
-
-def routes(application: FastAPI, worker: Worker) -> list[Route]:
-    messages = bodies(worker)
-    found = []
-    for context in iter_route_contexts(application.routes):
-        assert context.endpoint is not None
-        assert context.path is not None
-        kind = body_type(context.endpoint)
-        content = None if kind is None else messages[kind].model_dump_json().encode()
-        for method in sorted(context.methods or {"?"}):
-            path = context.path.format(
-                worker_id=worker.name, number=worker.served.coordinator.generation, name="walk"
-            )
-            found.append(Route(f"{method} {context.path}", method, path, content))
-    return found
 
 
 def http_faults(
@@ -196,42 +127,6 @@ def http_faults(
                 faults.append(f"{route.name} with {name}: the state changed")
                 before = state_hash()
     return faults
-
-
-def over_network(coordinator: Served) -> tuple[httpx.Client, Send]:
-    client = httpx.Client(base_url=coordinator.url, trust_env=False, verify=False)
-
-    def send(method: str, path: str, credential: str | None, content: bytes | None) -> Answer:
-        headers = {"content-type": "application/json"}
-        if credential is not None:
-            headers["authorization"] = credential
-        reply = client.request(method, path, headers=headers, content=content)
-        return answer_of(reply)
-
-    return client, send
-
-
-def in_memory(application: FastAPI) -> Send:
-    async def once(
-        method: str, path: str, credential: str | None, content: bytes | None
-    ) -> httpx.Response:
-        headers = {"content-type": "application/json"}
-        if credential is not None:
-            headers["authorization"] = credential
-        transport = httpx.ASGITransport(app=application)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, headers=headers, content=content)
-
-    def send(method: str, path: str, credential: str | None, content: bytes | None) -> Answer:
-        return answer_of(asyncio.run(once(method, path, credential, content)))
-
-    return send
-
-
-def answer_of(reply: httpx.Response) -> Answer:
-    if reply.status_code == 200:
-        return Answer(200, None)
-    return Answer(reply.status_code, ErrorReply.model_validate_json(reply.content).code)
 
 
 # The walks
@@ -340,60 +235,12 @@ def test_walk_finds_a_route_that_nobody_wrote_down(coordinator: Served, alice: W
     assert faults == ["GET /new: nobody wrote down which role it needs"]
 
 
-def rpc_answer(
-    channel: grpc.Channel, method: Any, credential: str | None, request: Any
-) -> tuple[grpc.StatusCode, str | None]:
-    """The status and the code of one call, of whatever shape."""
-    shape: Any = {
-        (False, False): channel.unary_unary,
-        (False, True): channel.unary_stream,
-        (True, False): channel.stream_unary,
-        (True, True): channel.stream_stream,
-    }[(method.client_streaming, method.server_streaming)]
-    reply_type = message_factory.GetMessageClass(method.output_type)
-    call = shape(
-        f"/{method.containing_service.full_name}/{method.name}",
-        request_serializer=lambda message: message.SerializeToString(),
-        response_deserializer=reply_type.FromString,
-    )
-    metadata = () if credential is None else (("authorization", credential),)
-    sent = iter([request]) if method.client_streaming else request
-    try:
-        reply = call(sent, metadata=metadata, timeout=served.WAIT_SECONDS)
-        if method.server_streaming:
-            next(reply)
-            reply.cancel()
-    except grpc.RpcError as error:
-        found: Any = error
-        trailers = dict(found.trailing_metadata() or ())
-        return found.code(), trailers.get("atoll-code")
-    return grpc.StatusCode.OK, None
-
-
-def rpc_methods() -> list[Any]:
-    service = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"]
-    return list(service.methods)
-
-
 @pytest.fixture
 def attendee(coordinator: Served) -> Iterator[Worker]:
     """A worker whose presence stream may be broken off: it is gone before anybody misses it."""
     made = coordinator.worker(f"attendee-{secrets.token_hex(4)}")
     yield made
     made.link.leave(made.identity())
-
-
-def rpc_requests(worker: Worker, attendee: Worker) -> dict[str, Any]:
-    """A good message of every method: it would be answered if it were let in."""
-    present = served.proto_identity(attendee.identity())
-    identity = served.proto_identity(worker.identity())
-    opened = transfer_pb2.UploadOpen(identity=identity, sha256="0" * 64)
-    return {
-        "Offset": opened,
-        "Upload": transfer_pb2.UploadPart(open=opened),
-        "Download": transfer_pb2.DownloadRequest(identity=identity),
-        "Presence": transfer_pb2.PresenceOpen(identity=present),
-    }
 
 
 def rpc_faults(coordinator: Served, worker: Worker, attendee: Worker) -> list[str]:
@@ -520,45 +367,6 @@ def test_tokens_and_island_keys_are_nowhere_in_the_state_directory(
 
     assert found == []
     assert access.token_hash(TOKENS[Role.ADMIN]).encode() in b"".join(contents.values())
-
-
-@pytest.mark.parametrize("name", ["coordinator/access.py", "coordinator/registry.py"])
-def test_secrets_are_compared_in_constant_time_only(name: str) -> None:
-    tree = ast.parse((ROOT / "src" / "atoll" / name).read_text())
-    compared = {
-        ast.unparse(side)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.NotEq)
-        for side in (node.left, *node.comparators)
-    }
-    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-
-    assert "hmac.compare_digest" in calls
-    assert not {text for text in compared if "token" in text or "hash" in text or "key" in text}
-
-
-@pytest.mark.parametrize("value", [None, "", " ", "Bearer", "Bearer ", "bearer", "Basic x", "ü"])
-def test_authorization_without_a_token_has_no_role(value: str | None) -> None:
-    nobody_has_the_empty_token = Access({"admin": access.token_hash("")})
-
-    with pytest.raises(Unauthenticated):
-        nobody_has_the_empty_token.role(value)
-
-
-def test_unknown_token_is_compared_with_every_known_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = []
-    roles = Access({"admin": access.token_hash("a" * 20), "worker": access.token_hash("w" * 20)})
-
-    def compare(known: bytes, _: bytes) -> bool:
-        compared.append(known)
-        return False
-
-    monkeypatch.setattr("atoll.coordinator.access.hmac.compare_digest", compare)
-
-    with pytest.raises(Unauthenticated):
-        roles.role("Bearer something")
-
-    assert len(compared) == 2
 
 
 # Identities: worker A cannot act as B, an old life is fenced, another run is refused
@@ -709,51 +517,3 @@ def test_earlier_life_is_fenced_once_the_same_key_registers_again(coordinator: S
         first.link.heartbeat(HeartbeatRequest(identity=first.identity()))
 
     second.link.heartbeat(HeartbeatRequest(identity=second.identity()))
-
-
-# What may not be imported at all
-
-BANNED = {
-    "pickle": "import pickle",
-    "pickle by name": "from pickle import loads",
-    "cloudpickle": "import cloudpickle",
-    "marshal": "import marshal",
-    "shelve": "import shelve",
-    "torch.load": "torch.load('x')",
-    "torch.load by name": "from torch import load",
-    "torch.save": "torch.save({}, 'x')",
-    "broadcast_object_list": "torch.distributed.broadcast_object_list([])",
-    "all_gather_object": "from torch.distributed import all_gather_object",
-    "gather_object": "from torch.distributed import gather_object",
-    "scatter_object_list": "from torch.distributed import scatter_object_list",
-}
-
-
-def ruff(*arguments: str, text: str | None = None) -> str:
-    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise"]
-    done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, input=text, capture_output=True, text=True, check=False
-    )
-    return done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def flagged() -> set[str]:
-    """The lines of a source file that the project's own lint refuses as banned."""
-    lines = ["import torch", "import json", *BANNED.values(), "json.loads('1')"]
-    found = ruff("--stdin-filename", "src/atoll/snippet.py", "-", text="\n".join(lines) + "\n")
-    numbers = [line.split(":")[1] for line in found.splitlines() if "TID251" in line]
-    return {lines[int(number) - 1] for number in numbers}
-
-
-@pytest.mark.parametrize("name", BANNED)
-def test_lint_refuses_apis_that_run_bytes_from_elsewhere(flagged: set[str], name: str) -> None:
-    assert BANNED[name] in flagged
-
-
-def test_lint_lets_other_apis_pass(flagged: set[str]) -> None:
-    assert flagged == set(BANNED.values())
-
-
-def test_source_has_no_api_that_runs_bytes_from_elsewhere() -> None:
-    assert ruff("--ignore-noqa", "--select", "TID251,S301,S302", "src") == "All checks passed!\n"

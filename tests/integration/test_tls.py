@@ -1,14 +1,10 @@
-"""`atoll serve` on any address: who gets a certificate, who pins it, and what strangers learn."""
+"""Both planes over TLS: who pins the certificate, and what strangers learn."""
 
 import datetime
 import hashlib
-import json
 import logging
-import os
-import re
 import socket
 import ssl
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,42 +19,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from atoll.cli import serve as command
-from atoll.cli.serve import ServeOptions
 from atoll.coordinator import certificate
 from atoll.coordinator.access import Role
 from atoll.coordinator.certificate import Certificate
-from atoll.coordinator.server import Server
 from atoll.errors import ConfigError, CoordinatorUnreachable, Unauthenticated
 from atoll.island import pinning
 from atoll.island.link import DownloadProgress
 from atoll.island.network import NetworkLink
-from atoll.launch import local
 from atoll.wire.proto import transfer_pb2
 from tests import served
-from tests.served import TOKENS, Served
+from tests.served import SOCKET_SECONDS, TOKENS, Served
 
 NOW = datetime.datetime.now(datetime.UTC)
-SOCKET_SECONDS = 20.0
-RUN_FILE = """
-name = "served"
-sync_every = 1
-[model]
-architecture = "gpt"
-vocab = 256
-block = 8
-layers = 1
-heads = 1
-width = 8
-[data]
-kind = "synthetic"
-seed = 1
-rows = 1000
-held_out_rows = 4
-block = 8
-[stop]
-rounds = 10
-"""
 
 
 @pytest.fixture(scope="module")
@@ -128,92 +100,7 @@ def _answer(plain: socket.socket, context: ssl.SSLContext, found: Impostor) -> N
         found.handshakes.append(False)
 
 
-@contextmanager
-def commanded(options: ServeOptions) -> Iterator[Server]:
-    """`atoll serve` in a thread, until the block ends."""
-    servers: list[Server] = []
-    failures: list[BaseException] = []
-    ready = threading.Event()
-
-    def started(server: Server) -> None:
-        servers.append(server)
-        ready.set()
-
-    def work() -> None:
-        try:
-            command.serve(options, signals=(), started=started)
-        except BaseException as exc:
-            failures.append(exc)
-        finally:
-            ready.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        assert ready.wait(served.START_SECONDS)
-        if not failures:
-            yield servers[0]
-    finally:
-        for server in servers:
-            server.stop()
-        thread.join(served.START_SECONDS)
-    if failures:
-        raise failures[0]
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> ServeOptions:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN_FILE)
-    return ServeOptions(
-        run_file=run_file,
-        directory=tmp_path / "state",
-        host="0.0.0.0",
-        port=0,
-        ready_file=tmp_path / "ready.json",
-    )
-
-
-def port_of(options: ServeOptions) -> int:
-    assert options.ready_file is not None
-    return int(json.loads(options.ready_file.read_text())["url"].rpartition(":")[2])
-
-
-def with_changes(options: ServeOptions, **changes: object) -> ServeOptions:
-    return ServeOptions(**{**options.__dict__, **changes})
-
-
-# The certificate
-
-
-def test_own_certificate_has_an_elliptic_key_that_only_its_owner_reads(tmp_path: Path) -> None:
-    umask = os.umask(0)
-    try:
-        made = certificate.own(tmp_path, host="0.0.0.0", now=NOW)
-    finally:
-        os.umask(umask)
-
-    key = serialization.load_pem_private_key(made.key_pem, password=None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
-
-
-def test_own_certificate_is_kept_over_restarts(tmp_path: Path) -> None:
-    first = certificate.own(tmp_path, host="0.0.0.0", now=NOW).fingerprint
-
-    second = certificate.own(tmp_path, host="0.0.0.0", now=NOW + datetime.timedelta(days=9))
-
-    assert second.fingerprint == first
-
-
-def test_own_certificate_is_made_again_when_a_crash_left_only_its_key(tmp_path: Path) -> None:
-    first = certificate.own(tmp_path, host="0.0.0.0", now=NOW).fingerprint
-    (tmp_path / "certificate.pem").rename(tmp_path / "certificate.pem.part")
-
-    second = certificate.own(tmp_path, host="0.0.0.0", now=NOW)
-
-    assert second.fingerprint != first
-    assert certificate.given(second.certificate_path, second.key_path) == second
+# Both planes over TLS
 
 
 def test_fingerprint_is_the_one_that_a_client_sees(coordinator: Served) -> None:
@@ -223,59 +110,6 @@ def test_fingerprint_is_the_one_that_a_client_sees(coordinator: Served) -> None:
 
     der = ssl.PEM_cert_to_DER_cert(pem)
     assert coordinator.certificate.fingerprint == f"sha256:{hashlib.sha256(der).hexdigest()}"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
-def test_loopback_needs_no_certificate(options: ServeOptions, tmp_path: Path, host: str) -> None:
-    assert command._certificate(with_changes(options, host=host), tmp_path) is None
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org", "::ffff:127.0.0.1"])
-def test_other_addresses_get_a_certificate_unless_plain_text_is_asked_for(
-    options: ServeOptions, tmp_path: Path, host: str
-) -> None:
-    secured = command._certificate(with_changes(options, host=host), tmp_path)
-    plain = command._certificate(with_changes(options, host=host, insecure=True), tmp_path)
-
-    assert isinstance(secured, Certificate)
-    assert plain is None
-
-
-@pytest.mark.parametrize("given", ["cert", "key"])
-def test_one_of_the_two_files_alone_is_refused(
-    options: ServeOptions, tmp_path: Path, given: str
-) -> None:
-    with pytest.raises(ConfigError, match="--cert and --key go together"):
-        command._certificate(with_changes(options, **{given: tmp_path / "x"}), tmp_path)
-
-
-def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    one = certificate.own(tmp_path / "a", host="h", now=NOW)
-    other = certificate.own(tmp_path / "b", host="h", now=NOW)
-
-    with pytest.raises(ConfigError, match="belong together"):
-        certificate.given(one.certificate_path, other.key_path)
-
-
-def test_key_with_a_password_is_refused_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
-    made = certificate.own(tmp_path, host="h", now=NOW)
-    key = serialization.load_pem_private_key(made.key_pem, password=None)
-    locked = tmp_path / "locked.key"
-    locked.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"secret"),
-        )
-    )
-
-    with pytest.raises(ConfigError, match="without a password"):
-        certificate.given(made.certificate_path, locked)
-
-
-# Both planes over TLS
 
 
 def test_right_fingerprint_works_end_to_end(coordinator: Served) -> None:
@@ -486,10 +320,7 @@ def test_plain_grpc_to_a_secured_port_gets_nothing(coordinator: Served) -> None:
         )
 
 
-GARBAGE = (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 300, b"\x16\x03\x01\x00\x05hello" * 9)
-
-
-@pytest.mark.parametrize("data", GARBAGE, ids=["plain HTTP", "zeros", "a torn hello"])
+@pytest.mark.parametrize("data", served.SCANS, ids=["plain HTTP", "zeros", "a torn hello"])
 def test_garbage_on_secured_ports_closes_the_connection_and_the_next_one_is_served(
     coordinator: Served, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
@@ -497,233 +328,9 @@ def test_garbage_on_secured_ports_closes_the_connection_and_the_next_one_is_serv
     dan = coordinator.worker(f"dan-{len(data)}")
 
     for port in (coordinator.address.port, coordinator.address.transfer_port):
-        _knock(port, data)
+        served.knock(port, data)
     dan.link.download(
         dan.identity(), have_digest="", progress=DownloadProgress(), sink=lambda _: None
     )
 
     assert caplog.records == []
-
-
-def _knock(port: int, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=SOCKET_SECONDS) as connection:
-        connection.sendall(data)
-        try:
-            while connection.recv(65536):
-                pass
-        except ConnectionResetError:
-            pass
-
-
-# The command
-
-JOIN = re.compile(
-    r"atoll join https://(?P<host>\S+):(?P<port>\d+) --token (?P<token>\S+)"
-    r" --fingerprint (?P<fingerprint>sha256:[0-9a-f]{64})"
-)
-
-
-def test_printed_join_command_opens_the_coordinator(
-    options: ServeOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with commanded(options):
-        printed = JOIN.search(capsys.readouterr().out)
-        assert printed is not None
-        link = NetworkLink(
-            f"https://127.0.0.1:{printed['port']}",
-            token=printed["token"],
-            fingerprint=printed["fingerprint"],
-        )
-        info = link.info()
-        link.close()
-
-    assert info.name == "served"
-    assert printed["host"] == socket.gethostname()
-
-
-def test_restarted_coordinator_has_the_same_fingerprint_and_tokens(
-    options: ServeOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with commanded(options):
-        first = JOIN.search(capsys.readouterr().out)
-    with commanded(options):
-        again = capsys.readouterr().out
-        assert first is not None
-        link = NetworkLink(
-            f"https://127.0.0.1:{port_of(options)}",
-            token=first["token"],
-            fingerprint=first["fingerprint"],
-        )
-        info = link.info()
-        link.close()
-
-    assert info.name == "served"
-    assert first["fingerprint"] in again
-    assert first["token"] not in again
-
-
-def test_tokens_are_nowhere_in_the_state_directory(
-    options: ServeOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with commanded(options):
-        out = capsys.readouterr().out
-    join, admin = JOIN.search(out), re.search(r"shown once: (\S+)", out)
-    assert join is not None
-    assert admin is not None
-    assert options.directory is not None
-    files = [path for path in options.directory.rglob("*") if path.is_file()]
-
-    found = [
-        path.name
-        for path in files
-        if join["token"].encode() in path.read_bytes() or admin[1].encode() in path.read_bytes()
-    ]
-
-    assert len(files) >= 4
-    assert found == []
-
-
-def test_loopback_asks_for_a_token_too(
-    options: ServeOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loopback = with_changes(options, host="127.0.0.1")
-
-    with commanded(loopback):
-        token = re.search(r"--token (\S+)", capsys.readouterr().out)
-        assert token is not None
-        url = f"http://127.0.0.1:{port_of(options)}/info"
-        without = httpx.get(url, trust_env=False, verify=False).status_code
-        known = {"authorization": f"Bearer {token[1]}"}
-        with_token = httpx.get(url, headers=known, trust_env=False, verify=False).status_code
-
-    assert (without, with_token) == (401, 200)
-
-
-def test_insecure_serves_plain_text_and_says_what_that_means(
-    options: ServeOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with commanded(with_changes(options, insecure=True)):
-        printed = capsys.readouterr().out
-        reply = httpx.get(
-            f"http://127.0.0.1:{port_of(options)}/health", trust_env=False, verify=False
-        )
-
-    assert reply.status_code == 200
-    assert "anybody on the way can read the token" in printed
-
-
-def test_tokens_from_the_environment_are_used_and_not_printed(
-    options: ServeOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ATOLL_WORKER_TOKEN", TOKENS[Role.WORKER])
-    monkeypatch.setenv("ATOLL_ADMIN_TOKEN", TOKENS[Role.ADMIN])
-
-    with commanded(with_changes(options, host="127.0.0.1")):
-        printed = capsys.readouterr().out
-        link = NetworkLink(f"http://127.0.0.1:{port_of(options)}", token=TOKENS[Role.WORKER])
-        info = link.info()
-        link.close()
-
-    assert info.name == "served"
-    assert not any(token in printed for token in TOKENS.values())
-
-
-@pytest.mark.parametrize(
-    ("worker", "admin", "rule"),
-    [
-        ("short", "b" * 20, "use 16 or more"),
-        ("two words that are long", "b" * 20, "printable ASCII"),
-        ("ümlaut-ümlaut-ümlaut", "b" * 20, "printable ASCII"),
-        ("a" * 20, "a" * 20, "every worker would be an admin"),
-    ],
-)
-def test_tokens_that_cannot_serve_are_refused(
-    options: ServeOptions, monkeypatch: pytest.MonkeyPatch, worker: str, admin: str, rule: str
-) -> None:
-    monkeypatch.setenv("ATOLL_WORKER_TOKEN", worker)
-    monkeypatch.setenv("ATOLL_ADMIN_TOKEN", admin)
-
-    with pytest.raises(ConfigError, match=rule):
-        command.serve(options, signals=())
-
-
-def test_port_that_is_taken_is_refused_by_its_number(options: ServeOptions) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            command.serve(with_changes(options, host="127.0.0.1", port=port), signals=())
-
-
-def test_transfer_port_that_is_taken_is_refused_by_its_number(options: ServeOptions) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        asked = with_changes(options, host="127.0.0.1", transfer_port=port)
-
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port} for transfers"):
-            command.serve(asked, signals=())
-
-
-# A process of its own
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A coordinator process that was scanned, joined and told to stop."""
-
-    exit_code: int
-    name: str
-    log_before: str
-    log_after: str
-    directory: Path
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    directory = tmp_path_factory.mktemp("process")
-    run_file = directory / "run.toml"
-    run_file.write_text(RUN_FILE)
-    tokens = local.Tokens(worker=TOKENS[Role.WORKER], admin=TOKENS[Role.ADMIN])
-    process = local.start_coordinator(
-        run_file, directory / "state", tokens=tokens, options=["--host", "0.0.0.0"]
-    )
-    try:
-        process.wait_ready()
-        ready = json.loads(process.ready_path.read_text())
-        port = int(ready["url"].rpartition(":")[2])
-        before = process.log_tail(1 << 20)
-        for data in GARBAGE * 5:
-            _knock(port, data)
-            _knock(ready["transfer_port"], data)
-        link = NetworkLink(
-            f"https://127.0.0.1:{port}", token=tokens.worker, fingerprint=ready["fingerprint"]
-        )
-        name = link.info().name
-        link.close()
-        after = process.log_tail(1 << 20)
-        process.terminate()
-        exit_code = process.wait(timeout_seconds=10.0)
-    finally:
-        process.kill()
-    return Ended(exit_code, name, before, after, directory / "state")
-
-
-def test_scanned_process_serves_on_and_ends_well(ended: Ended) -> None:
-    assert (ended.name, ended.exit_code) == ("served", 0)
-
-
-def test_scanned_process_writes_no_line_about_it(ended: Ended) -> None:
-    assert ended.log_after == ended.log_before
-
-
-def test_process_with_given_tokens_leaves_them_nowhere_in_its_directory(ended: Ended) -> None:
-    files = [path for path in ended.directory.rglob("*") if path.is_file()]
-
-    found = [
-        path.name
-        for path in files
-        if any(token.encode() in path.read_bytes() for token in TOKENS.values())
-    ]
-
-    assert "coordinator.log" in {path.name for path in files}
-    assert found == []

@@ -3,11 +3,8 @@
 import hashlib
 import logging
 import os
-import socket
 import threading
-import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,16 +24,11 @@ from atoll.errors import (
     ProtocolError,
     StoreError,
 )
-from atoll.island import network
 from atoll.island.link import DownloadProgress
-from atoll.island.store import StoredFrame
 from atoll.wire import frame
 from atoll.wire.proto import transfer_pb2
 from tests import served
-from tests.served import BytesFrame, Served, Worker
-
-SOCKET_SECONDS = 20.0
-PYTHON_BYTES = 16 << 20  # what may be allocated at the peak of any transfer, on both sides together
+from tests.served import SOCKET_SECONDS, BytesFrame, Served, Worker
 
 
 @pytest.fixture(scope="module")
@@ -432,85 +424,6 @@ def test_download_of_a_spool_file_that_was_cut_is_refused_and_ends(
         current.path.write_bytes(whole)
 
 
-# Memory
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A model of 31 MB; a second worker keeps the round open."""
-    model = {"architecture": "gpt", "vocab": 256, "block": 8, "layers": 1, "heads": 1, "width": 800}
-    with served.serving(
-        tmp_path_factory.mktemp("large") / "state", model=model, membership={"min_workers": 2}
-    ) as running:
-        running.worker("idle")
-        yield running
-
-
-@pytest.fixture
-def traced() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-
-
-def peak_above(before: int) -> int:
-    return tracemalloc.get_traced_memory()[1] - before
-
-
-def stored_frame(worker: Worker, path: Path) -> StoredFrame:
-    """A good contribution, written to a file piece by piece."""
-    header = worker.header(worker.assignment())
-    digest = hashlib.sha256()
-    piece = bytes(1 << 20)
-    with path.open("wb") as file:
-
-        def write(data: memoryview) -> None:
-            digest.update(data)
-            file.write(data)
-
-        writer = frame.FrameWriter(header, write)
-        for start in range(0, header.payload_bytes, len(piece)):
-            writer.payload(piece[: header.payload_bytes - start])
-        writer.finish()
-    return StoredFrame(path, preamble=frame.preamble(header), sha256=digest.hexdigest())
-
-
-def test_large_upload_never_holds_a_whole_payload(
-    large: Served, tmp_path: Path, traced: None
-) -> None:
-    carol = large.worker("carol")
-    source = stored_frame(carol, tmp_path / "frame")
-    tracemalloc.reset_peak()
-    before = tracemalloc.get_traced_memory()[0]
-
-    try:
-        carol.link.upload(carol.identity(), source, before_commit=nothing)
-    finally:
-        source.close()
-
-    assert source.nbytes > 30_000_000
-    assert peak_above(before) < PYTHON_BYTES
-
-
-def test_large_download_never_holds_a_whole_payload(large: Served, traced: None) -> None:
-    dave = large.worker("dave")
-    progress = DownloadProgress()
-    largest = []
-    tracemalloc.reset_peak()
-    before = tracemalloc.get_traced_memory()[0]
-
-    dave.link.download(
-        dave.identity(),
-        have_digest="",
-        progress=progress,
-        sink=lambda data: largest.append(len(data)),
-    )
-
-    assert progress.offset > 30_000_000
-    assert max(largest) == transfer.CHUNK_BYTES == network.CHUNK_BYTES
-    assert peak_above(before) < PYTHON_BYTES
-
-
 # Bounds and garbage
 
 
@@ -584,22 +497,11 @@ GARBAGE = {
 }
 
 
-def raw(port: int, data: bytes) -> None:
-    """Sends `data` and reads until the other side closes; TimeoutError when it does not."""
-    with socket.create_connection(("127.0.0.1", port), timeout=SOCKET_SECONDS) as connection:
-        connection.sendall(data)
-        try:
-            while connection.recv(65536):
-                pass
-        except ConnectionResetError:
-            pass
-
-
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_closes_the_connection_and_the_next_one_is_served(
     coordinator: Served, alice: Worker, name: str
 ) -> None:
-    raw(coordinator.address.transfer_port, GARBAGE[name])
+    served.knock(coordinator.address.transfer_port, GARBAGE[name])
 
     assert_serves(alice)
 
@@ -610,7 +512,7 @@ def test_garbage_and_strangers_write_no_log_lines(
     caplog.set_level(logging.WARNING)
 
     for data in GARBAGE.values():
-        raw(coordinator.address.transfer_port, data)
+        served.knock(coordinator.address.transfer_port, data)
     codes = {call_of(coordinator, "Offset", b"\xff", metadata=()) for _ in range(20)}
 
     assert codes == {grpc.StatusCode.UNAUTHENTICATED}
