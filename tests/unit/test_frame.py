@@ -12,31 +12,10 @@ from atoll.errors import FrameError, FrameTooLarge, LayoutMismatch, VersionMisma
 from atoll.layout import GROUP_ELEMENTS, Layout, Span
 from atoll.wire import frame
 from atoll.wire.header import MAX_WITH_TABLE_BYTES, FrameHeader
+from tests.frames import CODEC, LAYOUT, contribution, discard, framed
 
 DOCS = Path(__file__).parents[2] / "docs" / "wire-format.md"
-LAYOUT = Layout.of([("embed", (4, 3), "float32"), ("norm", (3,), "float32")])
-CODEC = registry.build("fp32")
 EXPECTATION = frame.Expectation(layout=LAYOUT, codec=CODEC, kind="contribution")
-
-
-def contribution(layout=LAYOUT, codec=CODEC, **changes) -> FrameHeader:
-    header = FrameHeader.of(
-        layout,
-        codec,
-        kind="contribution",
-        run_id="run-1",
-        manifest_sha256="a" * 64,
-        round=3,
-        worker_id="island-0",
-        incarnation=2,
-        base_digest="b" * 64,
-        weight=1,
-        rows=6,
-        tokens=1536,
-        loss_sum=2048.5,
-        ranges=[(0, 4), (8, 10)],
-    )
-    return replace(header, **changes)
 
 
 def weights(**changes) -> FrameHeader:
@@ -56,10 +35,7 @@ PAYLOAD = bytes(range(60))
 
 
 def whole(header: FrameHeader, payload: bytes = PAYLOAD) -> bytes:
-    """A frame put together by the documented layout, without the writer."""
-    text = header.to_json()
-    before = b"ATOL\x01\x00\x00\x00" + len(text).to_bytes(4, "little") + text + payload
-    return before + hashlib.sha256(before).digest()
+    return framed(header.to_json(), payload)
 
 
 def read(data: bytes, **settings) -> tuple[FrameHeader, bytes]:
@@ -84,10 +60,6 @@ class Recorder:
     def digest(self) -> str:
         self.digests += 1
         return hashlib.sha256(self.data).hexdigest()
-
-
-def discard(piece) -> None:
-    """A sink for payloads nobody looks at."""
 
 
 # Bytes

@@ -1,6 +1,5 @@
 """Frames that were cut, damaged, forged or padded: a typed error, bounded memory, nothing else."""
 
-import hashlib
 import json
 import tracemalloc
 from itertools import pairwise
@@ -9,46 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codecs import registry
 from atoll.errors import FrameError, FrameTooLarge, LayoutMismatch, VersionMismatch
 from atoll.layout import Layout
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
+from tests.frames import CODEC, contribution, discard, framed
 
 LAYOUT = Layout.of([("w", (2, 2), "float32")])
-CODEC = registry.build("fp32")
 EXPECTATION = frame.Expectation(layout=LAYOUT, codec=CODEC, kind="contribution")
-HEADER = FrameHeader.of(
-    LAYOUT,
-    CODEC,
-    kind="contribution",
-    run_id="r",
-    manifest_sha256="a" * 64,
-    round=1,
-    worker_id="w",
-    incarnation=1,
-    base_digest="b" * 64,
-    weight=1,
-    rows=1,
-    tokens=1,
-    loss_sum=1.5,
-    ranges=[(0, 1)],
-)
+HEADER = contribution(LAYOUT, CODEC, ranges=((0, 6),))
 # The same examples in every run, and no deadline: a busy machine is no finding.
 fuzzed = settings(max_examples=80, deadline=None, derandomize=True)
 REFUSALS = (FrameError, VersionMismatch, LayoutMismatch)
 
 
 def whole(text: bytes = HEADER.to_json(), payload: bytes = bytes(16)) -> bytes:
-    before = b"ATOL\x01\x00\x00\x00" + len(text).to_bytes(4, "little") + text + payload
-    return before + hashlib.sha256(before).digest()
+    return framed(text, payload)
 
 
 FRAME = whole()
-
-
-def discard(piece) -> None:
-    """A sink for payloads nobody looks at."""
 
 
 def read(chunks, *, expectation=EXPECTATION) -> bytes:
@@ -171,7 +149,7 @@ HOSTILE = {
     .replace(b'[["w","float32",[2,2]]]', b"null"),
     "payload": HEADER.to_json().replace(b'"payload_bytes":16', b'"payload_bytes":%d' % 2**60),
     "shape": HEADER.to_json().replace(b"[2,2]", b"[%d,%d,%d]" % ((2**62,) * 3)),
-    "ranges": HEADER.to_json().replace(b"[[0,1]]", b"[[0,%d]]" % 2**62),
+    "ranges": HEADER.to_json().replace(b"[[0,6]]", b"[[0,%d]]" % 2**62),
 }
 
 

@@ -1,0 +1,41 @@
+"""Frames put together by the documented layout, without the writer."""
+
+import hashlib
+from dataclasses import replace
+
+from atoll.codecs import registry
+from atoll.layout import Layout
+from atoll.wire.header import FrameHeader
+
+LAYOUT = Layout.of([("embed", (4, 3), "float32"), ("norm", (3,), "float32")])
+CODEC = registry.build("fp32")
+
+
+def contribution(layout=LAYOUT, codec=CODEC, **changes) -> FrameHeader:
+    header = FrameHeader.of(
+        layout,
+        codec,
+        kind="contribution",
+        run_id="run-1",
+        manifest_sha256="a" * 64,
+        round=3,
+        worker_id="island-0",
+        incarnation=2,
+        base_digest="b" * 64,
+        weight=1,
+        rows=6,
+        tokens=1536,
+        loss_sum=2048.5,
+        ranges=[(0, 4), (8, 10)],
+    )
+    return replace(header, **changes)
+
+
+def framed(text: bytes, payload: bytes) -> bytes:
+    """A frame around a header's `text` whose sizes and checksum are right."""
+    before = b"ATOL\x01\x00\x00\x00" + len(text).to_bytes(4, "little") + text + payload
+    return before + hashlib.sha256(before).digest()
+
+
+def discard(piece) -> None:
+    """A sink for payloads nobody looks at."""
