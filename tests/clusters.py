@@ -48,6 +48,7 @@ from atoll.protocol.messages import (
     AssignmentRequest,
     HeartbeatRequest,
     Identity,
+    Info,
     RegisterRequest,
 )
 from atoll.strategies import build
@@ -158,6 +159,18 @@ def manifest_for(
             initial_digest=digests.digest(layout, values(layout, "initial", scale=1.0)).root,
         ),
         DataSettings(definition={}, identity=dict(data)),
+    )
+
+
+def info_of(manifest: Manifest) -> Info:
+    """What a coordinator that never served says of a run under `manifest`."""
+    return Info(
+        **{name: getattr(manifest, name) for name in Manifest.model_fields},
+        run_id=RUN_ID,
+        manifest_sha256=manifest.sha256(),
+        model_hash="0" * 64,
+        version=0,
+        transfer_port=1,
     )
 
 
@@ -349,6 +362,13 @@ class Cluster:
     def pair(self) -> tuple["HandIsland", "HandIsland"]:
         """Two islands that have joined: round 1 is open."""
         return self.island("a"), self.island("b")
+
+    def trio(self, third: str = "c") -> tuple["HandIsland", "HandIsland", "HandIsland"]:
+        """Three islands in round 2, which is the first of the third one."""
+        a, b = self.pair()
+        joined = self.island(third)
+        self.rounds(1, a, b)
+        return a, b, joined
 
 
 class HandIsland:

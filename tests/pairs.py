@@ -21,7 +21,7 @@ from atoll.island.run import Run
 from atoll.island.store import IslandIdentity, IslandStore
 from atoll.launch.joining import NO_KEY
 from atoll.simulate.fibers import Fiber
-from tests.integration.test_resume import FaultyLink, Sea
+from tests.seas import FaultyLink, Sea
 
 DEADLINE_SECONDS = 60.0  # virtual; two ranks that wait for different things stay below it for ever
 TURN_SECONDS = 1 / 64

@@ -168,9 +168,7 @@ def test_receipt_is_different_for_every_contribution(cluster):
 def late(tmp_path: Path) -> Iterator[tuple[Cluster, HandIsland, Frame]]:
     """A run whose round 1 closed without island c, and c's frame for it."""
     cluster = Cluster(tmp_path, {"membership.quorum": 2, "membership.min_workers": 2})
-    a, b = cluster.pair()
-    c = cluster.island("c")
-    cluster.rounds(1, a, b)
+    a, b, c = cluster.trio()
     sent = c.frame()
     for island in (a, b):
         island.contribute()
@@ -233,9 +231,7 @@ def test_island_goes_on_with_the_next_round_after_a_stale_one(late):
 def test_upload_that_the_round_overtakes_is_stale(tmp_path):
     """C4: an upload half on its way when the round closes learns why."""
     cluster = Cluster(tmp_path, {"membership.quorum": 2})
-    a, b = cluster.pair()
-    c = cluster.island("c")
-    cluster.rounds(1, a, b)
+    a, b, c = cluster.trio()
     sent = c.frame()
     stream = cluster.coordinator.begin_upload(c.request(sent))
     assert isinstance(stream, UploadStream)
@@ -251,9 +247,7 @@ def test_upload_that_the_round_overtakes_is_stale(tmp_path):
 def test_frame_is_stale_from_the_freeze_on_before_a_byte_is_read(tmp_path):
     """C4: between freeze and publish nobody sends a body in vain."""
     cluster = Cluster(tmp_path, {"membership.quorum": 2})
-    a, b = cluster.pair()
-    c = cluster.island("c")
-    cluster.rounds(1, a, b)
+    a, b, c = cluster.trio()
     sent = c.frame()
     a.contribute()
     b.contribute()

@@ -12,7 +12,7 @@ from atoll.island.run import Run
 from atoll.ledger import engines
 from tests import clusters
 from tests.clusters import one_thread  # noqa: F401
-from tests.integration.test_resume import (
+from tests.seas import (
     Call,
     Sea,
     coordinator_restarts_after,
@@ -21,7 +21,7 @@ from tests.integration.test_resume import (
     killed_before,
     lost_reply,
 )
-from tests.integration.test_simulate import TABLE
+from tests.tiny import TABLE
 
 ROUNDS = 4
 NEW = 0.2

@@ -17,18 +17,12 @@ from atoll.simulate import cluster as simulation
 from atoll.simulate.cluster import Outage
 from tests import clusters
 from tests.clusters import one_thread  # noqa: F401
+from tests.tiny import MODEL
 
 SHAPE = {"kind": "synthetic", "held_out_rows": 2, "block": 8, "vocab": 16}
 TABLE: dict[str, Any] = {
     "seed": 3,
-    "model": {
-        "architecture": "gpt",
-        "vocab": 16,
-        "block": 8,
-        "layers": 1,
-        "heads": 2,
-        "width": 8,
-    },
+    "model": MODEL,
     "data": [
         {"name": "words", "weight": 3, "seed": 1, "rows": 10, **SHAPE},
         {"name": "code", "weight": 1, "seed": 2, "rows": 500, **SHAPE},

@@ -24,7 +24,7 @@ from atoll.island.run import Run
 from atoll.ledger import engines
 from atoll.simulate import cluster as simulation
 from tests.clusters import audited, one_thread  # noqa: F401
-from tests.integration.test_simulate import simulate
+from tests.tiny import simulate
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

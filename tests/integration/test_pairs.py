@@ -11,8 +11,8 @@ import pytest
 from atoll.errors import UnknownWorker
 from atoll.island import combine, parallel
 from tests.clusters import one_thread  # noqa: F401
-from tests.integration.test_resume import Call, Fault, Sea, evicted
 from tests.pairs import PairSea
+from tests.seas import Call, Fault, Sea, evicted
 
 BEATS_SECONDS = 5.0  # two heartbeats and more
 NEW = 0.2

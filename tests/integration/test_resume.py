@@ -4,212 +4,31 @@ Real islands train a tiny model on a virtual clock; what crosses their link is l
 chosen calls.
 """
 
-import random
 import shutil
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atoll.blobs.directory import DirectoryBlobs
-from atoll.coordinator import boot
-from atoll.coordinator.boot import Stores
-from atoll.coordinator.service import Coordinator
-from atoll.coordinator.spool import Spool
 from atoll.errors import CoordinatorUnreachable, Fenced, FrameError
-from atoll.history import audit, recorded
-from atoll.island import trainer
 from atoll.island.link import DownloadProgress
-from atoll.island.run import Run
-from atoll.island.store import IslandIdentity, IslandStore
-from atoll.ledger import engines
-from atoll.simulate.fibers import Scheduler
-from atoll.simulate.link import MemoryLink
-from tests import clusters
 from tests.clusters import one_thread  # noqa: F401
-from tests.integration.test_simulate import TABLE
-
-ROUNDS = 2  # the second one shows what the first left in the inner state
-STEPS = 2
-NAMES = ("a", "b")
-
-Call = Callable[[], Any]
-Fault = Callable[["Sea", Call], Any]
-
-
-class Killed(BaseException):
-    """Ends one life of an island; like SIGKILL, nothing handles it."""
-
-
-class FaultyLink:
-    """The in-memory link to whichever coordinator is there, with faults at chosen calls."""
-
-    def __init__(self, sea: "Sea", name: str) -> None:
-        self._sea = sea
-        self._name = name
-        self.bytes_sent = self.bytes_received = 0
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            link = MemoryLink(lambda: self._sea.coordinator, self._sea.scheduler)
-            return self._sea.through(
-                self._name, method, lambda: getattr(link, method)(*args, **kwargs), kwargs
-            )
-
-        return call
-
-
-class Sea:
-    """A coordinator and islands that live several lives."""
-
-    def __init__(self, home: Path, **changes: Any) -> None:
-        home.mkdir(parents=True, exist_ok=True)
-        self.home = home
-        self.scheduler = Scheduler()
-        self.file = clusters.run_file(
-            {
-                **TABLE,
-                "evaluate.every": 2,
-                "stop.rounds": ROUNDS,
-                "heartbeat_timeout": 3.0,
-                **changes,
-            }
-        )
-        self.faults: dict[tuple[str, str, int], Fault] = {}
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.steps: Counter[str] = Counter()
-        self.lives: Counter[str] = Counter()
-        self.stale: Counter[str] = Counter()
-        self.kwargs: dict[str, Any] = {}
-        self.open()
-
-    def open(self) -> None:
-        """A life of the coordinator."""
-        self.stores = Stores(
-            engines.open_ledger(self.home / "ledger.sqlite"),
-            DirectoryBlobs(self.home / "blobs"),
-            Spool(self.home / "spool"),
-        )
-        self.manifest = boot.create_or_check(
-            self.stores, self.file, self.scheduler, new_run_id="sea"
-        )
-        self.coordinator: Coordinator = boot.open_coordinator(
-            self.stores, self.scheduler, self.manifest
-        )
-
-    def restart(self) -> None:
-        self.stores.ledger.close()
-        self.open()
-
-    def through(self, name: str, method: str, call: Call, kwargs: dict[str, Any]) -> Any:
-        self.calls[name, method] += 1
-        fault = self.faults.get((name, method, self.calls[name, method]))
-        if fault is None:
-            return call()
-        self.kwargs = kwargs
-        return fault(self, call)
-
-    def run(self) -> str:
-        """Runs to the end; the final digest, of a run that passes its audit."""
-        self.scheduler.spawn("coordinator", self._close_rounds)
-        fibers = [self.scheduler.spawn(name, self._lives(name)) for name in NAMES]
-        self.scheduler.run_until(lambda: all(f.done for f in fibers), limit_seconds=600)
-        report = audit.audit(
-            self.stores.ledger,
-            self.stores.blobs,
-            layout=recorded.layout_of(self.manifest),
-            with_replay=True,
-        )
-        assert report.problems == []
-        assert report.digest is not None
-        self.status = self.coordinator.status()
-        self.stores.ledger.close()
-        return report.digest
-
-    def _close_rounds(self) -> None:
-        while True:
-            self.coordinator.advance()
-            self.scheduler.sleep(0.05)
-
-    def _lives(self, name: str) -> Callable[[], None]:
-        def work() -> None:
-            while True:
-                self.lives[name] += 1
-                try:
-                    return self._live(name)
-                except Killed:
-                    continue
-
-        return work
-
-    def _live(self, name: str) -> None:
-        store = IslandStore(self.home / name)
-        identity = IslandIdentity(name, random.Random(name).randbytes(32).hex())
-        run = Run(
-            FaultyLink(self, name),
-            store,
-            self.scheduler,
-            identity=identity,
-            jitter=random.Random(name),
-        )
-
-        def beat() -> None:
-            while True:
-                self.scheduler.sleep(run.manifest.heartbeat_interval)
-                run.beat()
-
-        def after_step() -> None:
-            self.steps[name] += 1
-            self.through(name, "step", lambda: self.scheduler.sleep(0.1), {})
-
-        pulse = self.scheduler.spawn(f"{name} pulse", beat)
-        try:
-            trainer.train(run, after_step=after_step)
-        finally:
-            self.stale[name] += run.stale_rounds
-            self.scheduler.stop(pulse)
-            store.close()
-
-
-# Faults
-
-
-def lost_request(_: Sea, __: Call) -> Any:
-    raise CoordinatorUnreachable
-
-
-def lost_reply(_: Sea, call: Call) -> Any:
-    call()
-    raise CoordinatorUnreachable
-
-
-def killed_before(_: Sea, __: Call) -> Any:
-    raise Killed
-
-
-def killed_after(_: Sea, call: Call) -> Any:
-    call()
-    raise Killed
-
-
-def coordinator_restarts_before(sea: Sea, _: Call) -> Any:
-    sea.restart()
-    raise CoordinatorUnreachable
-
-
-def coordinator_restarts_after(sea: Sea, call: Call) -> Any:
-    call()
-    sea.restart()
-    raise CoordinatorUnreachable
-
-
-def evicted(sea: Sea, call: Call) -> Any:
-    """The coordinator takes `a` for dead, and `a` goes on with what it is doing."""
-    [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
-    assert sea.coordinator._registry.evict("a", worker.incarnation, reason="a test says so")
-    return call()
+from tests.seas import (
+    NAMES,
+    ROUNDS,
+    STEPS,
+    Call,
+    Fault,
+    Killed,
+    Sea,
+    coordinator_restarts_after,
+    coordinator_restarts_before,
+    evicted,
+    killed_after,
+    killed_before,
+    lost_reply,
+    lost_request,
+)
 
 
 @pytest.fixture(scope="module")

@@ -168,9 +168,7 @@ def test_grace_period_starts_anew_with_every_round(tmp_path):
 
 def test_slow_island_that_makes_it_in_time_counts(tmp_path):
     cluster = Cluster(tmp_path, {"membership.quorum": 2, "membership.grace_seconds": 5.0})
-    a, b = cluster.pair()
-    slow = cluster.island("slow")
-    cluster.rounds(1, a, b)
+    a, b, slow = cluster.trio("slow")
     a.contribute()
     b.contribute()
     cluster.run_clock(seconds=4)
@@ -183,9 +181,7 @@ def test_slow_island_that_makes_it_in_time_counts(tmp_path):
 
 
 def test_round_without_quorum_setting_waits_for_a_slow_live_island(cluster):
-    a, b = cluster.pair()
-    slow = cluster.island("slow")
-    cluster.rounds(1, a, b)
+    a, b, slow = cluster.trio("slow")
     a.contribute()
     b.contribute()
 
@@ -196,9 +192,7 @@ def test_round_without_quorum_setting_waits_for_a_slow_live_island(cluster):
 
 
 def test_dead_worker_lets_the_round_close_within_the_timeout_and_a_tick(cluster):
-    a, b = cluster.pair()
-    dies = cluster.island("dies")
-    cluster.rounds(1, a, b)
+    a, b, dies = cluster.trio("dies")
     dies.beat()
     a.contribute()
     b.contribute()
@@ -211,9 +205,7 @@ def test_dead_worker_lets_the_round_close_within_the_timeout_and_a_tick(cluster)
 
 def test_rows_of_a_dead_worker_are_planned_again_exactly_once(cluster):
     """C12."""
-    a, b = cluster.pair()
-    dies = cluster.island("dies")
-    cluster.rounds(1, a, b)
+    a, b, dies = cluster.trio("dies")
     dies.beat()
     a.contribute()
     b.contribute()

@@ -1,6 +1,7 @@
 """A run as a training script sees it: load, batches, step, around an ordinary PyTorch loop."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,9 +16,7 @@ from atoll.models.gpt import GPT, GPTConfig
 from atoll.simulate import cluster as simulation
 from tests import clusters
 from tests.clusters import one_thread  # noqa: F401
-from tests.integration.test_simulate import TABLE, simulate
-
-SIZE = {"vocab": 16, "block": 8, "layers": 1, "heads": 2, "width": 8}
+from tests.tiny import SIZE, TABLE, simulate
 
 Script = Callable[[Run, Callable[[], None]], None]
 
@@ -57,8 +56,13 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
-def plain_loop(run: Run, after_step: Callable[[], None]) -> None:
-    """What a user writes."""
+def plain_loop(
+    run: Run,
+    after_step: Callable[[], None],
+    *,
+    told: Callable[[Tensor], Tensor | float] = lambda loss: loss,
+) -> None:
+    """What a user writes; `told` is what the run hears of a loss."""
     model, optimizer = parts(run)
     run.load(model, optimizer)
     for rows in run.batches(data(run)):
@@ -67,7 +71,7 @@ def plain_loop(run: Run, after_step: Callable[[], None]) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        run.step(loss=loss)
+        run.step(loss=told(loss))
         after_step()
 
 
@@ -81,19 +85,7 @@ def test_plain_loop_equals_the_built_in_trainer_bit_for_bit(run_script, built_in
 
 
 def test_loss_may_be_a_number(run_script, built_in):
-    def script(run: Run, after_step: Callable[[], None]) -> None:
-        model, optimizer = parts(run)
-        run.load(model, optimizer)
-        for rows in run.batches(data(run)):
-            loss = loss_of(model, rows)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            run.step(loss=loss.item())
-            after_step()
-
-    result = run_script(script)
+    result = run_script(partial(plain_loop, told=Tensor.item))
 
     assert result.digest == built_in.digest
     assert [r.train_loss for r in result.status.history] == [

@@ -17,42 +17,11 @@ from atoll.simulate.cluster import Outage, Simulated
 from atoll.simulate.fibers import Stopped
 from tests import clusters
 from tests.clusters import one_thread  # noqa: F401
-
-ROUNDS = 3
-TABLE: dict[str, Any] = {
-    "seed": 3,
-    "model": {
-        "architecture": "gpt",
-        "vocab": 16,
-        "block": 8,
-        "layers": 1,
-        "heads": 2,
-        "width": 8,
-    },
-    "data": {
-        "kind": "synthetic",
-        "seed": 1,
-        "rows": 500,
-        "held_out_rows": 4,
-        "block": 8,
-        "vocab": 16,
-    },
-    "inner.batch": 2,
-    "inner.lr": 0.01,
-    "upload.codec": "bf16",
-    "evaluate.every": 1,
-    "stop.rounds": ROUNDS,
-}
-
+from tests.tiny import ROUNDS, TABLE, simulate
 
 DIVERGING: dict[str, Any] = {"inner.lr": 1e30, "inner.optimizer": "sgd", "inner.clip": 0.0}
 STUCK: dict[str, Any] = {"heartbeat_timeout": 3.0, "evaluate.every": 0}
 FEW: dict[str, Any] = {"stop.rounds": 1, "sync_every": 4, "evaluate.every": 0}
-
-
-def simulate(islands: int = 2, *, directory: Path | None = None, **changes: Any) -> Simulated:
-    file = clusters.run_file({**TABLE, **changes})
-    return simulation.simulate(file, islands=islands, directory=directory)
 
 
 @pytest.fixture(scope="module")

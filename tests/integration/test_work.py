@@ -207,9 +207,7 @@ def test_contribution_of_one_dataset_need_not_name_it(cluster):
 
 
 def test_lease_of_a_dead_worker_is_issued_again_with_the_next_epoch(cluster):
-    a, b = cluster.pair()
-    c = cluster.island("c")
-    cluster.rounds(1, a, b)
+    a, b, c = cluster.trio()
     c.beat()
     a.contribute()
     b.contribute()
@@ -248,15 +246,8 @@ def hurried(tmp_path: Path) -> Iterator[Cluster]:
     made.close()
 
 
-def three(cluster: Cluster) -> list[HandIsland]:
-    """Three islands in round 2."""
-    islands = [*cluster.pair(), cluster.island("c")]
-    cluster.rounds(1, *islands[:2])
-    return islands
-
-
 def test_worker_that_beats_and_does_not_contribute_loses_its_lease(hurried):
-    a, b, c = three(hurried)
+    a, b, c = hurried.trio()
     late = c.frame()
     a.contribute()
     b.contribute()
@@ -274,7 +265,7 @@ def test_worker_that_beats_and_does_not_contribute_loses_its_lease(hurried):
 
 def test_late_contribution_is_lost_while_its_round_is_open(hurried):
     """All three are late; two of them are enough to lease the rows to again."""
-    a, b, c = three(hurried)
+    a, b, c = hurried.trio()
     late = c.frame()
     hurried.keep_alive(a, b, c, seconds=32)
     before = hurried.coordinator.state_hash()
@@ -286,7 +277,7 @@ def test_late_contribution_is_lost_while_its_round_is_open(hurried):
 
 
 def test_restart_gives_a_lease_its_full_time_again(hurried):
-    a, b, c = three(hurried)
+    a, b, c = hurried.trio()
     a.contribute()
     b.contribute()
     hurried.keep_alive(a, b, c, seconds=28)
@@ -313,7 +304,7 @@ def test_round_that_would_be_short_leases_the_rows_again_to_who_is_there(hurried
 
 def test_at_most_once_gives_lost_rows_up_and_says_so(tmp_path):
     cluster = Cluster(tmp_path, {"work.units": 10, "work.policy": "at_most_once"}, data=WORDS)
-    a, b, c = three(cluster)
+    a, b, c = cluster.trio()
     a.contribute()
     b.contribute()
     c.leave()
@@ -364,7 +355,7 @@ def test_rows_of_several_datasets_follow_their_weights(tmp_path):
 def test_losses_of_several_datasets_are_done_once(tmp_path):
     data = mixed(("words", 20, 3), ("flood", 0, 2))
     cluster = Cluster(tmp_path, {"work.stream_unit_rows": 5}, data=data)
-    a, b, c = three(cluster)
+    a, b, c = cluster.trio()
     a.contribute()
     b.contribute()
     c.leave()
@@ -601,7 +592,7 @@ def test_work_shows_the_newest_queues_and_says_how_many_it_left_off(cluster, mon
 
 def test_lease_that_ends_between_check_and_record_is_lost(hurried, monkeypatch):
     """The lease ends while the last bytes are synced: the record is refused."""
-    a, b, c = three(hurried)
+    a, b, c = hurried.trio()
     a.contribute()
     b.contribute()
     uploads = hurried.coordinator._uploads

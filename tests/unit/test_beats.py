@@ -18,7 +18,6 @@ from atoll.island.pulse import Pulse
 from atoll.island.run import Run
 from atoll.island.store import IslandIdentity, IslandStore
 from atoll.protocol.control import Command
-from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
     HeartbeatReply,
     HeartbeatRequest,
@@ -27,7 +26,7 @@ from atoll.protocol.messages import (
     Telemetry,
 )
 from atoll.protocol.samples import SamplesRequest
-from tests.clusters import SMALL, manifest_for
+from tests.clusters import SMALL, info_of, manifest_for
 
 WAIT_SECONDS = 20.0
 
@@ -45,15 +44,7 @@ class Answers:
         self.on_attend: Callable[[], Any] = lambda: None
 
     def info(self) -> Info:
-        manifest = manifest_for(SMALL, {"heartbeat_interval": 0.001})
-        return Info(
-            **{name: getattr(manifest, name) for name in Manifest.model_fields},
-            run_id="run",
-            manifest_sha256=manifest.sha256(),
-            model_hash="0" * 64,
-            version=0,
-            transfer_port=1,
-        )
+        return info_of(manifest_for(SMALL, {"heartbeat_interval": 0.001}))
 
     def register(self, _: Any) -> RegisterReply:
         self.registrations += 1

@@ -23,8 +23,8 @@ from atoll.island.reconnect import Reconnect
 from atoll.island.session import Session
 from atoll.island.store import IslandIdentity
 from atoll.protocol.manifest import Manifest
-from atoll.protocol.messages import Info, RegisterReply
-from tests.clusters import SMALL, manifest_for
+from atoll.protocol.messages import RegisterReply
+from tests.clusters import SMALL, info_of, manifest_for
 
 
 class Coordinator:
@@ -41,15 +41,7 @@ class Coordinator:
 
     def info(self) -> Any:
         self.infos += 1
-        manifest = manifest_for(SMALL)
-        return Info(
-            **{name: getattr(manifest, name) for name in Manifest.model_fields},
-            run_id="run",
-            manifest_sha256=manifest.sha256(),
-            model_hash="0" * 64,
-            version=0,
-            transfer_port=1,
-        )
+        return info_of(manifest_for(SMALL))
 
     def register(self, _: Any) -> RegisterReply:
         self.registrations += 1
