@@ -12,13 +12,12 @@ from rich.progress import Progress
 
 from atoll.blobs.base import Blobs
 from atoll.cli import output
+from atoll.cli.link import linked
 from atoll.cli.s3 import s3_access
-from atoll.cli.token import required_token
 from atoll.clock import SystemClock
 from atoll.errors import ConfigError, StateHeld
 from atoll.history import audit as auditing
 from atoll.history import recorded
-from atoll.island.network import NetworkLink
 from atoll.launch import state
 from atoll.layout import Layout
 from atoll.ledger import engines
@@ -81,12 +80,13 @@ def opened(directory: Path, live: Live) -> Iterator[Opened]:
                 f"{held}; or give --url and the admin --token, and the coordinator is asked for "
                 f"a copy of its ledger"
             ) from held
-    link = NetworkLink(live.url, token=required_token(live.token), fingerprint=live.fingerprint)
     with tempfile.TemporaryDirectory(prefix="atoll-audit-") as made:
         path = Path(made) / "ledger.sqlite"
-        with path.open("wb") as file:
+        with (
+            linked(live.url, token=live.token, fingerprint=live.fingerprint) as link,
+            path.open("wb") as file,
+        ):
             link.ledger(file.write)
-        link.close()
         ledger = engines.open_ledger(path)
         blobs = state.open_blobs(directory, state.addresses_of(directory), s3=s3_access())
         try:

@@ -1,33 +1,20 @@
 """`atoll workers`, `pause`, `resume`, `stop`, `kick`, `allow`, `outer-lr`: the operator's hand."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from pydantic import ValidationError
 from rich.table import Table
 
 from atoll import ids
 from atoll.cli import output
-from atoll.cli.token import required_token
+from atoll.cli.link import linked
 from atoll.errors import ConfigError
-from atoll.island.network import NetworkLink
 from atoll.island.operator import Operator
 from atoll.protocol.control import Action, ControlReply
 from atoll.protocol.messages import Workers
 
 
-@contextmanager
-def _link(url: str, token: str | None, fingerprint: str | None) -> Iterator[NetworkLink]:
-    link = NetworkLink(url, token=required_token(token), fingerprint=fingerprint)
-    try:
-        yield link
-    finally:
-        link.close()
-
-
 def workers(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
     """Who takes part, who is late, who is kept out."""
-    with _link(url, token, fingerprint) as link:
+    with linked(url, token=token, fingerprint=fingerprint) as link:
         found, control = link.workers(), Operator(link).control()
         waiting_for = list(link.status().waiting_for)
     if as_json:
@@ -70,7 +57,7 @@ def order(
     url: str, action: Action, *, token: str | None, fingerprint: str | None, as_json: bool
 ) -> None:
     """Runs, pauses or stops a run."""
-    with _link(url, token, fingerprint) as link:
+    with linked(url, token=token, fingerprint=fingerprint) as link:
         _report(Operator(link).order(action), as_json=as_json)
 
 
@@ -78,7 +65,7 @@ def kick(
     url: str, worker_id: str, *, token: str | None, fingerprint: str | None, as_json: bool
 ) -> None:
     """Takes a worker out."""
-    with _link(url, token, fingerprint) as link:
+    with linked(url, token=token, fingerprint=fingerprint) as link:
         _report(Operator(link).kick(ids.worker_id(worker_id)), as_json=as_json)
 
 
@@ -86,7 +73,7 @@ def allow(
     url: str, worker_id: str, *, token: str | None, fingerprint: str | None, as_json: bool
 ) -> None:
     """Lets a worker in again."""
-    with _link(url, token, fingerprint) as link:
+    with linked(url, token=token, fingerprint=fingerprint) as link:
         _report(Operator(link).allow(ids.worker_id(worker_id)), as_json=as_json)
 
 
@@ -94,7 +81,7 @@ def outer_lr(
     url: str, lr: float, *, token: str | None, fingerprint: str | None, as_json: bool
 ) -> None:
     """Changes the outer learning rate from a later round on."""
-    with _link(url, token, fingerprint) as link:
+    with linked(url, token=token, fingerprint=fingerprint) as link:
         try:
             reply = Operator(link).set_outer_lr(lr)
         except ValidationError as exc:

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli import output
-from atoll.cli.token import required_token
+from atoll.cli.link import linked
 from atoll.clock import SystemClock
 from atoll.errors import CoordinatorUnreachable
 from atoll.island.network import NetworkLink
@@ -20,8 +20,7 @@ def status(
     url: str, *, token: str | None, fingerprint: str | None, watch: bool, as_json: bool
 ) -> None:
     """Shows the status once, or until the run is over."""
-    link = NetworkLink(url, token=required_token(token), fingerprint=fingerprint)
-    try:
+    with linked(url, token=token, fingerprint=fingerprint) as link:
         found = link.status()
         if as_json:
             output.print_json(found.model_dump(mode="json"))
@@ -29,8 +28,6 @@ def status(
             output.console.print(view(found))
         else:
             _watch(link, found)
-    finally:
-        link.close()
 
 
 def _watch(link: NetworkLink, found: Status) -> None:

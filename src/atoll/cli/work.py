@@ -3,18 +3,14 @@
 from collections.abc import Iterator
 
 from atoll.cli import output
-from atoll.cli.token import required_token
-from atoll.island.network import NetworkLink
+from atoll.cli.link import linked
 from atoll.protocol.work import Work
 
 
 def work(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
     """Shows the newest queues; `--json` has the bitmaps and who has which rows."""
-    link = NetworkLink(url, token=required_token(token), fingerprint=fingerprint)
-    try:
+    with linked(url, token=token, fingerprint=fingerprint) as link:
         found = link.work()
-    finally:
-        link.close()
     if as_json:
         output.print_json(found.model_dump(mode="json"))
         return
