@@ -1,9 +1,10 @@
-"""Fixtures of all tiers: the real servers of a run, shared by its workers."""
+"""Fixtures of all tiers: the real servers of a run, shared by its workers, and its logs."""
 
+import logging
 import os
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,6 +52,16 @@ def pytest_configure_node(node) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and _SERVERS in config.stash:
         config.stash[_SERVERS].stop()
+
+
+@pytest.fixture(autouse=True)
+def logs_of_the_process() -> Iterator[None]:
+    """Puts the logs back that a command set up in this process, on a stream that is closed now."""
+    root = logging.getLogger("atoll")
+    handlers, level, propagate = root.handlers[:], root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = handlers, propagate
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")
