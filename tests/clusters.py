@@ -27,6 +27,7 @@ from atoll.config import RunFile
 from atoll.coordinator.admission import UploadRequest
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
+from atoll.coordinator.uploads import UploadStream
 from atoll.history import audit as auditing
 from atoll.history import recorded, weights
 from atoll.history.audit import AuditReport
@@ -472,6 +473,14 @@ class HandIsland:
         return replace(
             UploadRequest(self.identity, sent.preamble, sent.sha256, sent.nbytes), **changes
         )
+
+    def begin(self, sent: Frame, data: bytes = b"", **changes: Any) -> UploadStream:
+        """Opens the upload of a frame that is not accepted yet, and sends so much of it."""
+        stream = self.coordinator.begin_upload(self.request(sent, **changes))
+        assert isinstance(stream, UploadStream)
+        if data:
+            self.coordinator.write_upload(stream, data)
+        return stream
 
     def send(
         self, sent: Frame, *, chunk_bytes: int = 1 << 11, body: bytes | None = None, **changes: Any

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.coordinator.uploads import UploadStream
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -75,10 +74,7 @@ def test_whole_body_sent_again_gets_the_first_receipt_when_two_streams_raced(clu
     """C2: both streams passed the first check; the ledger decides."""
     a, _ = cluster.pair()
     sent = a.frame()
-    request = a.request(sent)
-    stream = cluster.coordinator.begin_upload(request)
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data)
+    stream = a.begin(sent, sent.data)
     first = cluster.coordinator._uploads._record(
         cluster.coordinator._uploads._contribution(stream.upload, 1.0), stream.upload.header
     )
@@ -233,9 +229,7 @@ def test_upload_that_the_round_overtakes_is_stale(tmp_path):
     cluster = Cluster(tmp_path, {"membership.quorum": 2})
     a, b, c = cluster.trio()
     sent = c.frame()
-    stream = cluster.coordinator.begin_upload(c.request(sent))
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data[:500])
+    stream = c.begin(sent, sent.data[:500])
     cluster.rounds(1, a, b)
 
     with pytest.raises(StaleContribution):
@@ -477,9 +471,7 @@ def test_incarnation_fenced_during_its_upload_contributes_nothing(cluster):
     """C21: the check is repeated when the body is in."""
     _, b = cluster.pair()
     sent = b.frame()
-    stream = cluster.coordinator.begin_upload(b.request(sent))
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data)
+    stream = b.begin(sent, sent.data)
     b.join()
     before = cluster.coordinator.state_hash()
 
@@ -530,14 +522,10 @@ def test_norm_of_a_contribution_is_recorded(cluster):
 def test_broken_upload_resumes_at_its_offset(cluster, undisturbed_digest):
     a, b = cluster.pair()
     sent = a.frame()
-    first = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(first, UploadStream)
-    cluster.coordinator.write_upload(first, sent.data[:3000])
+    a.begin(sent, sent.data[:3000])
     offset = cluster.coordinator.upload_offset(a.request(sent))
 
-    second = cluster.coordinator.begin_upload(a.request(sent, offset=offset))
-    assert isinstance(second, UploadStream)
-    cluster.coordinator.write_upload(second, sent.data[offset:])
+    second = a.begin(sent, sent.data[offset:], offset=offset)
     cluster.coordinator.commit_upload(second)
 
     assert offset == 3000
@@ -549,11 +537,8 @@ def test_broken_upload_resumes_at_its_offset(cluster, undisturbed_digest):
 def test_stream_that_was_followed_by_another_may_not_write(cluster):
     a, _ = cluster.pair()
     sent = a.frame()
-    stream = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data[:3000])
-    later = cluster.coordinator.begin_upload(a.request(sent, offset=3000))
-    assert isinstance(later, UploadStream)
+    stream = a.begin(sent, sent.data[:3000])
+    later = a.begin(sent, offset=3000)
 
     with pytest.raises(FrameError, match="a later stream"):
         cluster.coordinator.write_upload(stream, sent.data[3000:])
@@ -567,13 +552,8 @@ def test_earlier_of_two_streams_that_resume_at_the_same_offset_is_refused(cluste
     """Both hold their stream before either writes: the number is bound where it is given out."""
     a, _ = cluster.pair()
     sent = a.frame()
-    stream = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data[:3000])
-    earlier = cluster.coordinator.begin_upload(a.request(sent, offset=3000))
-    later = cluster.coordinator.begin_upload(a.request(sent, offset=3000))
-    assert isinstance(earlier, UploadStream)
-    assert isinstance(later, UploadStream)
+    a.begin(sent, sent.data[:3000])
+    earlier, later = (a.begin(sent, offset=3000) for _ in range(2))
     message = {"write_upload": (earlier, sent.data[3000:]), "commit_upload": (earlier,)}[refused]
 
     with pytest.raises(FrameError, match="a later stream"):
@@ -586,9 +566,7 @@ def test_earlier_of_two_streams_that_resume_at_the_same_offset_is_refused(cluste
 def test_upload_from_the_start_replaces_the_one_under_way(cluster):
     a, _ = cluster.pair()
     sent = a.frame()
-    stream = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data[:3000])
+    a.begin(sent, sent.data[:3000])
 
     record = a.send(sent)
 
@@ -599,9 +577,7 @@ def test_upload_from_the_start_replaces_the_one_under_way(cluster):
 def test_upload_resumes_only_where_it_stands(cluster):
     a, _ = cluster.pair()
     sent = a.frame()
-    stream = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data[:3000])
+    a.begin(sent, sent.data[:3000])
 
     with pytest.raises(FrameError, match="offset=2000 is not where"):
         cluster.coordinator.begin_upload(a.request(sent, offset=2000))
@@ -613,8 +589,7 @@ def test_replaced_upload_is_dropped_only_after_its_running_write(cluster):
     """A closed file's number may belong to another file by the time a late write uses it."""
     a, _ = cluster.pair()
     sent = a.frame()
-    stream = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(stream, UploadStream)
+    stream = a.begin(sent)
     dropped = threading.Event()
 
     def replace_it() -> None:
@@ -636,9 +611,7 @@ def test_blob_of_a_refused_commit_is_garbage_that_pruning_removes(cluster):
     """The ledger refused what was already stored: nothing references it."""
     _, b = cluster.pair()
     sent = b.frame()
-    stream = cluster.coordinator.begin_upload(b.request(sent))
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data)
+    stream = b.begin(sent, sent.data)
     cluster.ledger.register("b", b.coordinator._registry.known()[1].key_sha256, wall=0.0)
     with pytest.raises(Fenced):
         cluster.coordinator.commit_upload(stream)

@@ -12,7 +12,6 @@ from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.spool import Spool
-from atoll.coordinator.uploads import UploadStream
 from atoll.errors import BlobChanged, BlobMissing, ConfigError, StateDamaged, VersionMismatch
 from atoll.history import recorded, retention
 from atoll.ledger import engines
@@ -49,9 +48,7 @@ def after_one_accept(cluster: Cluster, a: HandIsland, b: HandIsland) -> None:
 
 def during_an_upload(cluster: Cluster, a: HandIsland, b: HandIsland) -> None:
     sent = a.frame()
-    stream = cluster.coordinator.begin_upload(a.request(sent))
-    assert isinstance(stream, UploadStream)
-    cluster.coordinator.write_upload(stream, sent.data[:2000])
+    a.begin(sent, sent.data[:2000])
     cluster.restart()
     assert cluster.drafts() == []
     a.send(sent)

@@ -13,8 +13,8 @@ from atoll.cli import serve as command
 from atoll.cli.serve import ServeOptions
 from atoll.coordinator.access import Role
 from atoll.errors import ConfigError
-from atoll.island.network import NetworkLink
 from atoll.launch import local
+from atoll.launch.info import get_info
 from tests import served
 from tests.commanded import RUN_FILE, commanded, options_in, port_of
 from tests.served import TOKENS
@@ -37,13 +37,11 @@ def test_printed_join_command_opens_the_coordinator(
     with commanded(options):
         printed = JOIN.search(capsys.readouterr().out)
         assert printed is not None
-        link = NetworkLink(
+        info = get_info(
             f"https://127.0.0.1:{printed['port']}",
             token=printed["token"],
             fingerprint=printed["fingerprint"],
         )
-        info = link.info()
-        link.close()
 
     assert info.name == "served"
     assert printed["host"] == socket.gethostname()
@@ -57,13 +55,11 @@ def test_restarted_coordinator_has_the_same_fingerprint_and_tokens(
     with commanded(options):
         again = capsys.readouterr().out
         assert first is not None
-        link = NetworkLink(
+        info = get_info(
             f"https://127.0.0.1:{port_of(options)}",
             token=first["token"],
             fingerprint=first["fingerprint"],
         )
-        info = link.info()
-        link.close()
 
     assert info.name == "served"
     assert first["fingerprint"] in again
@@ -128,9 +124,7 @@ def test_tokens_from_the_environment_are_used_and_not_printed(
 
     with commanded(replace(options, host="127.0.0.1")):
         printed = capsys.readouterr().out
-        link = NetworkLink(f"http://127.0.0.1:{port_of(options)}", token=TOKENS[Role.WORKER])
-        info = link.info()
-        link.close()
+        info = get_info(f"http://127.0.0.1:{port_of(options)}", token=TOKENS[Role.WORKER])
 
     assert info.name == "served"
     assert not any(token in printed for token in TOKENS.values())
@@ -203,11 +197,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         for data in served.SCANS * 5:
             served.knock(port, data)
             served.knock(ready["transfer_port"], data)
-        link = NetworkLink(
+        name = get_info(
             f"https://127.0.0.1:{port}", token=tokens.worker, fingerprint=ready["fingerprint"]
-        )
-        name = link.info().name
-        link.close()
+        ).name
         after = process.log_tail(1 << 20)
         process.terminate()
         exit_code = process.wait(timeout_seconds=10.0)
