@@ -25,6 +25,7 @@ from atoll.clock import ManualClock
 from atoll.codecs.base import Codec
 from atoll.config import RunFile
 from atoll.coordinator.admission import UploadRequest
+from atoll.coordinator.boot import Stores
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.uploads import UploadStream
@@ -141,6 +142,15 @@ def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:
     return config.parse(table)
 
 
+def stores_in(home: Path) -> Stores:
+    """What a coordinator keeps, in `home`."""
+    return Stores(
+        engines.open_ledger(home / "ledger.sqlite"),
+        DirectoryBlobs(home / "blobs"),
+        Spool(home / "spool"),
+    )
+
+
 def definition_of(layout: Layout) -> dict[str, Any]:
     """A model definition that gives `layout`: a state directory tells its own then."""
     rows = [[spec.name, spec.dtype, list(spec.shape)] for spec in layout.tensors]
@@ -236,9 +246,8 @@ class Cluster:
         self.coordinator = self._coordinator()
 
     def _open_stores(self) -> None:
-        self.ledger = engines.open_ledger(self.home / "ledger.sqlite")
-        self.blobs = DirectoryBlobs(self.home / "blobs")
-        self.spool = Spool(self.home / "spool")
+        stores = stores_in(self.home)
+        self.ledger, self.blobs, self.spool = stores.ledger, stores.blobs, stores.spool
 
     def _create(self) -> None:
         sha256 = self.manifest.sha256()

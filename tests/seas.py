@@ -6,17 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator import boot
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.spool import Spool
 from atoll.errors import CoordinatorUnreachable
 from atoll.history import audit, recorded
 from atoll.island import trainer
 from atoll.island.run import Run
 from atoll.island.store import IslandIdentity, IslandStore
-from atoll.ledger import engines
 from atoll.simulate.fibers import Scheduler
 from atoll.simulate.link import MemoryLink
 from tests import clusters
@@ -78,11 +74,7 @@ class Sea:
 
     def open(self) -> None:
         """A life of the coordinator."""
-        self.stores = Stores(
-            engines.open_ledger(self.home / "ledger.sqlite"),
-            DirectoryBlobs(self.home / "blobs"),
-            Spool(self.home / "spool"),
-        )
+        self.stores = clusters.stores_in(self.home)
         self.manifest = boot.create_or_check(
             self.stores, self.file, self.scheduler, new_run_id="sea"
         )

@@ -18,23 +18,20 @@ import grpc
 import torch
 
 from atoll import config
-from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import Clock, SystemClock
 from atoll.coordinator import access, boot, heads
 from atoll.coordinator.access import Access, Role
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.certificate import Certificate
 from atoll.coordinator.server import Address, Listen, Server
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.spool import Spool
 from atoll.island.network import NetworkLink
 from atoll.layout import byte_view
-from atoll.ledger import engines
 from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
 from atoll.strategies import build
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 from atoll.wire.proto import transfer_pb2, transfer_pb2_grpc
+from tests import clusters
 
 TOKENS = {Role.WORKER: "worker-token-of-the-tests", Role.ADMIN: "admin-token-of-the-tests"}
 START_SECONDS = 30.0
@@ -132,8 +129,8 @@ def serving(
     clock = clock or SystemClock()
     ended = threading.Event()
     directory.mkdir(parents=True, exist_ok=True)
-    ledger = engines.open_ledger(directory / "ledger.sqlite")
-    stores = Stores(ledger, DirectoryBlobs(directory / "blobs"), Spool(directory / "spool"))
+    stores = clusters.stores_in(directory)
+    ledger = stores.ledger
     manifest = boot.create_or_check(
         stores, config.parse(run_table(**changes)), clock, new_run_id="run-of-the-tests"
     )

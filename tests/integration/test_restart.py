@@ -419,11 +419,7 @@ def test_blob_between_store_and_record_is_garbage_to_who_does_not_ask(tmp_path):
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[Stores]:
-    made = Stores(
-        engines.open_ledger(tmp_path / "ledger.sqlite"),
-        DirectoryBlobs(tmp_path / "blobs"),
-        Spool(tmp_path / "spool"),
-    )
+    made = clusters.stores_in(tmp_path)
     yield made
     made.ledger.close()
 
