@@ -7,7 +7,6 @@ the disk has it is another test's. ATOLL_CRASH_POINTS says how many points (`mak
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,18 +18,6 @@ pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]  # all points take m
 POINTS = int(os.environ.get("ATOLL_CRASH_POINTS", "60"))
 # What the issue names, in the spelling of this kernel; SQLite and this project use no link.
 EXPECTED = {"fsync", "fdatasync", "rename", "write", "pwrite64", "ftruncate", "unlink"}
-
-
-@pytest.fixture(scope="module")
-def program(skip) -> Iterator[CrashRun]:
-    strace.require(skip)
-    with CrashRun.started() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def undisturbed(program: CrashRun) -> Undisturbed:
-    return program.undisturbed()
 
 
 def wrong(point: Point, crashed: Crashed, undisturbed: Undisturbed) -> list[str]:

@@ -8,11 +8,10 @@ ends, syncs nothing again, and a restart goes on from what is durable. Points ar
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
-from tests import crashes, strace
+from tests import crashes
 from tests.crashes import CrashRun, Point, Refused, Undisturbed
 
 pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]  # all points take minutes
@@ -22,18 +21,6 @@ TAKE_ROOM = {"write", "pwrite64", "fallocate"}
 SYNC = {"fsync", "fdatasync"}
 STORES = re.compile(r"home/(blobs|spool|ledger)")
 ISLANDS = re.compile(r"home/island-")
-
-
-@pytest.fixture(scope="module")
-def program(skip) -> Iterator[CrashRun]:
-    strace.require(skip)
-    with CrashRun.started() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def undisturbed(program: CrashRun) -> Undisturbed:
-    return program.undisturbed()
 
 
 def chosen(points: list[Point], names: set[str], place: re.Pattern[str]) -> list[Point]:

@@ -4,18 +4,15 @@
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from tests import strace
 from tests.faults.power import images
 from tests.faults.power.check import Checker
 from tests.faults.power.disk import Disk
 from tests.faults.power.machines import OPERATOR, ROUNDS
-from tests.faults.power.recording import Recording, record, scratch
+from tests.faults.power.recording import Recording, scratch
 from tests.faults.power.search import Survey
 
 # `make storm` asks for more of both; the limit is for a busy machine.
@@ -24,14 +21,6 @@ pytestmark = [pytest.mark.storm, pytest.mark.timeout(1800)]
 SEED = int(os.environ.get("ATOLL_POWER_SEED", "1"))
 STATES = int(os.environ.get("ATOLL_POWER_STATES", "1020"))
 RUNS = STATES // 50
-
-
-@pytest.fixture(scope="module")
-def recording(
-    tmp_path_factory: pytest.TempPathFactory, skip: Callable[[str], NoReturn]
-) -> Recording:
-    strace.require(skip)
-    return record(tmp_path_factory.mktemp("power"))
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,10 @@
 """Each sync of ours, left out of a recorded run, breaks a promise on some disk; so do SQLite's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from tests import strace
 from tests.faults.power import search, sites
 from tests.faults.power.check import Checker
 from tests.faults.power.recording import Recording, record, scratch
@@ -22,14 +20,6 @@ EXCUSED: dict[str, str] = {
     # and that of the ledger just put back: too rare among the drawn disks to be found each time.
     "launch/repair.py _resume": "needs three names of one directory to fare differently",
 }
-
-
-@pytest.fixture(scope="module")
-def recording(
-    tmp_path_factory: pytest.TempPathFactory, skip: Callable[[str], NoReturn]
-) -> Recording:
-    strace.require(skip)
-    return record(tmp_path_factory.mktemp("power"))
 
 
 @pytest.fixture(scope="module")
