@@ -181,6 +181,19 @@ def test_ledger_that_is_harmed_is_refused(original, tmp_path, harm):
     assert isinstance(found, Refused), found
 
 
+def test_table_whose_own_text_is_no_text_any_more_is_refused_by_name(original, tmp_path):
+    """SQLite then quotes the bytes in its message, which the driver cannot decode."""
+    home = damages.copied(original.rest, tmp_path / "copy")
+    name = b"CREATE TABLE rounds"  # freed pages may hold it too
+    data = (home / LEDGER).read_bytes().replace(name, b"CREATE TABL\xcc rounds")
+    (home / LEDGER).write_bytes(data)
+
+    found = damages.start(home)
+
+    assert isinstance(found, Refused), found
+    assert LEDGER in str(found)
+
+
 @pytest.mark.parametrize("harm", WAYS)
 def test_log_that_lost_rounds_is_refused(original, tmp_path, harm):
     """Cut or missing it tells nothing by itself; blobs of rounds that the ledger lost do."""

@@ -2,14 +2,16 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, NullPool, create_engine, inspect
 
 from atoll.data import base
-from atoll.errors import LedgerTooNew, StoreError
+from atoll.errors import LedgerTooNew, StateDamaged, StoreError
 from atoll.history import balance
 from atoll.ledger import engines, epochs, migrations, schema, seals, sql
 from atoll.ledger.database import Database
@@ -76,7 +78,7 @@ ONE_MORE = (*STEPS, Step(NEXT, add_note))
 
 def version(database: Database) -> int:
     with database.reading() as connection:
-        return migrations.stored_version(connection)
+        return migrations.stored_version(connection, name=database.name)
 
 
 def tables(database: Database) -> set[str]:
@@ -115,6 +117,39 @@ def test_migrate_ends_at_the_last_step(database: Database):
     migrations.migrate(database)
 
     assert version(database) == len(STEPS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM schema_version",
+        "INSERT INTO schema_version VALUES (1)",
+        "UPDATE schema_version SET version = -1",
+        "UPDATE schema_version SET version = 0",
+    ],
+)
+def test_version_that_cannot_be_is_damage_by_name(database: Database, change: str):
+    migrations.migrate(database)
+    with database.writing() as connection:
+        connection.exec_driver_sql(change)
+    before = tables(database)
+
+    with pytest.raises(StateDamaged, match=re.escape(database.name)):
+        migrations.migrate(database)
+    assert tables(database) == before
+
+
+@pytest.mark.parametrize("stored", ["NULL", "'five'", "x'05'", "5.5"])
+def test_version_of_another_type_is_damage_by_name(tmp_path: Path, stored: str):
+    """SQLite stores any type in any column; a changed byte makes one of another."""
+    database = engines.open_database(str(tmp_path / "ledger.db"))
+    with closing(database), database.bare() as connection:
+        connection.exec_driver_sql("CREATE TABLE schema_version (version)")
+        connection.exec_driver_sql(f"INSERT INTO schema_version VALUES ({stored})")
+    database = engines.open_database(str(tmp_path / "ledger.db"))
+
+    with closing(database), pytest.raises(StateDamaged, match="must hold one, a number from 1"):
+        migrations.migrate(database)
 
 
 def test_migrated_tables_are_those_that_statements_are_built_from(database: Database):

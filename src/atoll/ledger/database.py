@@ -27,8 +27,9 @@ from atoll.errors import (
 
 log = logging.getLogger(__name__)
 
-# What the drivers raise beside SQLAlchemy's own: sqlite3 reports a number past 64 bits this way.
-DRIVER_ERRORS = (SQLAlchemyError, OverflowError)
+# What the drivers raise beside SQLAlchemy's own: sqlite3 reports a number past 64 bits this way,
+# and bytes that are no text any more, in a value or in its message about a damaged table.
+DRIVER_ERRORS = (SQLAlchemyError, OverflowError, UnicodeDecodeError)
 
 _POSTGRES_DISK_FULL = "53100"
 CHECKPOINT_BYTES = 4 << 20  # of write-ahead log; SQLite's own default, 1,000 pages
@@ -243,7 +244,7 @@ def translate(exc: Exception, *, name: str) -> StoreError:
             f"the ledger {name} is held by another process; only one may open it at a time, "
             f"so stop that one first"
         )
-    if any(phrase in said for phrase in _SQLITE_DAMAGED):
+    if isinstance(exc, UnicodeDecodeError) or any(phrase in said for phrase in _SQLITE_DAMAGED):
         return StateDamaged(
             f"the ledger {name} cannot be read as a database ({said}); `atoll repair` shows "
             f"what of it can be kept, or restore it from a copy"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, insert, inspect, select, text
 
 from atoll import canonical
-from atoll.errors import LedgerTooNew
+from atoll.errors import LedgerTooNew, StateDamaged
 from atoll.ledger import adopt, schema, seals
 from atoll.ledger.database import Database
 
@@ -188,11 +188,17 @@ STEPS: tuple[Step, ...] = (
 )
 
 
-def stored_version(connection: Connection) -> int:
+def stored_version(connection: Connection, *, name: str) -> int:
     """The version of the tables in this database; 0 when there are none."""
     if not inspect(connection).has_table(schema.schema_version.name):
         return 0
-    return int(connection.execute(select(schema.schema_version.c.version)).scalar_one())
+    found = list(connection.execute(select(schema.schema_version.c.version)).scalars())
+    if len(found) != 1 or not isinstance(found[0], int) or found[0] < 1:
+        raise StateDamaged(
+            f"the ledger {name} holds the versions {found!r} of its tables and must hold one, a "
+            f"number from 1; `atoll repair` shows what of it can be kept, or restore it from a copy"
+        )
+    return found[0]
 
 
 def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
@@ -202,7 +208,7 @@ def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
     """
     assert [step.version for step in steps] == list(range(1, len(steps) + 1)), steps
     with database.reading() as connection:
-        stored = stored_version(connection)
+        stored = stored_version(connection, name=database.name)
     if stored > len(steps):
         raise LedgerTooNew(
             f"the ledger {database.name} has version {stored} and this program knows versions "

@@ -136,7 +136,7 @@ def _integrity(connection: Connection) -> list[LedgerDamage]:
     try:
         lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_CHECKED_ERRORS})").scalars()
         found = [str(line) for line in lines]
-    except (*DRIVER_ERRORS, UnicodeDecodeError) as error:
+    except DRIVER_ERRORS as error:
         found = [detail(error)]
     return [LedgerDamage(place="", key="", reason=line) for line in found if line != "ok"]
 
@@ -154,7 +154,7 @@ def _broken(connection: Connection) -> Iterator[LedgerDamage]:
                 f"SELECT CAST(place AS TEXT), key, count, total FROM {TABLE} NOT INDEXED"
             )
         }
-    except (*DRIVER_ERRORS, UnicodeDecodeError, TypeError) as error:
+    except (*DRIVER_ERRORS, TypeError) as error:
         yield LedgerDamage(place=TABLE, key="", reason=detail(error))
         return
     unreadable = set()
@@ -163,7 +163,7 @@ def _broken(connection: Connection) -> Iterator[LedgerDamage]:
         try:
             for place, key, count, total in _computed_of(connection, sealed):
                 found[place, key] = (count, _bytes(total))
-        except (*DRIVER_ERRORS, UnicodeDecodeError, TypeError) as error:
+        except (*DRIVER_ERRORS, TypeError) as error:
             unreadable.add(sealed.table)
             yield LedgerDamage(place=sealed.table, key="", reason=detail(error))
     for place, key, count, total in _schema(connection):
