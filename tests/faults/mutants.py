@@ -376,12 +376,7 @@ def reopened_rows_are_issued_twice(patch: Patch) -> None:
 
 @mutant("row-not-lost")
 def rows_of_a_missing_worker_are_not_reopened(patch: Patch) -> None:
-    edit(
-        patch,
-        round_statements,
-        "_end_leases",
-        (".where(table.c.round == round_number,", ".where(table.c.round == -1,"),
-    )
+    edit(patch, round_statements, "_end_leases", ('"in_round": round_number', '"in_round": -1'))
 
 
 @mutant("row-not-lost")
@@ -476,12 +471,8 @@ def state_and_digests_are_two_transactions(patch: Patch) -> None:
 
 @mutant("round-order")
 def publishing_does_not_open_the_next_round(patch: Patch) -> None:
-    edit(
-        patch,
-        round_statements,
-        "publish",
-        ("values(state=RoundState.OPEN.value)", "values(state=RoundState.PLANNED.value)"),
-    )
+    stays = round_statements._OPEN_PLANNED.values(state=RoundState.PLANNED.value)
+    patch.setattr(round_statements, "_OPEN_PLANNED", stays)
 
 
 @mutant("closes-by-rule")
@@ -514,7 +505,8 @@ def rows_issued_again_have_the_same_lease_epoch(patch: Patch) -> None:
 
 @mutant("lease-epoch-grows", having("replace worker"))
 def a_lease_is_handed_over_under_the_same_lease_epoch(patch: Patch) -> None:
-    edit(patch, round_statements, "hand_over", (", lease_epoch=table.c.lease_epoch + 1", ""))
+    same = round_statements._HAND_OVER.values(lease_epoch=schema.leases.c.lease_epoch)
+    patch.setattr(round_statements, "_HAND_OVER", same)
 
 
 @mutant("lease-of-latest-life", having("replace worker"))
@@ -596,11 +588,9 @@ def rows_of_a_later_epoch_are_named_after_the_first(patch: Patch) -> None:
 
 @mutant("weights-bits")
 def the_fold_has_another_order(patch: Patch) -> None:
-    edit(
-        patch,
-        contributions,
-        "of_round",
-        (".order_by(table.c.worker_id)", ".order_by(table.c.worker_id.desc())"),
+    backwards = schema.contributions.c.worker_id.desc()
+    patch.setattr(
+        contributions, "_OF_ROUND", contributions._OF_ROUND.order_by(None).order_by(backwards)
     )
 
 
