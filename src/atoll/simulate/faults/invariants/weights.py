@@ -77,8 +77,10 @@ class WeightsCheck:
         must(
             found == (view.version, right.master_digest, right.published_digest),
             invariant,
-            f"in memory is {found}, the ledger has version {view.version} with "
-            f"{right.master_digest}",
+            "in memory is {}, the ledger has version {} with {}",
+            found,
+            view.version,
+            right.master_digest,
         )
 
     def restored(self, coordinator: Coordinator, view: View) -> None:
