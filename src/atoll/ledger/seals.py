@@ -106,10 +106,9 @@ def renew(connection: Connection) -> None:
     if not _has_seals(connection):
         return
     connection.exec_driver_sql(f"DELETE FROM {TABLE}")
-    for place, key, count, total in _computed(connection):
-        connection.exec_driver_sql(
-            f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", (place, key, count, _bytes(total))
-        )
+    found = [(*at, count, _bytes(total)) for *at, count, total in _computed(connection)]
+    if found:
+        connection.exec_driver_sql(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", found)
 
 
 def check(database: Database) -> list[LedgerDamage]:
