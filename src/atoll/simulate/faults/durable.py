@@ -109,7 +109,12 @@ class Watched:
         driver: Any = connection.connection.driver_connection
         self._driver = driver
         found = driver.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self._tables = sorted(name for (name,) in found)
+        # How each table is read, and what its columns are called.
+        self._tables = {name: f'SELECT * FROM "{name}"' for name in sorted(n for (n,) in found)}
+        self._columns = {
+            name: [column[0] for column in driver.execute(statement).description]
+            for name, statement in self._tables.items()
+        }
         self._changes = -1
         self._view = View()
 
@@ -117,11 +122,8 @@ class Watched:
         """The tables now."""
         changes = self._driver.total_changes
         if changes != self._changes:
-            tables, columns = {}, {}
-            for name in self._tables:
-                cursor = self._driver.execute(f'SELECT * FROM "{name}"')
-                columns[name] = [column[0] for column in cursor.description]
-                tables[name] = cursor.fetchall()
-            self._view = View(tables, columns)
+            read = self._driver.execute
+            tables = {name: read(how).fetchall() for name, how in self._tables.items()}
+            self._view = View(tables, self._columns)
             self._changes = changes
         return self._view

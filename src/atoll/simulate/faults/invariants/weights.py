@@ -1,6 +1,7 @@
 """Weights: recorded, remembered, saved and handed out, they are the reference's bits."""
 
 import json
+import os
 
 from atoll.coordinator.service import Coordinator
 from atoll.simulate.faults.durable import Row, View
@@ -60,7 +61,7 @@ class WeightsCheck:
             f"version {version} was saved with {sorted(stored)}, there are {sorted(wanted)}",
         )
         for name, sha256 in stored.items():
-            if not self._reference.path(sha256).exists():
+            if not os.path.exists(self._reference.path(sha256)):
                 continue  # said by blob-is-there
             _, payload = self._reference.frame(sha256)
             must(
