@@ -3,10 +3,13 @@
 Opens connections and refuses a second holder. Makes no table and knows no record.
 """
 
+from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from sqlalchemy import URL, NullPool, create_engine
+from sqlalchemy import URL, Engine, NullPool, create_engine
 
 from atoll.errors import StateDamaged, StoreError
 from atoll.ledger import database, epochs
@@ -32,13 +35,6 @@ _PRAGMAS = (
 
 def sqlite(path: str) -> Database:
     """The SQLite database at `path`, made when absent; StateHeld when another process has it."""
-    engine = create_engine(
-        URL.create("sqlite", database=path),
-        module=sqlite_module(),
-        poolclass=NullPool,
-        # The lock of Database serialises threads; isolation_level=None leaves BEGIN to us.
-        connect_args={"isolation_level": None, "check_same_thread": False},
-    )
     if path != MEMORY and not Path(path).parent.is_dir():
         raise StoreError(
             f"the ledger {path!r} lies in a directory that does not exist; make it first"
@@ -46,8 +42,9 @@ def sqlite(path: str) -> Database:
     torn = logs.check(Path(path)) if path != MEMORY else None
     if torn is not None:
         raise StateDamaged(f"the log of the ledger is damaged: {torn}")
+    _OPENING.set(path)
     try:
-        connection = engine.connect()
+        connection = _sqlite_engine().connect()
     except database.DRIVER_ERRORS as exc:
         raise database.translate(exc, name=repr(path)) from exc
     wal = None if path == MEMORY else Path(f"{path}-wal")
@@ -65,6 +62,21 @@ def sqlite(path: str) -> Database:
         opened.close()
         raise
     return opened
+
+
+_OPENING: ContextVar[str] = ContextVar("the SQLite file that is being opened")
+
+
+@cache
+def _sqlite_engine() -> Engine:
+    """One for all files: SQLAlchemy keeps with it the text of every statement it has compiled."""
+    module = sqlite_module()
+
+    def connect() -> Any:
+        # The lock of Database serialises threads; isolation_level=None leaves BEGIN to us.
+        return module.connect(_OPENING.get(), isolation_level=None, check_same_thread=False)
+
+    return create_engine("sqlite://", module=module, creator=connect, poolclass=NullPool)
 
 
 def sqlite_module() -> ModuleType:

@@ -1,10 +1,31 @@
 """Statements that accept a contribution, once, and list what was accepted."""
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from atoll.errors import Conflict, LeaseLost, StaleContribution, WrongRound
 from atoll.ledger import members, queues, rows, schema
 from atoll.ledger.records import ContributionRecord, LeaseState, RoundState
+
+_TABLE, _ROUNDS, _LEASES = schema.contributions, schema.rounds, schema.leases
+_INSERT = insert(_TABLE)
+_IN_ROUND = _TABLE.c.round == bindparam("in_round")
+_OF_ROUND = select(_TABLE).where(_IN_ROUND).order_by(_TABLE.c.worker_id)
+_FIND = select(_TABLE).where(_IN_ROUND, _TABLE.c.worker_id == bindparam("of_worker"))
+_STATE = select(_ROUNDS.c.state).where(_ROUNDS.c.round == bindparam("of_round"))
+_BLOBS = select(_TABLE.c.sha256).where(_TABLE.c.round >= bindparam("first"))
+_COUNTED_TOKENS = (
+    select(func.coalesce(func.sum(_TABLE.c.tokens), 0))
+    .join(_ROUNDS, _ROUNDS.c.round == _TABLE.c.round)
+    .where(_ROUNDS.c.state.in_((RoundState.FROZEN.value, RoundState.PUBLISHED.value)))
+)
+_HELD = (
+    _LEASES.c.round == bindparam("in_round"),
+    _LEASES.c.worker_id == bindparam("of_worker"),
+    _LEASES.c.incarnation == bindparam("of_life"),
+    _LEASES.c.state == LeaseState.LEASED.value,
+)
+_HELD_LEASES = select(_LEASES).where(*_HELD)
+_FINISH_LEASES = update(_LEASES).where(*_HELD).values(state=LeaseState.DONE.value)
 
 
 def accept(connection: Connection, contribution: ContributionRecord) -> ContributionRecord:
@@ -16,39 +37,28 @@ def accept(connection: Connection, contribution: ContributionRecord) -> Contribu
         return _same(first, contribution)
     _check_open(contribution, state)
     _finish_leases(connection, contribution)
-    connection.execute(insert(schema.contributions), rows.values(contribution))
+    connection.execute(_INSERT, rows.values(contribution))
     return contribution
 
 
 def of_round(connection: Connection, round_number: int) -> list[ContributionRecord]:
     """See `Ledger.contributions`."""
-    table = schema.contributions
-    statement = select(table).where(table.c.round == round_number).order_by(table.c.worker_id)
-    return [rows.contribution(row) for row in connection.execute(statement)]
+    found = connection.execute(_OF_ROUND, {"in_round": round_number})
+    return [rows.contribution(row) for row in found]
 
 
 def counted_tokens(connection: Connection) -> int:
     """See `Ledger.counted_tokens`."""
-    table, of = schema.contributions, schema.rounds
-    closed = (RoundState.FROZEN.value, RoundState.PUBLISHED.value)
-    statement = (
-        select(func.coalesce(func.sum(table.c.tokens), 0))
-        .join(of, of.c.round == table.c.round)
-        .where(of.c.state.in_(closed))
-    )
-    return int(connection.execute(statement).scalar_one())
+    return int(connection.execute(_COUNTED_TOKENS).scalar_one())
 
 
 def accepted_blobs(connection: Connection, *, first: int) -> set[str]:
     """See `Ledger.accepted_blobs`."""
-    table = schema.contributions
-    statement = select(table.c.sha256).where(table.c.round >= first)
-    return set(connection.execute(statement).scalars())
+    return set(connection.execute(_BLOBS, {"first": first}).scalars())
 
 
 def _state_of(connection: Connection, round_number: int) -> RoundState:
-    statement = select(schema.rounds.c.state).where(schema.rounds.c.round == round_number)
-    state = connection.execute(statement).scalar_one_or_none()
+    state = connection.execute(_STATE, {"of_round": round_number}).scalar_one_or_none()
     if state is None:
         raise WrongRound(
             f"round {round_number} is not in the ledger; ask the coordinator which one is open"
@@ -57,9 +67,8 @@ def _state_of(connection: Connection, round_number: int) -> RoundState:
 
 
 def _find(connection: Connection, key: ContributionRecord) -> ContributionRecord | None:
-    table = schema.contributions
-    statement = select(table).where(table.c.round == key.round, table.c.worker_id == key.worker_id)
-    row = connection.execute(statement).one_or_none()
+    at = {"in_round": key.round, "of_worker": key.worker_id}
+    row = connection.execute(_FIND, at).one_or_none()
     return None if row is None else rows.contribution(row)
 
 
@@ -86,15 +95,13 @@ def _check_open(contribution: ContributionRecord, state: RoundState) -> None:
 
 
 def _finish_leases(connection: Connection, contribution: ContributionRecord) -> None:
-    table = schema.leases
-    held = (
-        table.c.round == contribution.round,
-        table.c.worker_id == contribution.worker_id,
-        table.c.incarnation == contribution.incarnation,
-        table.c.state == LeaseState.LEASED.value,
-    )
-    leases = [rows.lease(row) for row in connection.execute(select(table).where(*held))]
-    connection.execute(update(table).where(*held).values(state=LeaseState.DONE.value))
+    held = {
+        "in_round": contribution.round,
+        "of_worker": contribution.worker_id,
+        "of_life": contribution.incarnation,
+    }
+    leases = [rows.lease(row) for row in connection.execute(_HELD_LEASES, held)]
+    connection.execute(_FINISH_LEASES, held)
     queues.mark_done(connection, leases)
     if not leases:
         raise LeaseLost(

@@ -5,7 +5,7 @@ Called inside the transaction that changes a worker, so that the two are never s
 
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from atoll.ledger import members, rows, schema
 from atoll.ledger.records import GenerationRecord, MemberRecord
@@ -14,11 +14,15 @@ from atoll.ledger.records import GenerationRecord, MemberRecord
 KEPT = 64
 NONE = GenerationRecord(number=0, created_wall=0.0, members=())
 
+_TABLE = schema.generations
+_NEWEST = select(_TABLE).order_by(_TABLE.c.number.desc()).limit(1)
+_INSERT = insert(_TABLE)
+_DROP = delete(_TABLE).where(_TABLE.c.number <= bindparam("last_dropped"))
+
 
 def newest(connection: Connection) -> GenerationRecord:
     """See `Ledger.generation`."""
-    table = schema.generations
-    row = connection.execute(select(table).order_by(table.c.number.desc()).limit(1)).one_or_none()
+    row = connection.execute(_NEWEST).one_or_none()
     return NONE if row is None else rows.generation(row)
 
 
@@ -41,7 +45,6 @@ def renew(
     if found == before.members:
         return before
     made = GenerationRecord(before.number + 1, wall, found)
-    table = schema.generations
-    connection.execute(insert(table), rows.generation_values(made))
-    connection.execute(delete(table).where(table.c.number <= made.number - KEPT))
+    connection.execute(_INSERT, rows.generation_values(made))
+    connection.execute(_DROP, {"last_dropped": made.number - KEPT})
     return made

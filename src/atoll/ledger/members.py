@@ -2,11 +2,26 @@
 
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, Update, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from atoll.errors import Fenced, StoreError, UnknownWorker
 from atoll.ledger import rows, schema
 from atoll.ledger.records import ManifestRecord, RunRecord, WorkerRecord
+
+_RUN = select(schema.runs)
+_INSERT_RUN = insert(schema.runs)
+_MANIFESTS = select(schema.manifests).order_by(schema.manifests.c.version)
+_INSERT_MANIFEST = insert(schema.manifests)
+
+_CONTROL = select(schema.control.c.name, schema.control.c.value).order_by(schema.control.c.name)
+_INSERT_CONTROL = insert(schema.control)
+_DELETE_CONTROL = delete(schema.control).where(schema.control.c.name == bindparam("of_name"))
+
+_IS_WORKER = schema.workers.c.worker_id == bindparam("of_worker")
+_WORKERS = select(schema.workers).order_by(schema.workers.c.worker_id)
+_FIND_WORKER = select(schema.workers).where(_IS_WORKER)
+_INSERT_WORKER = insert(schema.workers)
+_UPDATE_WORKER = update(schema.workers).where(_IS_WORKER)
 
 
 def create_run(connection: Connection, run: RunRecord, manifest: ManifestRecord) -> None:
@@ -17,20 +32,19 @@ def create_run(connection: Connection, run: RunRecord, manifest: ManifestRecord)
             f"the ledger already holds run {held.run_id!r} and takes no other ({run.run_id!r}); "
             f"give the new run a state directory of its own"
         )
-    connection.execute(insert(schema.runs), rows.values(run))
-    connection.execute(insert(schema.manifests), rows.values(manifest))
+    connection.execute(_INSERT_RUN, rows.values(run))
+    connection.execute(_INSERT_MANIFEST, rows.values(manifest))
 
 
 def find_run(connection: Connection) -> RunRecord | None:
     """See `Ledger.run`."""
-    row = connection.execute(select(schema.runs)).one_or_none()
+    row = connection.execute(_RUN).one_or_none()
     return None if row is None else rows.run(row)
 
 
 def manifests(connection: Connection) -> list[ManifestRecord]:
     """See `Ledger.manifests`."""
-    statement = select(schema.manifests).order_by(schema.manifests.c.version)
-    return [rows.manifest(row) for row in connection.execute(statement)]
+    return [rows.manifest(row) for row in connection.execute(_MANIFESTS)]
 
 
 def add_manifest(connection: Connection, manifest: ManifestRecord, *, after_round: int) -> None:
@@ -52,7 +66,7 @@ def add_manifest(connection: Connection, manifest: ManifestRecord, *, after_roun
             f"manifest version {manifest.version} has the sha256 of an earlier one; every version "
             f"carries its number, so no two are the same"
         )
-    connection.execute(insert(schema.manifests), rows.values(manifest))
+    connection.execute(_INSERT_MANIFEST, rows.values(manifest))
 
 
 def credentials(connection: Connection) -> dict[str, str]:
@@ -71,17 +85,15 @@ def set_credentials(connection: Connection, hashes: dict[str, str]) -> None:
 
 def control(connection: Connection) -> dict[str, str]:
     """See `Ledger.control`."""
-    table = schema.control
-    statement = select(table.c.name, table.c.value).order_by(table.c.name)
-    return {name: value for name, value in connection.execute(statement)}
+    return {name: value for name, value in connection.execute(_CONTROL)}
 
 
 def set_control(connection: Connection, values: Mapping[str, str | None]) -> None:
     """See `Ledger.set_control`."""
     for name, value in values.items():
-        connection.execute(delete(schema.control).where(schema.control.c.name == name))
+        connection.execute(_DELETE_CONTROL, {"of_name": name})
         if value is not None:
-            connection.execute(insert(schema.control), {"name": name, "value": value})
+            connection.execute(_INSERT_CONTROL, {"name": name, "value": value})
 
 
 def register(
@@ -97,32 +109,26 @@ def register(
         registered_wall=wall,
     )
     if known is None:
-        connection.execute(insert(schema.workers), rows.values(record))
+        connection.execute(_INSERT_WORKER, rows.values(record))
     else:
-        connection.execute(_where_worker(worker_id).values(rows.values(record)))
+        connection.execute(_UPDATE_WORKER, {"of_worker": worker_id, **rows.values(record)})
     return record
 
 
 def deregister(connection: Connection, worker_id: str, incarnation: int) -> None:
     """See `Ledger.deregister`."""
     check_incarnation(connection, worker_id, incarnation)
-    connection.execute(_where_worker(worker_id).values(active=False))
-
-
-def _where_worker(worker_id: str) -> Update:
-    return update(schema.workers).where(schema.workers.c.worker_id == worker_id)
+    connection.execute(_UPDATE_WORKER, {"of_worker": worker_id, "active": False})
 
 
 def workers(connection: Connection) -> list[WorkerRecord]:
     """See `Ledger.workers`."""
-    statement = select(schema.workers).order_by(schema.workers.c.worker_id)
-    return [rows.worker(row) for row in connection.execute(statement)]
+    return [rows.worker(row) for row in connection.execute(_WORKERS)]
 
 
 def find_worker(connection: Connection, worker_id: str) -> WorkerRecord | None:
     """The worker of that name, whichever its incarnation."""
-    statement = select(schema.workers).where(schema.workers.c.worker_id == worker_id)
-    row = connection.execute(statement).one_or_none()
+    row = connection.execute(_FIND_WORKER, {"of_worker": worker_id}).one_or_none()
     return None if row is None else rows.worker(row)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from atoll.errors import DatasetMismatch, StateDamaged
 from atoll.ledger import rows, schema, units
@@ -27,6 +27,35 @@ from atoll.ledger.records import (
 
 _NAME = re.compile(r"([0-9a-f]{16})/(0|[1-9][0-9]{0,18})/(0|[1-9][0-9]{0,18})\Z")
 
+_DATASETS = select(schema.datasets).order_by(schema.datasets.c.dataset_id)
+_INSERT_DATASET = insert(schema.datasets)
+
+_TABLE = schema.queues
+_IS_NAMED = _TABLE.c.name == bindparam("of_name")
+_QUEUES = select(_TABLE).order_by(_TABLE.c.name)
+_FIND = select(_TABLE).where(_IS_NAMED)
+_FIND_NAME = select(_TABLE.c.name).where(_IS_NAMED)
+_INSERT = insert(_TABLE)
+_UPDATE = update(_TABLE).where(_IS_NAMED)
+_DELETE = delete(_TABLE).where(_IS_NAMED)
+
+_LEASES = schema.leases
+_OF_DATASET = _LEASES.c.dataset_id == bindparam("of_dataset")
+_REACHES = _LEASES.c.stop > bindparam("first")
+_END = select(func.max(_LEASES.c.stop)).where(_OF_DATASET)
+_LEASES_IN = select(_LEASES).where(
+    _OF_DATASET,
+    _REACHES,
+    _LEASES.c.shuffle_seed == bindparam("of_seed"),
+    _LEASES.c.epoch == bindparam("of_epoch"),
+)
+_DONE_SPANS = select(_LEASES.c.start, _LEASES.c.stop).where(
+    _OF_DATASET,
+    _REACHES,
+    _LEASES.c.start < bindparam("end"),
+    _LEASES.c.state == LeaseState.DONE.value,
+)
+
 
 # Datasets
 
@@ -37,7 +66,7 @@ def add_datasets(connection: Connection, records: Sequence[DatasetRecord]) -> No
     for record in records:
         held = known.get(record.dataset_id)
         if held is None:
-            connection.execute(insert(schema.datasets), rows.values(record))
+            connection.execute(_INSERT_DATASET, rows.values(record))
         elif held.length != record.length:
             raise DatasetMismatch(
                 f"dataset {record.dataset_id!r} ({record.name}) has {record.length} rows here and "
@@ -48,19 +77,14 @@ def add_datasets(connection: Connection, records: Sequence[DatasetRecord]) -> No
 
 def datasets(connection: Connection) -> list[DatasetRecord]:
     """See `Ledger.datasets`."""
-    table = schema.datasets
-    statement = select(table).order_by(table.c.dataset_id)
-    return [DatasetRecord(**row._asdict()) for row in connection.execute(statement)]
+    return [DatasetRecord(**row._asdict()) for row in connection.execute(_DATASETS)]
 
 
 def cursors(connection: Connection) -> dict[str, int]:
     """See `Ledger.cursors`."""
-    table = schema.leases
+    # One look at the end of an index for each, however many leases there are.
     ends = {
-        # One look at the end of an index for each, however many leases there are.
-        record.dataset_id: connection.execute(
-            select(func.max(table.c.stop)).where(table.c.dataset_id == record.dataset_id)
-        ).scalar_one()
+        record.dataset_id: connection.execute(_END, {"of_dataset": record.dataset_id}).scalar_one()
         for record in datasets(connection)
     }
     return {dataset_id: int(stop) for dataset_id, stop in ends.items() if stop is not None}
@@ -85,7 +109,7 @@ def read(connection: Connection) -> Queues:
     lengths = {record.dataset_id: record.length for record in datasets(connection)}
     sound: list[QueueRecord] = []
     damaged: list[DamagedQueue] = []
-    for row in connection.execute(select(schema.queues).order_by(schema.queues.c.name)):
+    for row in connection.execute(_QUEUES):
         try:
             sound.append(parse(row._asdict(), lengths=lengths))
         except StateDamaged as exc:
@@ -140,15 +164,14 @@ def open_queues(connection: Connection, records: Sequence[QueueRecord]) -> None:
 
     One whose entry was lost is made again from its leases, so that no unit is new twice.
     """
-    table = schema.queues
     for record in records:
-        if connection.execute(select(table.c.name).where(table.c.name == record.name)).first():
+        if connection.execute(_FIND_NAME, {"of_name": record.name}).first():
             continue
         leases = _leases_in(connection, record)
         made = replace(record, units=_needed(record, leases))
         issued, done = units.rebuilt(made.cut, _spans(leases))
         connection.execute(
-            insert(table),
+            _INSERT,
             {
                 "name": made.name,
                 "length": made.length,
@@ -162,11 +185,10 @@ def open_queues(connection: Connection, records: Sequence[QueueRecord]) -> None:
 
 def rebuild(connection: Connection) -> None:
     """Every queue as its leases say, after some of them went; one without any goes too."""
-    table = schema.queues
     for queue in read(connection).sound:
         leases = _leases_in(connection, queue)
         if not leases:
-            connection.execute(delete(table).where(table.c.name == queue.name))
+            connection.execute(_DELETE, {"of_name": queue.name})
             continue
         units_left = queue.units if queue.length else _needed(replace(queue, units=0), leases)
         kept = replace(queue, units=units_left)
@@ -179,14 +201,13 @@ def _spans(leases: Sequence[LeaseRecord]) -> list[tuple[int, int, bool]]:
 
 
 def _leases_in(connection: Connection, queue: QueueRecord) -> list[LeaseRecord]:
-    table = schema.leases
-    statement = select(table).where(
-        table.c.dataset_id == queue.dataset_id,
-        table.c.stop > queue.cut.first,
-        table.c.shuffle_seed == queue.shuffle_seed,
-        table.c.epoch == queue.epoch,
-    )
-    return [rows.lease(row) for row in connection.execute(statement)]
+    inside = {
+        "of_dataset": queue.dataset_id,
+        "first": queue.cut.first,
+        "of_seed": queue.shuffle_seed,
+        "of_epoch": queue.epoch,
+    }
+    return [rows.lease(row) for row in connection.execute(_LEASES_IN, inside)]
 
 
 def mark_issued(connection: Connection, leases: Sequence[LeaseRecord]) -> None:
@@ -215,15 +236,8 @@ def mark_done(connection: Connection, leases: Sequence[LeaseRecord]) -> None:
 
 def _is_whole(connection: Connection, queue: QueueRecord, unit: int) -> bool:
     start, stop = queue.cut.span(unit)
-    table = schema.leases
-    found = connection.execute(
-        select(table.c.start, table.c.stop).where(
-            table.c.dataset_id == queue.dataset_id,
-            table.c.stop > start,
-            table.c.start < stop,
-            table.c.state == LeaseState.DONE.value,
-        )
-    )
+    inside = {"of_dataset": queue.dataset_id, "first": start, "end": stop}
+    found = connection.execute(_DONE_SPANS, inside)
     rows_done = sum(min(int(b), stop) - max(int(a), start) for a, b in found)
     return rows_done == stop - start
 
@@ -258,14 +272,9 @@ def _by_queue(
 
 
 def _row(connection: Connection, name: str) -> Row[Any] | None:
-    table = schema.queues
-    return connection.execute(select(table).where(table.c.name == name)).one_or_none()
+    return connection.execute(_FIND, {"of_name": name}).one_or_none()
 
 
 def _write(connection: Connection, queue: QueueRecord) -> None:
-    table = schema.queues
-    connection.execute(
-        update(table)
-        .where(table.c.name == queue.name)
-        .values(units=queue.units, issued=queue.issued, done=queue.done)
-    )
+    values = {"units": queue.units, "issued": queue.issued, "done": queue.done}
+    connection.execute(_UPDATE, {"of_name": queue.name, **values})

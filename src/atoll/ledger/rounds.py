@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from atoll.errors import StoreError, WrongRound
 from atoll.ledger import contributions, members, queues, rows, schema
@@ -18,6 +18,64 @@ from atoll.ledger.records import (
 )
 
 FIRST_ROUND = 1
+
+_TABLE = schema.rounds
+_IS_ROUND = _TABLE.c.round == bindparam("of_round")
+_LATEST = select(_TABLE).order_by(_TABLE.c.round.desc()).limit(1)
+_FROM = select(_TABLE).where(_TABLE.c.round >= bindparam("first")).order_by(_TABLE.c.round)
+_FROM_TO = _FROM.where(_TABLE.c.round <= bindparam("last"))
+_STATE = select(_TABLE.c.state).where(_IS_ROUND)
+_INSERT = insert(_TABLE)
+_UPDATE = update(_TABLE).where(_IS_ROUND)
+_OPEN_PLANNED = (
+    update(_TABLE)
+    .where(_IS_ROUND, _TABLE.c.state == RoundState.PLANNED.value)
+    .values(state=RoundState.OPEN.value)
+)
+
+_LEASES = schema.leases
+_IN_ROUND = _LEASES.c.round == bindparam("in_round")
+_OF_WORKER = _LEASES.c.worker_id == bindparam("of_worker")
+_IS_LEASED = _LEASES.c.state == LeaseState.LEASED.value
+_IS_REOPENED = _LEASES.c.state == LeaseState.REOPENED.value
+_INSERT_LEASES = insert(_LEASES)
+_LEASES_OF_ROUND = (
+    select(_LEASES)
+    .where(_IN_ROUND)
+    .order_by(_LEASES.c.worker_id, _LEASES.c.dataset_id, _LEASES.c.start, _LEASES.c.lease_epoch)
+)
+_REOPENED = (
+    select(_LEASES)
+    .where(_IS_REOPENED)
+    .order_by(_LEASES.c.round, _LEASES.c.dataset_id, _LEASES.c.start, _LEASES.c.worker_id)
+)
+_END_LEASES = update(_LEASES).where(_IN_ROUND, _IS_LEASED)
+_END_LEASES_OF = _END_LEASES.where(_LEASES.c.worker_id.in_(bindparam("workers", expanding=True)))
+_HAND_OVER = (
+    update(_LEASES)
+    .where(
+        _OF_WORKER,
+        _IS_LEASED,
+        _LEASES.c.round.in_(
+            select(_TABLE.c.round).where(
+                _TABLE.c.state.in_([RoundState.PLANNED.value, RoundState.OPEN.value])
+            )
+        ),
+    )
+    .values(incarnation=bindparam("to_life"), lease_epoch=_LEASES.c.lease_epoch + 1)
+)
+_TAKE = (
+    update(_LEASES)
+    .where(
+        _IN_ROUND,
+        _OF_WORKER,
+        _LEASES.c.dataset_id == bindparam("of_dataset"),
+        _LEASES.c.start == bindparam("from_row"),
+        _LEASES.c.stop == bindparam("to_row"),
+        _IS_REOPENED,
+    )
+    .values(state=LeaseState.TAKEN.value)
+)
 
 
 def begin(connection: Connection, plan: RoundPlan) -> None:
@@ -48,10 +106,7 @@ def extend(connection: Connection, plan: RoundPlan) -> None:
             f"the plan is for round {plan.round}; leases are added to round {latest.round}"
         )
     _give_out(connection, plan)
-    table = schema.rounds
-    connection.execute(
-        update(table).where(table.c.round == latest.round).values(cursor=plan.cursor)
-    )
+    connection.execute(_UPDATE, {"of_round": latest.round, "cursor": plan.cursor})
 
 
 def freeze(
@@ -81,43 +136,28 @@ def _end_leases(
     connection: Connection, round_number: int, workers: Collection[str] | None, *, reissue: bool
 ) -> int:
     """Ends the leases of a round that no contribution has made done; how many there were."""
-    table = schema.leases
     ended = LeaseState.REOPENED if reissue else LeaseState.GIVEN_UP
-    statement = (
-        update(table)
-        .where(table.c.round == round_number, table.c.state == LeaseState.LEASED.value)
-        .values(state=ended.value)
-    )
-    if workers is not None:
-        statement = statement.where(table.c.worker_id.in_(sorted(workers)))
-    return connection.execute(statement).rowcount
+    values = {"in_round": round_number, "state": ended.value}
+    if workers is None:
+        return connection.execute(_END_LEASES, values).rowcount
+    return connection.execute(_END_LEASES_OF, {**values, "workers": sorted(workers)}).rowcount
 
 
 def publish(connection: Connection, round_number: int, published: Published) -> None:
     """See `Ledger.publish`."""
     _move(connection, round_number, old=RoundState.FROZEN, new=RoundState.PUBLISHED)
-    table = schema.rounds
-    connection.execute(
-        update(table).where(table.c.round == round_number).values(rows.values(published))
-    )
-    connection.execute(
-        update(table)
-        .where(table.c.round == round_number + 1, table.c.state == RoundState.PLANNED.value)
-        .values(state=RoundState.OPEN.value)
-    )
+    connection.execute(_UPDATE, {"of_round": round_number, **rows.values(published)})
+    connection.execute(_OPEN_PLANNED, {"of_round": round_number + 1})
 
 
 def _move(connection: Connection, round_number: int, *, old: RoundState, new: RoundState) -> None:
-    table = schema.rounds
-    found = connection.execute(
-        select(table.c.state).where(table.c.round == round_number)
-    ).scalar_one_or_none()
+    found = connection.execute(_STATE, {"of_round": round_number}).scalar_one_or_none()
     if found != old.value:
         raise WrongRound(
             f"round {round_number} is {found or 'not in the ledger'}; "
             f"it becomes {new.value} only while it is {old.value}"
         )
-    connection.execute(update(table).where(table.c.round == round_number).values(state=new.value))
+    connection.execute(_UPDATE, {"of_round": round_number, "state": new.value})
 
 
 def _insert(connection: Connection, plan: RoundPlan, *, state: RoundState, expected: int) -> None:
@@ -126,7 +166,7 @@ def _insert(connection: Connection, plan: RoundPlan, *, state: RoundState, expec
     record = RoundRecord(
         round=plan.round, state=state, manifest_sha256=plan.manifest_sha256, cursor=plan.cursor
     )
-    connection.execute(insert(schema.rounds), rows.values(record))
+    connection.execute(_INSERT, rows.values(record))
     _give_out(connection, plan)
 
 
@@ -149,7 +189,7 @@ def _keep_reopened(connection: Connection, plan: RoundPlan) -> None:
         if not inside or lease.state is not LeaseState.REOPENED:
             raise StoreError(f"{lease!r} is not the reopened end of a lease that is taken")
     if plan.left:
-        connection.execute(insert(schema.leases), [rows.values(lease) for lease in plan.left])
+        connection.execute(_INSERT_LEASES, [rows.values(lease) for lease in plan.left])
 
 
 def _add_leases(
@@ -165,40 +205,25 @@ def _add_leases(
     lives = {worker.worker_id: worker.incarnation for worker in members.workers(connection)}
     held = [replace(le, incarnation=lives.get(le.worker_id, le.incarnation)) for le in leases]
     if held:
-        connection.execute(insert(schema.leases), [rows.values(lease) for lease in held])
+        connection.execute(_INSERT_LEASES, [rows.values(lease) for lease in held])
 
 
 def hand_over(connection: Connection, worker_id: str, incarnation: int) -> None:
     """A new life of a worker takes over its leases of rounds that are not frozen."""
-    table = schema.leases
-    going_on = select(schema.rounds.c.round).where(
-        schema.rounds.c.state.in_([RoundState.PLANNED.value, RoundState.OPEN.value])
-    )
-    connection.execute(
-        update(table)
-        .where(
-            table.c.worker_id == worker_id,
-            table.c.state == LeaseState.LEASED.value,
-            table.c.round.in_(going_on),
-        )
-        .values(incarnation=incarnation, lease_epoch=table.c.lease_epoch + 1)
-    )
+    connection.execute(_HAND_OVER, {"of_worker": worker_id, "to_life": incarnation})
 
 
 def _take(connection: Connection, taken: Sequence[LeaseRecord]) -> None:
-    table = schema.leases
     for lease in taken:
         moved = connection.execute(
-            update(table)
-            .where(
-                table.c.round == lease.round,
-                table.c.worker_id == lease.worker_id,
-                table.c.dataset_id == lease.dataset_id,
-                table.c.start == lease.start,
-                table.c.stop == lease.stop,
-                table.c.state == LeaseState.REOPENED.value,
-            )
-            .values(state=LeaseState.TAKEN.value)
+            _TAKE,
+            {
+                "in_round": lease.round,
+                "of_worker": lease.worker_id,
+                "of_dataset": lease.dataset_id,
+                "from_row": lease.start,
+                "to_row": lease.stop,
+            },
         )
         # Otherwise the same rows would be given out twice.
         if moved.rowcount != 1:
@@ -209,37 +234,25 @@ def _take(connection: Connection, taken: Sequence[LeaseRecord]) -> None:
 
 def rounds(connection: Connection, *, first: int, last: int | None) -> list[RoundRecord]:
     """See `Ledger.rounds`."""
-    table = schema.rounds
-    statement = select(table).where(table.c.round >= first).order_by(table.c.round)
-    if last is not None:
-        statement = statement.where(table.c.round <= last)
-    return [rows.round_(row) for row in connection.execute(statement)]
+    if last is None:
+        found = connection.execute(_FROM, {"first": first})
+    else:
+        found = connection.execute(_FROM_TO, {"first": first, "last": last})
+    return [rows.round_(row) for row in found]
 
 
 def latest_round(connection: Connection) -> RoundRecord | None:
     """See `Ledger.latest_round`."""
-    statement = select(schema.rounds).order_by(schema.rounds.c.round.desc()).limit(1)
-    row = connection.execute(statement).one_or_none()
+    row = connection.execute(_LATEST).one_or_none()
     return None if row is None else rows.round_(row)
 
 
 def leases(connection: Connection, round_number: int) -> list[LeaseRecord]:
     """See `Ledger.leases`."""
-    table = schema.leases
-    statement = (
-        select(table)
-        .where(table.c.round == round_number)
-        .order_by(table.c.worker_id, table.c.dataset_id, table.c.start, table.c.lease_epoch)
-    )
-    return [rows.lease(row) for row in connection.execute(statement)]
+    found = connection.execute(_LEASES_OF_ROUND, {"in_round": round_number})
+    return [rows.lease(row) for row in found]
 
 
 def reopened(connection: Connection) -> list[LeaseRecord]:
     """See `Ledger.reopened`."""
-    table = schema.leases
-    statement = (
-        select(table)
-        .where(table.c.state == LeaseState.REOPENED.value)
-        .order_by(table.c.round, table.c.dataset_id, table.c.start, table.c.worker_id)
-    )
-    return [rows.lease(row) for row in connection.execute(statement)]
+    return [rows.lease(row) for row in connection.execute(_REOPENED)]

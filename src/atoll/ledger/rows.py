@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import asdict, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -43,7 +42,7 @@ Record: TypeAlias = (
 
 def values(record: Record) -> dict[str, object]:
     """The columns of `record`; StoreError for a number that not every engine can keep."""
-    return {f.name: _stored(f.name, getattr(record, f.name)) for f in fields(record)}
+    return {name: _stored(name, getattr(record, name)) for name in record.__dataclass_fields__}
 
 
 def _stored(name: str, value: object) -> object:
@@ -58,7 +57,10 @@ def _stored(name: str, value: object) -> object:
 
 def generation_values(record: GenerationRecord) -> dict[str, object]:
     """The columns of a generation; its members are one text."""
-    members = [asdict(member) for member in record.members]
+    members = [
+        {name: getattr(member, name) for name in member.__dataclass_fields__}
+        for member in record.members
+    ]
     return {
         "number": record.number,
         "created_wall": _storable("created_wall", record.created_wall),

@@ -12,8 +12,9 @@ It reads which tables there are. PostgreSQL has checksums of its own and is not 
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Connection
@@ -106,10 +107,9 @@ def renew(connection: Connection) -> None:
     if not _has_seals(connection):
         return
     connection.exec_driver_sql(f"DELETE FROM {TABLE}")
-    for place, key, count, total in _computed(connection):
-        connection.exec_driver_sql(
-            f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", (place, key, count, _bytes(total))
-        )
+    found = [(*at, count, _bytes(total)) for *at, count, total in _computed(connection)]
+    if found:
+        connection.exec_driver_sql(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", found)
 
 
 def check(database: Database) -> list[LedgerDamage]:
@@ -226,19 +226,20 @@ def _has_seals(connection: Connection) -> bool:
 
 
 def _tables(connection: Connection) -> list[_Sealed]:
-    names = connection.exec_driver_sql(
-        "SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
-        "AND name <> ? ORDER BY name",
+    described = connection.exec_driver_sql(
+        "SELECT t.name, c.name, c.pk "
+        "FROM main.sqlite_master t, pragma_table_info(t.name, 'main') c "
+        "WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' AND t.name <> ? "
+        "ORDER BY t.name, c.cid",
         (TABLE,),
-    ).scalars()
-    return [_sealed(connection, str(name)) for name in names.all()]
+    ).all()
+    return [_sealed(str(name), list(rows)) for name, rows in groupby(described, lambda row: row[0])]
 
 
-def _sealed(connection: Connection, table: str) -> _Sealed:
-    described = connection.exec_driver_sql(f'PRAGMA main.table_info("{table}")').all()
-    columns = tuple(str(row[1]) for row in described)
+def _sealed(table: str, described: Sequence[Sequence[Any]]) -> _Sealed:
+    columns = tuple(str(name) for _, name, _ in described)
     together = [name for name in TOGETHER if name in columns][:1]
-    key = [str(row[1]) for row in sorted(described, key=lambda row: row[5]) if row[5]]
+    key = [str(name) for _, name, place in sorted(described, key=lambda row: row[2]) if place]
     return _Sealed(table, columns, tuple(together or key or columns))
 
 

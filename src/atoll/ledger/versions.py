@@ -1,18 +1,23 @@
 """Statements about versions of the weights: their snapshots and evaluations."""
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from atoll.errors import StoreError
 from atoll.ledger import members, rows, schema
 from atoll.ledger.records import EvaluationRecord, SnapshotRecord
 
+_SNAPSHOTS = schema.snapshots
+_FIND_SNAPSHOT = select(_SNAPSHOTS).where(_SNAPSHOTS.c.version == bindparam("version"))
+_ALL_SNAPSHOTS = select(_SNAPSHOTS).order_by(_SNAPSHOTS.c.version)
+_INSERT_SNAPSHOT = insert(_SNAPSHOTS)
+_DROP_SNAPSHOTS = delete(_SNAPSHOTS).where(_SNAPSHOTS.c.version < bindparam("below_version"))
+
 
 def add_snapshot(connection: Connection, snapshot: SnapshotRecord) -> None:
     """See `Ledger.add_snapshot`; the same one again, as after a replay, changes nothing."""
-    statement = select(schema.snapshots).where(schema.snapshots.c.version == snapshot.version)
-    row = connection.execute(statement).one_or_none()
+    row = connection.execute(_FIND_SNAPSHOT, {"version": snapshot.version}).one_or_none()
     if row is None:
-        connection.execute(insert(schema.snapshots), rows.values(snapshot))
+        connection.execute(_INSERT_SNAPSHOT, rows.values(snapshot))
         return
     held = rows.snapshot(row)
     if held != snapshot:
@@ -24,14 +29,12 @@ def add_snapshot(connection: Connection, snapshot: SnapshotRecord) -> None:
 
 def snapshots(connection: Connection) -> list[SnapshotRecord]:
     """See `Ledger.snapshots`."""
-    statement = select(schema.snapshots).order_by(schema.snapshots.c.version)
-    return [rows.snapshot(row) for row in connection.execute(statement)]
+    return [rows.snapshot(row) for row in connection.execute(_ALL_SNAPSHOTS)]
 
 
 def drop_snapshots(connection: Connection, *, below_version: int) -> None:
     """See `Ledger.drop_snapshots`."""
-    table = schema.snapshots
-    connection.execute(delete(table).where(table.c.version < below_version))
+    connection.execute(_DROP_SNAPSHOTS, {"below_version": below_version})
 
 
 def add_evaluation(connection: Connection, evaluation: EvaluationRecord) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from atoll.codecs.base import Codec
@@ -91,13 +92,17 @@ def parse_preamble(data: bytes) -> tuple[FrameHeader, int]:
     stop = FIXED_BYTES + _header_bytes(data[:FIXED_BYTES])[1]
     if len(data) < stop:
         raise FrameError(f"frame ends after {len(data)} bytes; its header ends at {stop}")
-    header = FrameHeader.from_json(data[FIXED_BYTES:stop])
+    header = _header(data[FIXED_BYTES:stop])
     if _header_bytes(data[:FIXED_BYTES])[0] and header.kind == "contribution":
         raise FrameError(
             f"a contribution has flags {DIGEST_CHECKED:#06x}; only published weights are proven "
             f"by a params digest"
         )
     return header, stop
+
+
+# An upload spells its header several times: as it asks, as it begins and in the frame itself.
+_header = lru_cache(maxsize=16)(FrameHeader.from_json)
 
 
 class PreambleSource(Protocol):

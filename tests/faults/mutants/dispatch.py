@@ -7,7 +7,7 @@ from typing import Any
 from atoll.coordinator import dispatch, leases
 from atoll.coordinator.dispatch import Dispatch
 from atoll.data import plan as plans
-from atoll.ledger import queues, sql
+from atoll.ledger import queues, schema, sql
 from atoll.ledger import rounds as round_statements
 from atoll.simulate.faults.scenario import Scenario
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having, working
@@ -31,7 +31,8 @@ def rows_issued_again_have_the_same_lease_epoch(patch: Patch) -> None:
 
 @mutant("lease-epoch-grows", having("replace worker"))
 def a_lease_is_handed_over_under_the_same_lease_epoch(patch: Patch) -> None:
-    edit(patch, round_statements, "hand_over", (", lease_epoch=table.c.lease_epoch + 1", ""))
+    same = round_statements._HAND_OVER.values(lease_epoch=schema.leases.c.lease_epoch)
+    patch.setattr(round_statements, "_HAND_OVER", same)
 
 
 @mutant("lease-of-latest-life", having("replace worker"))

@@ -51,12 +51,7 @@ def reopened_rows_are_issued_twice(patch: Patch) -> None:
 
 @mutant("row-not-lost")
 def rows_of_a_missing_worker_are_not_reopened(patch: Patch) -> None:
-    edit(
-        patch,
-        round_statements,
-        "_end_leases",
-        (".where(table.c.round == round_number,", ".where(table.c.round == -1,"),
-    )
+    edit(patch, round_statements, "_end_leases", ('"in_round": round_number', '"in_round": -1'))
 
 
 @mutant("row-not-lost")
@@ -151,12 +146,8 @@ def state_and_digests_are_two_transactions(patch: Patch) -> None:
 
 @mutant("round-order")
 def publishing_does_not_open_the_next_round(patch: Patch) -> None:
-    edit(
-        patch,
-        round_statements,
-        "publish",
-        ("values(state=RoundState.OPEN.value)", "values(state=RoundState.PLANNED.value)"),
-    )
+    stays = round_statements._OPEN_PLANNED.values(state=RoundState.PLANNED.value)
+    patch.setattr(round_statements, "_OPEN_PLANNED", stays)
 
 
 @mutant("closes-by-rule")

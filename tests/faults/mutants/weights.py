@@ -7,7 +7,7 @@ import torch
 
 from atoll.coordinator import service, versions
 from atoll.history import replay
-from atoll.ledger import contributions
+from atoll.ledger import contributions, schema
 from atoll.simulate.faults.scenario import Scenario
 from atoll.sums import fold
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, edit, having
@@ -31,11 +31,9 @@ def _has_many_messages(scenario: Scenario) -> bool:
 
 @mutant("weights-bits")
 def the_fold_has_another_order(patch: Patch) -> None:
-    edit(
-        patch,
-        contributions,
-        "of_round",
-        (".order_by(table.c.worker_id)", ".order_by(table.c.worker_id.desc())"),
+    backwards = schema.contributions.c.worker_id.desc()
+    patch.setattr(
+        contributions, "_OF_ROUND", contributions._OF_ROUND.order_by(None).order_by(backwards)
     )
 
 

@@ -1,6 +1,7 @@
 """What is durable, read past the code under test: the ledger's rows as SQLite itself gives them."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection
@@ -11,44 +12,60 @@ Place = tuple[int, str, str, int]  # round, worker_id, dataset_id, start
 
 @dataclass(frozen=True)
 class View:
-    """The ledger's tables at one moment; equal exactly when every row is."""
+    """The ledger's tables at one moment; equal exactly when every row is.
+
+    What is asked of it is put together once, when it is.
+    """
 
     tables: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     columns: dict[str, list[str]] = field(default_factory=dict, compare=False)
-    rounds: dict[int, Row] = field(init=False, compare=False)
-    leases: list[Row] = field(init=False, compare=False)
-    workers: dict[str, Row] = field(init=False, compare=False)
-    contributions: dict[tuple[int, str], Row] = field(init=False, compare=False)
-    snapshots: dict[int, Row] = field(init=False, compare=False)
-    control: dict[str, str] = field(init=False, compare=False)
-    generation: int = field(init=False, compare=False)
-    places: dict[Place, list[Row]] = field(init=False, compare=False)  # leases, by lease epoch
 
     def rows(self, table: str) -> list[Row]:
         """A table's rows by column name."""
         names = self.columns.get(table, [])
         return [dict(zip(names, row, strict=True)) for row in self.tables.get(table, [])]
 
-    def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "rounds", {row["round"]: row for row in self.rows("rounds")})
-        put(self, "leases", self.rows("leases"))
-        put(self, "places", _by_place(self.leases))
-        put(self, "workers", {row["worker_id"]: row for row in self.rows("workers")})
-        put(
-            self,
-            "contributions",
-            {(row["round"], row["worker_id"]): row for row in self.rows("contributions")},
-        )
-        put(self, "snapshots", {row["version"]: row for row in self.rows("snapshots")})
-        put(self, "control", {row["name"]: row["value"] for row in self.rows("control")})
-        put(
-            self,
-            "generation",
-            max((row["number"] for row in self.rows("generations")), default=0),
-        )
+    @cached_property
+    def rounds(self) -> dict[int, Row]:
+        """Every round by its number."""
+        return {row["round"]: row for row in self.rows("rounds")}
 
-    @property
+    @cached_property
+    def leases(self) -> list[Row]:
+        """Every lease there ever was."""
+        return self.rows("leases")
+
+    @cached_property
+    def places(self) -> dict[Place, list[Row]]:
+        """The leases of the same rows in the same round, by lease epoch."""
+        return _by_place(self.leases)
+
+    @cached_property
+    def workers(self) -> dict[str, Row]:
+        """Every worker, whether it is in or out."""
+        return {row["worker_id"]: row for row in self.rows("workers")}
+
+    @cached_property
+    def contributions(self) -> dict[tuple[int, str], Row]:
+        """What was accepted, by round and worker."""
+        return {(row["round"], row["worker_id"]): row for row in self.rows("contributions")}
+
+    @cached_property
+    def snapshots(self) -> dict[int, Row]:
+        """The snapshots by version."""
+        return {row["version"]: row for row in self.rows("snapshots")}
+
+    @cached_property
+    def control(self) -> dict[str, str]:
+        """The operator's orders."""
+        return {row["name"]: row["value"] for row in self.rows("control")}
+
+    @cached_property
+    def generation(self) -> int:
+        """The newest generation's number."""
+        return max((row["number"] for row in self.rows("generations")), default=0)
+
+    @cached_property
     def version(self) -> int:
         """The newest published round."""
         return max((n for n, row in self.rounds.items() if row["state"] == "published"), default=0)
@@ -92,7 +109,12 @@ class Watched:
         driver: Any = connection.connection.driver_connection
         self._driver = driver
         found = driver.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self._tables = sorted(name for (name,) in found)
+        # How each table is read, and what its columns are called.
+        self._tables = {name: f'SELECT * FROM "{name}"' for name in sorted(n for (n,) in found)}
+        self._columns = {
+            name: [column[0] for column in driver.execute(statement).description]
+            for name, statement in self._tables.items()
+        }
         self._changes = -1
         self._view = View()
 
@@ -100,11 +122,8 @@ class Watched:
         """The tables now."""
         changes = self._driver.total_changes
         if changes != self._changes:
-            tables, columns = {}, {}
-            for name in self._tables:
-                cursor = self._driver.execute(f'SELECT * FROM "{name}"')
-                columns[name] = [column[0] for column in cursor.description]
-                tables[name] = cursor.fetchall()
-            self._view = View(tables, columns)
+            read = self._driver.execute
+            tables = {name: read(how).fetchall() for name, how in self._tables.items()}
+            self._view = View(tables, self._columns)
             self._changes = changes
         return self._view

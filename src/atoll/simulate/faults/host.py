@@ -23,8 +23,6 @@ from atoll.simulate.faults.invariants.checker import Checker
 from atoll.simulate.faults.loop import EventLoop, LoopClock
 from atoll.simulate.faults.seams import Crash, Seams
 
-# Statements compiled to text, kept over all lives: a third of the time of a short one.
-_COMPILED: dict[object, object] = {}
 TICK_SECONDS = 1.0
 WAKE_SECONDS = 0.01  # from a change to the closer's next look
 
@@ -93,8 +91,6 @@ class Host:
 
     def _open(self, fresh: Seams) -> Coordinator:
         database = self._database = engines.open_database(self.home / "ledger.sqlite")
-        with database.reading() as connection:
-            connection.execution_options(compiled_cache=_COMPILED)
         migrations.migrate(database)
         with database.reading() as connection:
             self._watched = Watched(connection)

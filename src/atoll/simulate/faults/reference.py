@@ -53,13 +53,13 @@ class Reference:
     def newest(self) -> Version:
         return self.versions[-1]
 
-    def path(self, sha256: str) -> Path:
+    def path(self, sha256: str) -> str:
         """Where a blob's bytes are."""
-        return self._blobs / sha256[:2] / sha256
+        return f"{self._blobs}/{sha256[:2]}/{sha256}"
 
     def frame(self, sha256: str) -> tuple[FrameHeader, bytes]:
         """Header and payload of a stored frame."""
-        data = self.path(sha256).read_bytes()
+        data = Path(self.path(sha256)).read_bytes()
         header, offset = frame.read_preamble(_Bytes(data))
         return header, data[offset : offset + header.payload_bytes]
 

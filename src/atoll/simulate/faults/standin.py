@@ -82,5 +82,5 @@ class Frame:
         writer.finish()
         self.header = header
         self.data = bytes(data)
-        self.preamble = frame.preamble(header)
+        self.preamble = self.data[: -header.payload_bytes - frame.TRAILER_BYTES]
         self.sha256 = hashlib.sha256(self.data).hexdigest()

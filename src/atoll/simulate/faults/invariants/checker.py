@@ -134,7 +134,9 @@ class Checker:
         must(
             view.control.get("action", "run") == "run",
             "operator-obeyed",
-            f"{call.sender} was given rows while the command is {view.control}",
+            "{} was given rows while the command is {}",
+            call.sender,
+            view.control,
         )
 
     def advanced(self, coordinator: Coordinator, before: View, after: View) -> None:

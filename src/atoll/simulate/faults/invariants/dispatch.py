@@ -39,7 +39,7 @@ class Dispatch:
         right = lease["state"] != "given_up"
         if not self._reissues:
             right = lease["state"] not in ("reopened", "taken")
-        must(right, "policy-kept", f"{lease} where reissue={self._reissues}")
+        must(right, "policy-kept", "{} where reissue={}", lease, self._reissues)
 
     def _check_epoch(self, was: Row | None, lease: Row) -> None:
         if was is None and lease["state"] == "reopened":
@@ -53,7 +53,10 @@ class Dispatch:
             must(
                 lease["lease_epoch"] > highest,
                 "lease-epoch-grows",
-                f"{lease} issues row {row}, which had lease epoch {highest}",
+                "{} issues row {}, which had lease epoch {}",
+                lease,
+                row,
+                highest,
             )
             self._epochs[place] = lease["lease_epoch"]
 
@@ -63,7 +66,9 @@ class Dispatch:
             must(
                 lease["state"] != "leased" or lease["incarnation"] == worker["incarnation"],
                 "lease-of-latest-life",
-                f"{lease} where the worker is {worker}",
+                "{} where the worker is {}",
+                lease,
+                worker,
             )
 
     # Deadlines
@@ -88,7 +93,10 @@ class Dispatch:
         must(
             0 < self._lease_seconds <= held + ROUNDING_SECONDS,
             "lease-ends-in-time",
-            f"{lease} ended after {held:.3f} of {self._lease_seconds} s",
+            "{} ended after {:.3f} of {} s",
+            lease,
+            held,
+            self._lease_seconds,
         )
 
     def advanced(self, view: View, *, now: float) -> None:
@@ -119,14 +127,18 @@ def _check_queues(view: View) -> None:
     for lease in view.leases:
         name = f"{lease['dataset_id']}/{lease['shuffle_seed']}/{lease['epoch']}"
         queue = queues.get(name)
-        must(queue is not None, "queue-agrees", f"{lease} lies in {name}, which is not there")
+        must(queue is not None, "queue-agrees", "{} lies in {}, which is not there", lease, name)
         assert queue is not None
         first = _unit(queue, lease["epoch"], lease["start"])
         last = _unit(queue, lease["epoch"], lease["stop"] - 1)
         must(
             first == lease["unit"] and 0 <= first <= last < queue["units"],
             "lease-in-its-unit",
-            f"{lease} reaches from unit {first} to {last} of {queue}",
+            "{} reaches from unit {} to {} of {}",
+            lease,
+            first,
+            last,
+            queue,
         )
         touched[name] |= set(range(first, last + 1))
         if lease["state"] == "done":
@@ -138,7 +150,9 @@ def _check_queues(view: View) -> None:
         must(
             (queue["issued"], queue["done"]) == right,
             "queue-agrees",
-            f"{queue} where the leases give {right}",
+            "{} where the leases give {}",
+            queue,
+            right,
         )
 
 

@@ -40,14 +40,21 @@ class Members:
             after.generation >= before.generation
             and (was == now or after.generation > before.generation),
             "generation-moves",
-            f"from {was} to {now} with generation {before.generation} -> {after.generation}",
+            "from {} to {} with generation {} -> {}",
+            was,
+            now,
+            before.generation,
+            after.generation,
         )
         for worker_id, row in before.workers.items():
             later = after.workers.get(worker_id)
             must(
                 later is not None and later["incarnation"] >= row["incarnation"],
                 "generation-moves",
-                f"{worker_id} went from {row} to {later}",
+                "{} went from {} to {}",
+                worker_id,
+                row,
+                later,
             )
 
     def answered(self, call: Call, value: Any, before: View, after: View) -> None:
@@ -63,8 +70,11 @@ class Members:
             must(
                 identity.generation == before.generation,
                 "generation-current",
-                f"{call.kind} of {identity.worker_id} in generation {identity.generation} was "
-                f"answered in generation {before.generation}",
+                "{} of {} in generation {} was answered in generation {}",
+                call.kind,
+                identity.worker_id,
+                identity.generation,
+                before.generation,
             )
 
     def _registered(self, call: Call, reply: Any, before: View, after: View) -> None:
@@ -109,8 +119,11 @@ class Members:
             and row["incarnation"] == identity.incarnation
             and row["key_sha256"] == _hash(identity.island_key),
             "fenced-gets-nothing",
-            f"{call.kind} of {identity.worker_id} incarnation {identity.incarnation} was "
-            f"answered, the ledger has {row}",
+            "{} of {} incarnation {} was answered, the ledger has {}",
+            call.kind,
+            identity.worker_id,
+            identity.incarnation,
+            row,
         )
 
     def acknowledged(self, view: View) -> None:
@@ -120,12 +133,17 @@ class Members:
             must(
                 row is not None and row["incarnation"] >= incarnation,
                 "acked-is-durable",
-                f"incarnation {incarnation} of {worker_id} was acknowledged, found {row}",
+                "incarnation {} of {} was acknowledged, found {}",
+                incarnation,
+                worker_id,
+                row,
             )
         must(
             int(view.control.get("number", 0)) >= self._ordered,
             "acked-is-durable",
-            f"command {self._ordered} was acknowledged, found {view.control}",
+            "command {} was acknowledged, found {}",
+            self._ordered,
+            view.control,
         )
 
     def ordered(self, number: int) -> None:
@@ -140,7 +158,9 @@ class Members:
                 must(
                     silence <= timeout + ROUNDING_SECONDS,
                     "silent-is-evicted",
-                    f"{worker_id} was heard {silence:.2f} s ago and is still in",
+                    "{} was heard {:.2f} s ago and is still in",
+                    worker_id,
+                    silence,
                 )
                 continue
             was = before.workers.get(worker_id)
@@ -151,7 +171,9 @@ class Members:
                 silence > timeout - ROUNDING_SECONDS
                 or (lost is not None and now - lost > PRESENCE_GRACE_SECONDS - ROUNDING_SECONDS),
                 "live-is-kept",
-                f"{worker_id} was evicted, heard {silence:.2f} s ago",
+                "{} was evicted, heard {:.2f} s ago",
+                worker_id,
+                silence,
             )
 
 

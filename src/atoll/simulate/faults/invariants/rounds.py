@@ -46,18 +46,23 @@ class RoundsCheck:
         must(
             numbers == list(range(1, len(numbers) + 1)),
             "round-order",
-            f"the ledger has rounds {numbers}",
+            "the ledger has rounds {}",
+            numbers,
         )
         for number, was in before.rounds.items():
             row = after.rounds.get(number)
-            must(row is not None, "round-order", f"round {number} vanished")
+            must(row is not None, "round-order", "round {} vanished", number)
             assert row is not None
             steps = _ORDER.index(row["state"]) - _ORDER.index(was["state"])
             must(
                 steps in (0, 1) and row["cursor"] >= was["cursor"],
                 "round-order",
-                f"round {number} went from {was['state']} to {row['state']}, its cursor from "
-                f"{was['cursor']} to {row['cursor']}",
+                "round {} went from {} to {}, its cursor from {} to {}",
+                number,
+                was["state"],
+                row["state"],
+                was["cursor"],
+                row["cursor"],
             )
         states = [after.rounds[number]["state"] for number in numbers]
         allowed: tuple[list[str], ...] = (
@@ -70,7 +75,8 @@ class RoundsCheck:
         must(
             rest in allowed and states == ["published"] * (len(states) - len(rest)) + rest,
             "round-order",
-            f"the rounds are {states}",
+            "the rounds are {}",
+            states,
         )
 
     def _check_together(self, view: View) -> None:
@@ -81,7 +87,10 @@ class RoundsCheck:
                 if row["state"] == "published"
                 else all(d is None for d in digests),
                 "moves-together",
-                f"round {number} is {row['state']} with digests {digests[:3]}",
+                "round {} is {} with digests {}",
+                number,
+                row["state"],
+                digests[:3],
             )
 
     def _check_freeze(

@@ -33,9 +33,9 @@ def pairs(before: View, after: View) -> Iterable[tuple[Row | None, Row]]:
     earlier = dict(before.places)
     for place, leases in after.places.items():
         was = earlier.pop(place, [])
-        must(len(was) <= len(leases), "row-not-lost", f"{was} became {leases}")
+        must(len(was) <= len(leases), "row-not-lost", "{} became {}", was, leases)
         yield from zip([*was, *[None] * (len(leases) - len(was))], leases, strict=True)
-    must(not earlier, "row-not-lost", f"leases vanished: {sorted(earlier)}")
+    must(not earlier, "row-not-lost", "leases vanished: {}", sorted(earlier))
 
 
 class Rows:
@@ -60,7 +60,9 @@ class Rows:
             was["stop"] == lease["stop"]
             and (was["state"] == lease["state"] or (was["state"], lease["state"]) in _MOVES),
             "row-issued-once",
-            f"{was} became {lease}",
+            "{} became {}",
+            was,
+            lease,
         )
 
     def _check_shares(self, view: View) -> None:
@@ -73,20 +75,24 @@ class Rows:
             ends[name] = max(ends.get(name, 0), lease["stop"])
             for row in range(lease["start"], lease["stop"]):
                 other = holder.setdefault((name, row), lease)
-                must(other is lease, "row-issued-once", f"row {row} is in {other} and {lease}")
+                must(other is lease, "row-issued-once", "row {} is in {} and {}", row, other, lease)
         missing = [(name, row) for name in ends for row in range(ends[name])]
         missing = [row for row in missing if row not in holder]
-        must(not missing, "row-not-lost", f"rows {missing[:8]} below {ends} belong to nobody")
+        must(not missing, "row-not-lost", "rows {} below {} belong to nobody", missing[:8], ends)
         cursor = max((row["cursor"] for row in view.rounds.values()), default=0)
         must(
             sum(ends.values()) >= cursor,
             "row-not-lost",
-            f"leases reach {ends}, the newest round records {cursor}",
+            "leases reach {}, the newest round records {}",
+            ends,
+            cursor,
         )
         must(
             sum(ends.values()) <= cursor,
             "row-issued-once",
-            f"leases reach {ends}, the newest round records {cursor}",
+            "leases reach {}, the newest round records {}",
+            ends,
+            cursor,
         )
         self._check_reissued(view, holder)
 
@@ -98,12 +104,16 @@ class Rows:
                 (lease["state"] == "done") == ((number, worker_id) in view.contributions)
                 or lease["state"] in ("reopened", "taken", "given_up"),
                 "moves-together",
-                f"{lease} and the contribution of {worker_id} to round {number}",
+                "{} and the contribution of {} to round {}",
+                lease,
+                worker_id,
+                number,
             )
             must(
                 lease["state"] != "leased" or view.rounds[number]["state"] in ("planned", "open"),
                 "row-not-lost",
-                f"{lease} outlived its round",
+                "{} outlived its round",
+                lease,
             )
 
     def _check_reissued(self, view: View, holder: dict[tuple[str, int], Row]) -> None:
@@ -114,7 +124,9 @@ class Rows:
             for row in range(lease["start"], lease["stop"]):
                 now = holder[lease["dataset_id"], row]
                 later = now["round"] >= lease["round"] or now["state"] == "reopened"
-                must(later, "row-issued-once", f"row {row} of {lease} was issued again as {now}")
+                must(
+                    later, "row-issued-once", "row {} of {} was issued again as {}", row, lease, now
+                )
 
     def told(self, worker_id: str, round_number: int, ranges: list[Span], view: View) -> None:
         """A worker was told to train these rows."""
@@ -142,7 +154,11 @@ class Rows:
         must(
             sorted(map(span_of, leased)) == spans,
             "row-counted-once",
-            f"{worker_id} was counted with {spans} in round {number}, done are {leased}",
+            "{} was counted with {} in round {}, done are {}",
+            worker_id,
+            spans,
+            number,
+            leased,
         )
         for name, start, stop in spans:
             for row in range(start, stop):
@@ -150,7 +166,10 @@ class Rows:
                 must(
                     other == (number, worker_id),
                     "row-counted-once",
-                    f"row {row} counted for {other} and for {(number, worker_id)}",
+                    "row {} counted for {} and for {}",
+                    row,
+                    other,
+                    (number, worker_id),
                 )
 
     def finished(self, view: View) -> None:

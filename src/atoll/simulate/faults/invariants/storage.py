@@ -37,10 +37,10 @@ class Storage:
         """What the records need is stored with its right bytes."""
         for sha256 in sorted(self.referenced(view)):
             path = self._reference.path(sha256)
-            must(path.exists(), "blob-is-there", f"{sha256} is needed and not stored")
+            must(os.path.exists(path), "blob-is-there", "{} is needed and not stored", sha256)
             if sha256 not in self._verified:
-                found = hashlib.sha256(path.read_bytes()).hexdigest()
-                must(found == sha256, "blob-is-there", f"{sha256} holds bytes of {found}")
+                found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+                must(found == sha256, "blob-is-there", "{} holds bytes of {}", sha256, found)
                 self._verified.add(sha256)
 
     def pruned(self, view: View) -> None:

@@ -116,7 +116,10 @@ class UploadsCheck:
         must(
             row is not None and (row["sha256"], row["receipt"]) == self._receipts[key],
             "acked-is-durable",
-            f"{key} has receipt {self._receipts[key]}, the ledger has {row}",
+            "{} has receipt {}, the ledger has {}",
+            key,
+            self._receipts[key],
+            row,
         )
 
     def acknowledged(self, view: View) -> None:

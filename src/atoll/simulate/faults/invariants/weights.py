@@ -1,6 +1,7 @@
 """Weights: recorded, remembered, saved and handed out, they are the reference's bits."""
 
 import json
+import os
 
 from atoll.coordinator.service import Coordinator
 from atoll.simulate.faults.durable import Row, View
@@ -60,7 +61,7 @@ class WeightsCheck:
             f"version {version} was saved with {sorted(stored)}, there are {sorted(wanted)}",
         )
         for name, sha256 in stored.items():
-            if not self._reference.path(sha256).exists():
+            if not os.path.exists(self._reference.path(sha256)):
                 continue  # said by blob-is-there
             _, payload = self._reference.frame(sha256)
             must(
@@ -77,8 +78,10 @@ class WeightsCheck:
         must(
             found == (view.version, right.master_digest, right.published_digest),
             invariant,
-            f"in memory is {found}, the ledger has version {view.version} with "
-            f"{right.master_digest}",
+            "in memory is {}, the ledger has version {} with {}",
+            found,
+            view.version,
+            right.master_digest,
         )
 
     def restored(self, coordinator: Coordinator, view: View) -> None:
