@@ -66,7 +66,7 @@ WRITES: dict[str, Callable[[Ledger], object]] = {
 READS = {
     "run", "manifests", "credentials", "generation", "workers", "control", "rounds",
     "datasets", "queues", "cursors", "row_counts", "latest_round", "leases", "reopened",
-    "contributions", "counted_tokens", "accepted_blobs", "snapshots", "evaluations", "on_lost",
+    "contributions", "every_contribution", "counted_tokens", "accepted_blobs", "snapshots", "evaluations", "on_lost",
     "identity", "damage", "state_hash", "copy_to", "close",
 }  # fmt: skip
 

@@ -148,8 +148,10 @@ def _records(ledger: Ledger) -> list[Damage]:
     run = ledger.run()
     if run is None:
         return []
-    rounds = ledger.rounds()
-    broken = chain.check_chain(run, ledger.manifests(), rounds, ledger.contributions)
+    manifests, rounds = ledger.manifests(), ledger.rounds()
+    # Not round by round: a restart has seconds, whatever its history.
+    with ledger.every_contribution() as contributions:
+        broken = chain.check_chain(run, manifests, rounds, chain.in_order(contributions))
     found = []
     if broken is not None:
         found.append(

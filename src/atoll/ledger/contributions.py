@@ -1,10 +1,15 @@
 """Statements that accept a contribution, once, and list what was accepted."""
 
+from collections.abc import Generator
+
 from sqlalchemy import Connection, func, insert, select, update
 
 from atoll.errors import Conflict, LeaseLost, StaleContribution, WrongRound
 from atoll.ledger import members, queues, rows, schema
 from atoll.ledger.records import ContributionRecord, LeaseState, RoundState
+
+# Rows held in memory at a time.
+BATCH = 500
 
 
 def accept(connection: Connection, contribution: ContributionRecord) -> ContributionRecord:
@@ -25,6 +30,15 @@ def of_round(connection: Connection, round_number: int) -> list[ContributionReco
     table = schema.contributions
     statement = select(table).where(table.c.round == round_number).order_by(table.c.worker_id)
     return [rows.contribution(row) for row in connection.execute(statement)]
+
+
+def every(connection: Connection) -> Generator[ContributionRecord, None, None]:
+    """See `Ledger.every_contribution`."""
+    table = schema.contributions
+    statement = select(table).order_by(table.c.round, table.c.worker_id)
+    with connection.execute(statement.execution_options(yield_per=BATCH)) as found:
+        for row in found:
+            yield rows.contribution(row)
 
 
 def counted_tokens(connection: Connection) -> int:
