@@ -98,6 +98,8 @@ def both(*harms: Callable[[Path, Original], None]) -> Callable[[Path, Original],
     return harm
 
 
+LONGER = by_hand("UPDATE datasets SET length = length + 1")
+
 Case = tuple[str, Callable[[Path, Original], None], int, bool]
 CASES: list[Case] = [
     # what is damaged, how, the last good round, whether the open round stays
@@ -120,6 +122,11 @@ CASES: list[Case] = [
     ("an evaluation", by_hand("UPDATE evaluations SET tokens = 1"), 5, True),
     ("a snapshot's row", by_hand("UPDATE snapshots SET slots_sha256 = 'x'"), 5, True),
     ("a generation", by_hand("UPDATE generations SET members = '[' WHERE number = 3"), 5, True),
+    ("a dataset", LONGER, 5, True),
+    ("a lost dataset", by_hand("DELETE FROM datasets"), 5, True),
+    ("a dataset and a round", both(LONGER, by_hand("DELETE FROM rounds WHERE round = 4")), 3, False),
+    ("a queue", by_hand("UPDATE queues SET issued = x'ff'"), 5, True),
+    ("a lost queue", by_hand("DELETE FROM queues"), 5, True),
     ("a seal", by_hand("DELETE FROM seals WHERE place = 'leases'"), 5, True),
 ]
 
@@ -337,6 +344,26 @@ def test_second_repair_has_a_directory_of_its_own(original, tmp_path):
         mend(home)
 
     assert (home / "damaged-1").is_dir() and (home / "damaged-2").is_dir()
+
+
+def test_second_repair_knows_what_the_first_had_to_do_without(original, tmp_path):
+    """The snapshot that stood in for an old contribution is damaged later: as both at once."""
+    home = damages.copied(original.rest, tmp_path / "run")
+    flip_blob("round 2")(home, original)
+    first = mend(home)
+    at_rest = look(home)
+
+    flip_blob("master")(home, original)
+    shown = look(home)
+    second = mend(home)
+
+    assert (first.last_good, first.replay_from, at_rest.damages) == (5, 3, [])
+    assert (shown.last_good, second.last_good, second.replay_from) == (1, 1, 0)
+    assert second.audit is not None and second.audit["problems"] == []
+    assert look(home).sound
+    served = damages.start(home)
+    assert isinstance(served, Served), served
+    assert (served.version, served.digest) == (1, original.digests[0])
 
 
 # The command

@@ -18,14 +18,17 @@ from typing import Any
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
+from atoll.coordinator import dispatch
+from atoll.data import parts
 from atoll.errors import AtollError, StateDamaged
 from atoll.history import audit, recorded, retention, soundness
 from atoll.history.manifests import Manifests
 from atoll.history.soundness import Findings
 from atoll.launch import state
 from atoll.launch.state import Addresses
-from atoll.ledger import chain, engines, lock, salvage, truncation, wal
+from atoll.ledger import chain, engines, lock, queues, salvage, truncation, wal
 from atoll.ledger.base import Ledger
+from atoll.ledger.records import DatasetRecord
 from atoll.ledger.salvage import Counts, Salvaged
 from atoll.ledger.sql import SqlLedger
 from atoll.wire import frame
@@ -185,6 +188,8 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
             ]
         return
     report.run_id = run.run_id
+    if not report.sound:
+        _renew_work(ledger)
     layout = recorded.layout_of(Manifests.of(ledger).newest.manifest)
     findings = soundness.examine(ledger, blobs, layout=layout)
     report.damages += [str(damage) for damage in findings.damages]
@@ -226,19 +231,37 @@ def _heal_chain(ledger: SqlLedger, report: RepairReport) -> bool:
     return chain.check_chain(run, manifests, ledger.rounds(), ledger.contributions) is None
 
 
+def _renew_work(ledger: SqlLedger) -> None:
+    """Datasets and queues that were left out, from the manifest and the leases."""
+    manifests = Manifests.of(ledger)
+    known = parts.parts_of(manifests.first.manifest.data.identity)
+    ledger.add_datasets([DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in known])
+    with ledger._database.writing() as connection:
+        queues.rebuild(connection)
+        lost = queues.without_entry(connection)
+        made = [
+            dispatch.queue_of(part, seed, epoch, manifests.of_round(first).manifest)
+            for dataset_id, seed, epoch, first in lost
+            for part in known
+            if part.dataset_id == dataset_id
+        ]
+        queues.open_queues(connection, made)
+
+
 def _go_back(ledger: SqlLedger, findings: Findings) -> None:
     assert findings.last_good is not None
-    first = retention.replay_start(
-        ledger, retention.storage_of(ledger.rounds(), Manifests.of(ledger))
-    )
     with ledger._database.writing() as connection:
         if not findings.keeps_open:
             truncation.truncate(connection, last_round=findings.last_good)
         for version in findings.bad_snapshots:
             connection.exec_driver_sql("DELETE FROM snapshots WHERE version = ?", (version,))
         truncation.disband(connection)
-    if findings.replay_from > first:
-        ledger.set_control({retention.REPLAY_FROM: str(findings.replay_from)})
+    kept = retention.kept_from(
+        ledger, retention.storage_of(ledger.rounds(), Manifests.of(ledger))
+    )
+    # In place of what an earlier repair recorded, which may lie beyond the last good round.
+    later = str(findings.replay_from) if findings.replay_from > kept else None
+    ledger.set_control({retention.REPLAY_FROM: later})
 
 
 def _blobs_of_no_use(ledger: Ledger, blobs: Blobs, findings: Findings) -> set[str]:
