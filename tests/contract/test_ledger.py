@@ -31,7 +31,7 @@ from atoll.ledger.records import (
     RunRecord,
     SnapshotRecord,
 )
-from tests import servers
+from tests import mounts, servers
 
 RUN = RunRecord(run_id="run-1", created_wall=1_700_000_000.25, initial_sha256="1" * 64)
 MANIFEST = ManifestRecord(version=1, sha256="2" * 64, body='{"a":"θ"}', from_round=1)
@@ -1023,6 +1023,30 @@ def test_state_hash_differs_after_any_change(ledger: Ledger, change: Callable[[L
     change(ledger)
 
     assert ledger.state_hash() != STATE_OF_PLAY
+
+
+def test_copy_on_a_full_disk_is_whole_or_none(ledger: Ledger, tmp_path: Path, skip):
+    """Whatever the room: at some sizes a copy fits its log and not its file."""
+    play(ledger)
+    state, refused = ledger.state_hash(), 0
+    with mounts.small_disk(tmp_path / "disk", skip, nbytes=4 << 20) as disk:
+        for room in range(0, 2 << 20, 32 << 10):
+            disk.fill()
+            with (disk.path / "filler").open("r+b") as filler:
+                filler.truncate(filler.seek(0, os.SEEK_END) - room)
+            try:
+                ledger.copy_to(str(disk.path / "copy.db"))
+                break
+            except errors.StoreError:
+                refused += 1
+                assert [path.name for path in disk.path.iterdir()] == ["filler"]
+            finally:
+                disk.free()
+        copy = engines.open_ledger(disk.path / "copy.db")
+
+        assert refused > 1
+        assert copy.state_hash() == state
+        copy.close()
 
 
 def test_copy_opens_as_a_ledger_with_the_same_state(ledger: Ledger, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from atoll.cli.app import app
-from atoll.errors import StateDamaged, StateHeld
+from atoll.errors import ConfigError, StateDamaged, StateHeld, StorageFull, StoreError
 from atoll.launch import repair, state
 from atoll.launch.repair import RepairReport
+from atoll.launch.state import Addresses
 from atoll.ledger import lock
-from tests import damages
+from tests import damages, mounts
 from tests.clusters import SMALL, one_thread  # noqa: F401
 from tests.damages import Refused, Served
 
@@ -364,6 +366,112 @@ def test_second_repair_knows_what_the_first_had_to_do_without(original, tmp_path
     served = damages.start(home)
     assert isinstance(served, Served), served
     assert (served.version, served.digest) == (1, original.digests[0])
+
+
+# Stores outside the directory
+
+
+def blobs_elsewhere(home: Path, place: Path) -> Path:
+    """Moves a run's blobs to a place that its ledger then claims."""
+    (home / "blobs").rename(place)
+    with state.held(home, Addresses(blobs=str(place)), pid=1, wall=0.0):
+        return home
+
+
+def test_repair_of_an_old_copy_takes_no_blob_from_the_run_it_was_copied_from(original, tmp_path):
+    """To the copy, what came later looks like the remains of lost records."""
+    place = tmp_path / "blobs"
+    older = damages.play(tmp_path / "older", rounds=2)
+    older.close()
+    live = blobs_elsewhere(damages.copied(original.rest, tmp_path / "live"), place)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copyfile(older.home / LEDGER, copy / LEDGER)
+    shutil.copyfile(live / "stores.json", copy / "stores.json")
+    before = files(place)
+
+    shown = look(copy)
+    with pytest.raises(ConfigError, match=r"belongs to the ledger '.*live' on "):
+        mend(copy)
+
+    assert shown.put_aside != []
+    assert files(place) == before
+    assert look(live).sound
+
+
+def test_run_with_blobs_elsewhere_is_repaired_by_its_own_directory(original, tmp_path):
+    """The control of the test above."""
+    place = tmp_path / "blobs"
+    home = blobs_elsewhere(damages.copied(original.rest, tmp_path / "live"), place)
+    damages.flip(place / original.blobs["round 5"][:2] / original.blobs["round 5"], 1000)
+
+    report = mend(home)
+
+    assert report.last_good == 4
+    assert report.audit is not None and report.audit["problems"] == []
+    aside = {path.name for path in (home / "damaged-1" / "blobs").iterdir()}
+    assert aside == set(report.put_aside) >= {original.blobs["round 5"]}
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
+def test_ledger_elsewhere_is_looked_at_there_and_not_changed(original, tmp_path, form):
+    home = damages.copied(original.rest, tmp_path / "run")
+    far = tmp_path / "far.sqlite"
+    (home / LEDGER).rename(far)
+    stores = {"ledger": form.format(far), "blobs": None}
+    (home / "stores.json").write_text(json.dumps(stores))
+    sound = look(home)
+    damages.by_hand(far, "UPDATE contributions SET norm = 9 WHERE round = 5")
+    before = far.read_bytes()
+
+    shown = look(home)
+    with pytest.raises(StateDamaged, match="not in its state directory"):
+        mend(home)
+
+    assert sound.damages == []
+    assert (shown.last_good, shown.published) == (4, 5)
+    assert far.read_bytes() == before
+
+
+# A full disk
+
+
+def free_bytes(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def test_repair_on_a_full_disk_changes_nothing_or_is_whole(original, tmp_path, skip):
+    """Whatever the room: at some sizes the new ledger fits its log and not its file."""
+    step, refused, done = 64 << 10, 0, 0
+    with mounts.small_disk(tmp_path / "disk", skip, nbytes=8 << 20) as disk:
+        home = disk.path / "run"
+        shutil.copytree(original.rest, home)
+        flip_blob("round 5")(home, original)
+        before = files(home)
+        for room in range(step, 4 << 20, step):
+            disk.fill()
+            with (disk.path / "filler").open("r+b") as filler:
+                filler.truncate(filler.seek(0, os.SEEK_END) - room + free_bytes(disk.path))
+            try:
+                report = mend(home)
+            except StoreError as error:
+                refused += 1
+                assert isinstance(error, StorageFull), error
+                if not (home / state.REPAIR_FILE).exists():
+                    assert {n: d for n, d in files(home).items() if "damaged-" not in n} == before
+            else:
+                done = room
+                assert report.audit is not None and report.audit["problems"] == []
+                break
+            finally:
+                disk.free()
+        served = damages.start(home)
+
+    assert refused > 3
+    assert done
+    assert isinstance(served, Served), served
+    assert served.version == 4
 
 
 # The command

@@ -10,6 +10,7 @@ from atoll.cli import reset
 from atoll.cli.serve import ServeOptions, serve
 from atoll.coordinator.server import Server
 from atoll.errors import ConfigError, StateHeld
+from atoll.launch import reset as resetting
 from atoll.launch import state
 from atoll.ledger import lock
 from tests import clusters, damages
@@ -186,6 +187,47 @@ def test_stores_elsewhere_are_not_dropped(run_file, directory, tmp_path):
 
     with pytest.raises(ConfigError, match="elsewhere"):
         served(run_file, directory, reset=True, yes=True)
+
+
+def test_stores_elsewhere_are_not_dropped_when_the_run_file_forgets_them(run_file, tmp_path):
+    """What the directory was made with counts."""
+    run_file.write_text(RUN_FILE + f'[storage]\nblobs = "{tmp_path / "b"}"\n')
+    served(run_file, tmp_path / "far")
+    run_file.write_text(RUN_FILE)
+
+    with pytest.raises(ConfigError, match="elsewhere"):
+        served(run_file, tmp_path / "far", reset=True, yes=True)
+
+    assert not list(tmp_path.glob("far.dropped-*"))
+
+
+@pytest.mark.parametrize("left", ["nothing", "a certificate"])
+def test_weights_that_are_not_there_cannot_be_kept(run_file, directory, left):
+    """Of a reset that was cut off and is asked for again: not the run file's weights instead."""
+    old = run_id(directory)
+    dropped = resetting.put_aside(directory, pid=1, wall=0.0)
+    if left == "a certificate":
+        (directory / "certificate.pem").write_text("kept")
+
+    with pytest.raises(ConfigError, match="no weights to keep"):
+        served(run_file, directory, reset=True, keep_weights=True, yes=True)
+
+    assert run_id(dropped) == old
+    assert not list(directory.parent.glob("state.dropped-2"))
+
+
+def test_stores_count_from_the_run_file_wherever_it_is_started(run_file, tmp_path, monkeypatch):
+    run_file.write_text(RUN_FILE + '[storage]\nblobs = "b"\nledger = "far.sqlite"\n')
+    (tmp_path / "elsewhere").mkdir()
+    ids = set()
+    for place in (tmp_path, tmp_path / "elsewhere"):
+        monkeypatch.chdir(place)
+        served(run_file, tmp_path / "far")
+        ids.add(run_id(tmp_path / "far"))
+
+    assert len(ids) == 1
+    assert (tmp_path / "far.sqlite").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_damaged_state_can_be_dropped(run_file, directory, capsys):

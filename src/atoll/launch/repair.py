@@ -15,12 +15,13 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.blobs import files as filesystem
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator import dispatch
 from atoll.data import parts
-from atoll.errors import AtollError, StateDamaged
+from atoll.errors import AtollError, StateDamaged, StorageFull
 from atoll.history import audit, recorded, retention, soundness
 from atoll.history.manifests import Manifests
 from atoll.history.soundness import Findings
@@ -71,6 +72,7 @@ class RepairReport:
 def look(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
     """What is damaged and how far the run holds; changes nothing. StateHeld when it is in use."""
     with (
+        filesystem.naming("look at", directory),
         lock.hold(_existing(directory), pid=pid, wall=wall),
         tempfile.TemporaryDirectory(prefix="atoll-repair-") as scratch,
         _prepared(directory, Path(scratch), s3=s3) as prepared,
@@ -80,7 +82,10 @@ def look(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) 
 
 def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
     """Takes a damaged run back to its last good round; ends with an audit that replays."""
-    with lock.hold(_existing(directory), pid=pid, wall=wall):
+    with (
+        filesystem.naming("repair", directory),
+        lock.hold(_existing(directory), pid=pid, wall=wall),
+    ):
         _resume(directory)
         with (
             tempfile.TemporaryDirectory(prefix="repair-", dir=directory) as scratch,
@@ -91,7 +96,11 @@ def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
                 _end(directory)
                 return report
             _check_sqlite(prepared.addresses)
+            claim = state.ownership(directory, prepared.addresses, ledger=None, s3=s3)
+            if claim is not None:
+                claim.claim()  # or a copy would take blobs away that the original needs
             _close(prepared)
+            _check_whole(Path(scratch) / LEDGER)
             _install(directory, Path(scratch) / LEDGER, prepared)
         report.audit = _audited(directory, prepared.addresses, s3=s3)
     return report
@@ -115,7 +124,7 @@ def _prepared(directory: Path, scratch: Path, *, s3: S3Access | None) -> Iterato
     prepared = _Prepared(report, addresses, blobs, None)
     try:
         if _is_sqlite(addresses):
-            salvaged = _salvage(directory, scratch, report)
+            salvaged = _salvage(_ledger_file(directory, addresses), scratch, report)
         else:
             # Its server keeps checksums; what is left to find is in the chain and the blobs.
             state_copy = engines.open_ledger(str(addresses.ledger))
@@ -139,6 +148,15 @@ def _is_sqlite(addresses: Addresses) -> bool:
     return addresses.ledger is None or not addresses.ledger.startswith("postgres")
 
 
+def _check_whole(made: Path) -> None:
+    """Refuses a new ledger of which some is still in its log: a full disk leaves it there."""
+    if not wal.is_folded(made):
+        raise StorageFull(
+            f"no room to write the new ledger beside {str(made)!r}; nothing was changed; free some "
+            f"on that disk and repair again"
+        )
+
+
 def _check_sqlite(addresses: Addresses) -> None:
     if addresses.ledger is not None:
         raise StateDamaged(
@@ -152,10 +170,15 @@ def _existing(directory: Path) -> Path:
     return directory
 
 
-def _salvage(directory: Path, scratch: Path, report: RepairReport) -> Salvaged:
+def _ledger_file(directory: Path, addresses: Addresses) -> Path:
+    if addresses.ledger is None:
+        return directory / LEDGER
+    return Path(addresses.ledger.removeprefix("sqlite:///"))
+
+
+def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
     """A new ledger of what can be trusted, in `scratch`."""
-    original = directory / LEDGER
-    torn = wal.check(original) if original.exists() else None
+    torn = wal.check(original)
     if torn is not None:
         report.damages.append(str(torn))
     copied = scratch / "damaged.sqlite"

@@ -29,6 +29,7 @@ from atoll.ledger import engines, epochs, lock
 from atoll.ledger.base import Ledger
 from atoll.ledger.lock import Lock
 
+STORES_FILE = "stores.json"
 REPAIR_FILE = "repair.json"  # while a repair changes the directory
 
 
@@ -106,7 +107,7 @@ def check_repaired(directory: Path) -> None:
 
 def _keep_addresses(directory: Path, addresses: Addresses) -> None:
     """Remembers where the stores are; a run whose stores move is refused by the setting's name."""
-    path = directory / "stores.json"
+    path = directory / STORES_FILE
     if path.exists():
         known = addresses_of(directory)
         for name in ("ledger", "blobs"):
@@ -173,7 +174,7 @@ def _owned(
 
 def addresses_of(directory: Path) -> Addresses:
     """Where the stores of an existing state directory are."""
-    path = directory / "stores.json"
+    path = directory / STORES_FILE
     if not path.exists():
         if (directory / "ledger.sqlite").exists():
             return Addresses()
