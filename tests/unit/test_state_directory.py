@@ -1,6 +1,7 @@
 """A coordinator's state directory: its stores stay where they were."""
 
 import contextlib
+import os
 import shutil
 import stat
 import uuid
@@ -16,6 +17,7 @@ from atoll.errors import (
     DiskFailed,
     StateDamaged,
     StateHeld,
+    StorageFull,
     StoreError,
     Superseded,
 )
@@ -24,7 +26,7 @@ from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger import lock
 from atoll.ledger.records import ManifestRecord, RunRecord
-from tests import clusters, damages, lives, servers
+from tests import clusters, damages, lives, mounts, servers
 from tests.lives import Place
 
 
@@ -260,3 +262,26 @@ def test_addresses_that_cannot_be_read_are_named(tmp_path: Path):
 
     with pytest.raises(StateDamaged, match=r"stores\.json' does not say where ledger and blobs"):
         open_at(tmp_path / "c", Addresses())
+
+
+def test_start_without_room_is_refused_by_name_and_the_next_one_with_room_is_not(tmp_path, skip):
+    """Whatever the room: each part of a new directory is the one that does not fit."""
+    refused = set()
+    with mounts.small_disk(tmp_path / "disk", skip, nbytes=4 << 20) as disk:
+        for room in range(4 << 10, 2 << 20, 8 << 10):
+            directory = disk.path / "state"
+            disk.fill()
+            with (disk.path / "filler").open("r+b") as filler:
+                filler.truncate(filler.seek(0, os.SEEK_END) - room)
+            try:
+                open_at(directory, Addresses())
+                break
+            except StoreError as error:
+                refused.add(type(error))
+            finally:
+                disk.free()
+            open_at(directory, Addresses())
+            shutil.rmtree(directory)
+
+        assert directory.exists()
+    assert StorageFull in refused <= {StorageFull, StoreError}

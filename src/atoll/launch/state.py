@@ -60,7 +60,8 @@ def held(
     filesystem.make_directories(SystemFiles(), directory.absolute())
     with lock.hold(directory, pid=pid, wall=wall) as place:
         check_repaired(directory)
-        _keep_addresses(directory, addresses)
+        with filesystem.naming("keep the addresses of the stores in", directory):
+            _keep_addresses(directory, addresses)
         ledger = engines.open_ledger(
             addresses.ledger or directory / "ledger.sqlite", lease_seconds=lease_seconds
         )
