@@ -537,7 +537,12 @@ def test_contributions_are_made_as_they_are_asked_for(
     many_rounds(ledger, 4)
     made: list[object] = []
     whole = rows.contribution
-    monkeypatch.setattr(rows, "contribution", lambda row: made.append(row) or whole(row))
+
+    def counted(row: Any) -> ContributionRecord:
+        made.append(row)
+        return whole(row)
+
+    monkeypatch.setattr(rows, "contribution", counted)
 
     with ledger.every_contribution() as found:
         first = next(found)

@@ -16,8 +16,11 @@ def main() -> None:
         stopping.EARLY.listen()
     try:
         _run()
-    except stopping.Stopped as stopped:
-        sys.stdout.write(f"coordinator {stopped}\n")
+    except (stopping.Stopped, Exception):
+        # Also what a library makes of it that was just being loaded.
+        if stopping.EARLY.told is None:
+            raise
+        sys.stdout.write(f"coordinator {stopping.EARLY.told}\n")
         sys.exit(0)
 
 

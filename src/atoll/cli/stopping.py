@@ -33,13 +33,20 @@ class EarlySignals:
             if not self._holds_back:
                 self.check()
 
+    @property
+    def told(self) -> str | None:
+        """What is said of it once a signal has come."""
+        if self._told is None:
+            return None
+        return (
+            f"stopped by {self._told.name} before it served; what is recorded stands, and the "
+            f"next start goes on from it"
+        )
+
     def check(self) -> None:
         """Stopped when a signal has come."""
         if self._told is not None:
-            raise Stopped(
-                f"stopped by {self._told.name} before it served; what is recorded stands, "
-                f"and the next start goes on from it"
-            )
+            raise Stopped
 
     @contextmanager
     def held_back(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator import dispatch
 from atoll.data import parts
-from atoll.errors import AtollError, StateDamaged, StorageFull
+from atoll.errors import AtollError, BlobChanged, BlobMissing, StateDamaged, StorageFull
 from atoll.history import audit, recorded, retention, soundness
 from atoll.history.manifests import Manifests
 from atoll.history.soundness import Findings
@@ -279,9 +279,7 @@ def _go_back(ledger: SqlLedger, findings: Findings) -> None:
         for version in findings.bad_snapshots:
             connection.exec_driver_sql("DELETE FROM snapshots WHERE version = ?", (version,))
         truncation.disband(connection)
-    kept = retention.kept_from(
-        ledger, retention.storage_of(ledger.rounds(), Manifests.of(ledger))
-    )
+    kept = retention.kept_from(ledger, retention.storage_of(ledger.rounds(), Manifests.of(ledger)))
     # In place of what an earlier repair recorded, which may lie beyond the last good round.
     later = str(findings.replay_from) if findings.replay_from > kept else None
     ledger.set_control({retention.REPLAY_FROM: later})
@@ -385,13 +383,17 @@ def _put_back(folder: Path, directory: Path) -> None:
 
 
 def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:
+    kept = folder / sha256
     if isinstance(blobs, DirectoryBlobs):
         blobs.put_aside(sha256, folder)
+        if kept.exists():
+            _sync(kept)  # it was copied where the folder is on another disk
         return
-    with contextlib.suppress(AtollError):  # what cannot be read stays where it is
-        with blobs.open(sha256) as reader, (folder / sha256).open("wb") as file:
+    with contextlib.suppress(BlobChanged, BlobMissing):  # that stays where it is
+        with blobs.open(sha256) as reader, kept.open("wb") as file:
             for offset in range(0, reader.nbytes, 1 << 20):
                 file.write(reader.read(offset, min(1 << 20, reader.nbytes - offset)))
+        _sync(kept)
         blobs.delete(sha256)
 
 

@@ -168,9 +168,7 @@ def _owned(
     if claim is None:
         return FencedBlobs(blobs, ledger.check_held, check_place=place.check)
     claim.claim(adopt=adopt)
-    return FencedBlobs(
-        blobs, ledger.check_held, check_place=place.check, check_removal=claim.check
-    )
+    return FencedBlobs(blobs, ledger.check_held, check_place=place.check, check_removal=claim.check)
 
 
 def addresses_of(directory: Path) -> Addresses:
