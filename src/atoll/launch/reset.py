@@ -9,6 +9,7 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from atoll.blobs import files as filesystem
 from atoll.errors import AtollError, ConfigError, StateDamaged
 from atoll.history import export, recorded
 from atoll.launch import state
@@ -120,11 +121,19 @@ def _export(directory: Path, ledger: SqlLedger) -> Path:
 
 
 def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
-    """Moves the directory to its sibling `DIR.dropped-N` and makes an empty one with its keys."""
+    """Moves the directory to its sibling `DIR.dropped-N` and makes an empty one with its keys.
+
+    Of a symbolic link what it leads to: a new run belongs on the same disk. StoreError for what
+    cannot be moved, as where a disk is mounted.
+    """
+    directory = directory.resolve()
     number = 1
     while (target := directory.with_name(f"{directory.name}.dropped-{number}")).exists():
         number += 1
-    with lock.hold(directory, pid=pid, wall=wall):
+    with (
+        filesystem.naming("put aside", directory),
+        lock.hold(directory, pid=pid, wall=wall),
+    ):
         os.replace(directory, target)
         _sync(directory.parent)  # or the new directory might be there and the old one nowhere
         directory.mkdir(mode=0o700)
