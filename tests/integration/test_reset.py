@@ -250,7 +250,7 @@ def test_mounted_directory_is_not_dropped_and_named(run_file, tmp_path, skip):
         served(run_file, disk.path)
         old = run_id(disk.path)
 
-        with pytest.raises(StoreError, match="cannot put aside '.*disk'"):
+        with pytest.raises(StoreError, match=r"cannot put aside '.*disk'"):
             served(run_file, disk.path, reset=True, yes=True)
 
         assert run_id(disk.path) == old
