@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -342,6 +345,44 @@ def test_repair_that_was_cut_off_is_refused_and_taken_up(original, tmp_path, mon
     assert isinstance(refused, Refused)
     assert "was cut off" in str(refused)
     assert (report.last_good, report.keeps_open) == (4, False)
+    assert isinstance(damages.start(home), Served)
+
+
+KILLED_REPAIR = """
+import os, signal, sys
+from pathlib import Path
+from atoll.launch import repair
+point = sys.argv[2]
+whole = getattr(repair, point)
+def killed(*args):
+    if point == "_put_aside":
+        whole(*args)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(repair, point, killed)
+repair.repair(Path(sys.argv[1]), pid=1, wall=0.0)
+"""
+
+
+@pytest.mark.parametrize("point", ["_install", "_put_aside", "_end"])
+def test_repair_that_was_killed_is_taken_up_and_leaves_nothing_behind(original, tmp_path, point):
+    """Before it changed anything, with one blob aside, and with all done but the marker."""
+    home = damages.copied(original.rest, tmp_path / "run")
+    flip_blob("round 5")(home, original)
+    before = files(home)
+
+    ended = subprocess.run([sys.executable, "-c", KILLED_REPAIR, str(home), point], check=False)
+    left = list(home.glob("repair-*"))
+    refused = damages.start(home)
+    report = mend(home)
+
+    assert ended.returncode == -signal.SIGKILL
+    assert len(left) == 1
+    assert isinstance(refused, Refused)
+    assert report.last_good == 4
+    assert list(home.glob("repair*")) == []
+    kept = set(files(home).values())
+    lost = [name for name, data in before.items() if data not in kept]
+    assert [name for name in lost if not name.startswith("spool/")] == []
     assert isinstance(damages.start(home), Served)
 
 

@@ -35,6 +35,7 @@ from atoll.ledger.sql import SqlLedger
 from atoll.wire import frame
 
 LEDGER = "ledger.sqlite"
+SCRATCH = "repair-"
 
 
 @dataclass
@@ -87,8 +88,9 @@ def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
         lock.hold(_existing(directory), pid=pid, wall=wall),
     ):
         _resume(directory)
+        _sweep(directory)
         with (
-            tempfile.TemporaryDirectory(prefix="repair-", dir=directory) as scratch,
+            tempfile.TemporaryDirectory(prefix=SCRATCH, dir=directory) as scratch,
             _prepared(directory, Path(scratch), s3=s3) as prepared,
         ):
             report = prepared.report
@@ -371,6 +373,12 @@ def _resume(directory: Path) -> None:
     if (folder / LEDGER).exists():
         _put_back(folder, directory)
     _sync(directory)
+
+
+def _sweep(directory: Path) -> None:
+    """Removes what repairs that were killed worked on: copies, each as large as the ledger."""
+    for left in directory.glob(f"{SCRATCH}*"):
+        shutil.rmtree(left)
 
 
 def _put_back(folder: Path, directory: Path) -> None:
