@@ -1,6 +1,7 @@
 """A coordinator's state directory: its stores stay where they were."""
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -285,3 +286,15 @@ def test_start_without_room_is_refused_by_name_and_the_next_one_with_room_is_not
 
         assert directory.exists()
     assert StorageFull in refused <= {StorageFull, StoreError}
+
+
+def test_sync_of_the_addresses_that_fails_is_a_failed_disk(tmp_path, monkeypatch):
+    def refused(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "c").mkdir()
+    monkeypatch.setattr("atoll.launch.state.os.fsync", refused)
+    monkeypatch.setattr("atoll.blobs.files.make_directories", lambda *_: None)
+
+    with pytest.raises(DiskFailed, match=r"stores\.json"):
+        open_at(tmp_path / "c", Addresses())

@@ -125,9 +125,11 @@ def _keep_addresses(directory: Path, addresses: Addresses) -> None:
     with os.fdopen(fd, "w") as file:
         json.dump({"ledger": addresses.ledger, "blobs": addresses.blobs}, file)
         file.flush()
-        os.fsync(file.fileno())
+        with filesystem.syncing(part):
+            os.fsync(file.fileno())
     os.replace(part, path)
-    SystemFiles().sync_directory(directory)
+    with filesystem.syncing(directory):
+        SystemFiles().sync_directory(directory)
 
 
 def ownership(
