@@ -142,10 +142,10 @@ def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:
     return config.parse(table)
 
 
-def stores_in(home: Path) -> Stores:
-    """What a coordinator keeps, in `home`."""
+def stores_in(home: Path, *, ledger: str | None = None) -> Stores:
+    """What a coordinator keeps, in `home`; the ledger elsewhere if an address is given."""
     return Stores(
-        engines.open_ledger(home / "ledger.sqlite"),
+        engines.open_ledger(ledger or home / "ledger.sqlite"),
         DirectoryBlobs(home / "blobs"),
         Spool(home / "spool"),
     )

@@ -123,22 +123,23 @@ def serving(
     clock: Clock | None = None,
     stay: bool = True,
     head_seconds: float = heads.HEAD_SECONDS,
+    ledger: str | None = None,
     **changes: Any,
 ) -> Iterator[Served]:
     """Serves a fresh run in `directory` until the block ends; `changes` go to its run file."""
     clock = clock or SystemClock()
     ended = threading.Event()
     directory.mkdir(parents=True, exist_ok=True)
-    stores = clusters.stores_in(directory)
-    ledger = stores.ledger
+    stores = clusters.stores_in(directory, ledger=ledger)
+    opened = stores.ledger
     manifest = boot.create_or_check(
         stores, config.parse(run_table(**changes)), clock, new_run_id="run-of-the-tests"
     )
-    ledger.set_credentials({role.value: access.token_hash(t) for role, t in TOKENS.items()})
+    opened.set_credentials({role.value: access.token_hash(t) for role, t in TOKENS.items()})
     coordinator = boot.open_coordinator(stores, clock, manifest)
     server = Server(
         coordinator,
-        Access.of(ledger),
+        Access.of(opened),
         clock,
         listen=Listen(
             host=host, port=0, certificate=certificate, stay=stay, head_seconds=head_seconds
@@ -152,7 +153,7 @@ def serving(
             finally:
                 served.close()
     finally:
-        ledger.close()
+        opened.close()
         stores.blobs.close()
 
 

@@ -74,7 +74,9 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     storage = table.get("storage", {})
     if not isinstance(storage, dict):
         raise ConfigError(f"storage={storage!r} must be a [storage] section")
-    local = {name: storage.pop(name) for name in _LOCAL_STORAGE if name in storage}
+    local = {
+        name: _address(name, storage.pop(name), base) for name in _LOCAL_STORAGE if name in storage
+    }
     start_from = model.pop("start_from", None)
     fingerprint_of = model.pop("fingerprint_of", None)
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
@@ -108,6 +110,15 @@ def _data(table: Mapping[str, Any], base: Path) -> tuple[dict[str, Any], str | N
         if "path" in entry
     ]
     return {"kind": MIXTURE, "datasets": entries}, LOCATIONS.join(places) or None
+
+
+def _address(name: str, value: object, base: Path) -> str:
+    """Where ledger or blobs are: a path counts from `base`, wherever the next start is made."""
+    if not isinstance(value, str):
+        raise ConfigError(f"storage.{name}={value!r} must be a path or a URL in quotes")
+    if ":" in value.split("/", 1)[0]:  # a URL
+        return value
+    return str((base / value).absolute())
 
 
 def differences(recorded: Manifest, found: Manifest) -> list[str]:

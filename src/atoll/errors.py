@@ -5,8 +5,8 @@
       AuthError                   Unauthenticated, Forbidden
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
-      StoreError                  BlobMissing, BlobChanged, StorageFull, DiskFailed, LedgerTooNew,
-                                  StateHeld, Superseded, StateDamaged
+      StoreError                  BlobMissing, BlobChanged, StorageFull, StoreAway, DiskFailed,
+                                  LedgerTooNew, StateHeld, Superseded, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout, Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
@@ -138,6 +138,13 @@ class StorageFull(StoreError):
 
     code = "STORAGE_FULL"
     retry = True
+
+
+class StoreAway(StoreError):
+    """The server that keeps the ledger or the blobs does not answer; nothing can be recorded."""
+
+    code = "STORE_AWAY"
+    retry = True  # by the islands: once the server, and with it the coordinator, is back
 
 
 class DiskFailed(StoreError):

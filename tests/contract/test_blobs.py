@@ -24,7 +24,7 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.blobs.memory import MemoryBlobs
 from atoll.blobs.registry import open_blobs
 from atoll.blobs.s3 import S3Blobs
-from atoll.errors import BlobChanged, BlobMissing, ConfigError, StoreError
+from atoll.errors import BlobChanged, BlobMissing, ConfigError, StoreAway, StoreError
 from tests import servers
 
 ABSENT = "0" * 64
@@ -623,10 +623,11 @@ def test_s3_server_that_does_not_answer_is_a_store_error(tmp_path: Path) -> None
     [port] = servers.free_ports(1)
     blobs = s3_blobs(f"http://127.0.0.1:{port}", tmp_path)
 
-    with pytest.raises(StoreError, match="cannot look up") as caught:
+    with pytest.raises(StoreAway, match="cannot look up") as caught:
         blobs.open(ABSENT)
 
     assert not isinstance(caught.value, BlobMissing)
+    assert caught.value.retry  # an island that uploads meanwhile waits for it
 
 
 def test_s3_secret_is_not_shown() -> None:

@@ -1,5 +1,7 @@
 """Every ledger as a whole: its state's hash, its copy, its one holder."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from atoll import errors
 from atoll.ledger import engines, schema, whole
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import EvaluationRecord, SnapshotRecord
+from tests import mounts
 from tests.ledgers import STATE_OF_PLAY, play
 
 
@@ -63,6 +66,31 @@ def test_state_hash_differs_after_any_change(ledger: Ledger, change: Callable[[L
     change(ledger)
 
     assert ledger.state_hash() != STATE_OF_PLAY
+
+
+def test_copy_on_a_full_disk_is_whole_or_none(ledger: Ledger, tmp_path: Path, skip):
+    """Whatever the room: at some sizes a copy fits its log and not its file."""
+    play(ledger)
+    state, refused = ledger.state_hash(), 0
+    with mounts.small_disk(tmp_path / "disk", skip, nbytes=4 << 20) as disk:
+        for room in range(0, 2 << 20, 32 << 10):
+            disk.fill()
+            with (disk.path / "filler").open("r+b") as filler:
+                filler.truncate(filler.seek(0, os.SEEK_END) - room)
+            try:
+                ledger.copy_to(str(disk.path / "copy.db"))
+                break
+            except errors.StoreError:
+                refused += 1
+                assert [path.name for path in disk.path.iterdir()] == ["filler"]
+            finally:
+                disk.free()
+        shutil.copyfile(disk.path / "copy.db", tmp_path / "taken.db")  # the copy is that one file
+    taken = engines.open_ledger(tmp_path / "taken.db")
+
+    assert refused > 1
+    assert taken.state_hash() == state
+    taken.close()
 
 
 def test_copy_opens_as_a_ledger_with_the_same_state(ledger: Ledger, tmp_path: Path):

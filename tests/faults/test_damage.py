@@ -194,6 +194,22 @@ def test_table_whose_own_text_is_no_text_any_more_is_refused_by_name(original, t
     assert LEDGER in str(found)
 
 
+@pytest.mark.parametrize("harm", [emptied, missing])
+def test_log_without_its_ledger_is_kept_until_that_is_back(original, tmp_path, harm):
+    """SQLite would delete it, and with it all that was committed since the last checkpoint."""
+    home = damages.copied(original.killed, tmp_path / "copy")
+    log = (home / f"{LEDGER}-wal").read_bytes()
+    harm(home / LEDGER)
+
+    refused = damages.start(home)
+
+    assert isinstance(refused, Refused), refused
+    assert f"{LEDGER}-wal" in str(refused)
+    assert (home / f"{LEDGER}-wal").read_bytes() == log
+    shutil.copyfile(original.killed / LEDGER, home / LEDGER)
+    assert damages.start(home) == original.served
+
+
 @pytest.mark.parametrize("harm", WAYS)
 def test_log_that_lost_rounds_is_refused(original, tmp_path, harm):
     """Cut or missing it tells nothing by itself; blobs of rounds that the ledger lost do."""

@@ -2,15 +2,24 @@
 
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, NullPool, create_engine, text
 
 from atoll.blobs.fenced import FencedBlobs
 from atoll.blobs.memory import MemoryBlobs
-from atoll.errors import AtollError, StateHeld, StoreError, Superseded, WrongRound
+from atoll.errors import (
+    AtollError,
+    StateHeld,
+    StoreAway,
+    StoreError,
+    Superseded,
+    WrongRound,
+)
 from atoll.ledger import engines, epochs, whole
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import (
@@ -24,7 +33,7 @@ from atoll.ledger.records import (
     RunRecord,
     SnapshotRecord,
 )
-from tests import processes
+from tests import processes, served
 
 pytestmark = pytest.mark.postgres
 
@@ -66,8 +75,8 @@ WRITES: dict[str, Callable[[Ledger], object]] = {
 READS = {
     "run", "manifests", "credentials", "generation", "workers", "control", "rounds",
     "datasets", "queues", "cursors", "row_counts", "latest_round", "leases", "reopened",
-    "contributions", "counted_tokens", "accepted_blobs", "snapshots", "evaluations", "on_lost",
-    "identity", "damage", "state_hash", "copy_to", "close",
+    "contributions", "every_contribution", "counted_tokens", "accepted_blobs", "snapshots",
+    "evaluations", "on_lost", "identity", "damage", "state_hash", "copy_to", "close",
 }  # fmt: skip
 
 
@@ -265,6 +274,65 @@ def test_holder_that_renews_while_a_take_over_waits_keeps_the_ledger(postgres_ur
     with database.writing():
         pass
     database.close()
+
+
+def test_ledger_is_closed_though_its_server_answers_no_more(postgres_url: str) -> None:
+    """A stop must not wait for it; the call that does is told, and may be sent again later."""
+    ledger = engines.open_ledger(postgres_url, lease_seconds=60.0)
+    with look(postgres_url) as connection:
+        others = text(
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        [session] = connection.execute(others).scalars()
+    told: list[AtollError] = []
+
+    def ask() -> None:
+        try:
+            ledger.register("late", "key", wall=3.0)
+        except AtollError as error:
+            told.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    closing = threading.Thread(target=ledger.close, daemon=True)
+    os.kill(session, signal.SIGSTOP)
+    try:
+        asking.start()
+        processes.eventually("a call under way", lambda: ledger._database._lock.locked())  # type: ignore[attr-defined]
+        closing.start()
+        for thread in (closing, asking):
+            thread.join(processes.LIMIT_SECONDS)
+        assert not (closing.is_alive() or asking.is_alive())
+    finally:
+        os.kill(session, signal.SIGCONT)
+
+    assert [type(error) for error in told] == [StoreAway]
+
+
+def test_island_is_told_to_wait_for_a_ledger_that_is_away(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """The outcome of its upload is unknown; a final refusal would end the island."""
+    told: list[AtollError] = []
+
+    def upload_over_a_lost_connection() -> None:
+        with served.serving(tmp_path, ledger=postgres_url) as coordinator:
+            worker = coordinator.worker("a")
+            frame = worker.frame()
+            with look(postgres_url) as connection:
+                end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                mine = "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                connection.exec_driver_sql(end + mine)
+            try:
+                worker.link.upload(worker.identity(), frame, before_commit=lambda: None)
+            except AtollError as error:
+                told.append(error)
+            coordinator.ended.wait(processes.LIMIT_SECONDS)
+
+    with pytest.raises(StoreAway, match=r"connection .* was lost"):
+        upload_over_a_lost_connection()
+
+    assert [(type(error), error.retry) for error in told] == [(StoreAway, True)]
 
 
 def test_stale_holder_neither_removes_nor_stores_a_blob(stale: Ledger) -> None:

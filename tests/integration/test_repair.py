@@ -2,6 +2,11 @@
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +16,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from atoll.cli.app import app
-from atoll.errors import StateDamaged, StateHeld
+from atoll.errors import ConfigError, StateDamaged, StateHeld, StorageFull
 from atoll.launch import repair, state
 from atoll.launch.repair import RepairReport
+from atoll.launch.state import Addresses
 from atoll.ledger import lock
-from tests import damages
+from tests import damages, lives, mounts, servers
 from tests.clusters import SMALL, one_thread  # noqa: F401
 from tests.damages import Refused, Served
 
@@ -98,6 +104,8 @@ def both(*harms: Callable[[Path, Original], None]) -> Callable[[Path, Original],
     return harm
 
 
+LONGER = by_hand("UPDATE datasets SET length = length + 1")
+
 Case = tuple[str, Callable[[Path, Original], None], int, bool]
 CASES: list[Case] = [
     # what is damaged, how, the last good round, whether the open round stays
@@ -120,6 +128,16 @@ CASES: list[Case] = [
     ("an evaluation", by_hand("UPDATE evaluations SET tokens = 1"), 5, True),
     ("a snapshot's row", by_hand("UPDATE snapshots SET slots_sha256 = 'x'"), 5, True),
     ("a generation", by_hand("UPDATE generations SET members = '[' WHERE number = 3"), 5, True),
+    ("a dataset", LONGER, 5, True),
+    ("a lost dataset", by_hand("DELETE FROM datasets"), 5, True),
+    (
+        "a dataset and a round",
+        both(LONGER, by_hand("DELETE FROM rounds WHERE round = 4")),
+        3,
+        False,
+    ),
+    ("a queue", by_hand("UPDATE queues SET issued = x'ff'"), 5, True),
+    ("a lost queue", by_hand("DELETE FROM queues"), 5, True),
     ("a seal", by_hand("DELETE FROM seals WHERE place = 'leases'"), 5, True),
 ]
 
@@ -330,6 +348,44 @@ def test_repair_that_was_cut_off_is_refused_and_taken_up(original, tmp_path, mon
     assert isinstance(damages.start(home), Served)
 
 
+KILLED_REPAIR = """
+import os, signal, sys
+from pathlib import Path
+from atoll.launch import repair
+point = sys.argv[2]
+whole = getattr(repair, point)
+def killed(*args):
+    if point == "_put_aside":
+        whole(*args)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(repair, point, killed)
+repair.repair(Path(sys.argv[1]), pid=1, wall=0.0)
+"""
+
+
+@pytest.mark.parametrize("point", ["_install", "_put_aside", "_end"])
+def test_repair_that_was_killed_is_taken_up_and_leaves_nothing_behind(original, tmp_path, point):
+    """Before it changed anything, with one blob aside, and with all done but the marker."""
+    home = damages.copied(original.rest, tmp_path / "run")
+    flip_blob("round 5")(home, original)
+    before = files(home)
+
+    ended = subprocess.run([sys.executable, "-c", KILLED_REPAIR, str(home), point], check=False)
+    left = list(home.glob("repair-*"))
+    refused = damages.start(home)
+    report = mend(home)
+
+    assert ended.returncode == -signal.SIGKILL
+    assert len(left) == 1
+    assert isinstance(refused, Refused)
+    assert report.last_good == 4
+    assert list(home.glob("repair*")) == []
+    kept = set(files(home).values())
+    lost = [name for name, data in before.items() if data not in kept]
+    assert [name for name in lost if not name.startswith("spool/")] == []
+    assert isinstance(damages.start(home), Served)
+
+
 def test_second_repair_has_a_directory_of_its_own(original, tmp_path):
     home = damages.copied(original.rest, tmp_path / "run")
     for name in ("round 5", "round 4"):
@@ -337,6 +393,159 @@ def test_second_repair_has_a_directory_of_its_own(original, tmp_path):
         mend(home)
 
     assert (home / "damaged-1").is_dir() and (home / "damaged-2").is_dir()
+
+
+def test_second_repair_knows_what_the_first_had_to_do_without(original, tmp_path):
+    """The snapshot that stood in for an old contribution is damaged later: as both at once."""
+    home = damages.copied(original.rest, tmp_path / "run")
+    flip_blob("round 2")(home, original)
+    first = mend(home)
+    at_rest = look(home)
+
+    flip_blob("master")(home, original)
+    shown = look(home)
+    second = mend(home)
+
+    assert (first.last_good, first.replay_from, at_rest.damages) == (5, 3, [])
+    assert (shown.last_good, second.last_good, second.replay_from) == (1, 1, 0)
+    assert second.audit is not None and second.audit["problems"] == []
+    assert look(home).sound
+    served = damages.start(home)
+    assert isinstance(served, Served), served
+    assert (served.version, served.digest) == (1, original.digests[0])
+
+
+# Stores outside the directory
+
+
+def blobs_elsewhere(home: Path, place: Path) -> Path:
+    """Moves a run's blobs to a place that its ledger then claims."""
+    (home / "blobs").rename(place)
+    with state.held(home, Addresses(blobs=str(place)), pid=1, wall=0.0):
+        return home
+
+
+def test_repair_of_an_old_copy_takes_no_blob_from_the_run_it_was_copied_from(original, tmp_path):
+    """To the copy, what came later looks like the remains of lost records."""
+    place = tmp_path / "blobs"
+    older = damages.play(tmp_path / "older", rounds=2)
+    older.close()
+    live = blobs_elsewhere(damages.copied(original.rest, tmp_path / "live"), place)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copyfile(older.home / LEDGER, copy / LEDGER)
+    shutil.copyfile(live / "stores.json", copy / "stores.json")
+    before = files(place)
+
+    shown = look(copy)
+    with pytest.raises(ConfigError, match=r"belongs to the ledger '.*live' on "):
+        mend(copy)
+
+    assert shown.put_aside != []
+    assert files(place) == before
+    assert look(live).sound
+
+
+def test_run_with_blobs_elsewhere_is_repaired_by_its_own_directory(original, tmp_path):
+    """The control of the test above."""
+    place = tmp_path / "blobs"
+    home = blobs_elsewhere(damages.copied(original.rest, tmp_path / "live"), place)
+    damages.flip(place / original.blobs["round 5"][:2] / original.blobs["round 5"], 1000)
+
+    report = mend(home)
+
+    assert report.last_good == 4
+    assert report.audit is not None and report.audit["problems"] == []
+    aside = {path.name for path in (home / "damaged-1" / "blobs").iterdir()}
+    assert aside == set(report.put_aside) >= {original.blobs["round 5"]}
+
+
+@pytest.mark.s3
+def test_run_with_blobs_in_s3_is_repaired_and_keeps_every_byte(original, tmp_path, s3_server):
+    s3 = lives.s3_access(s3_server)
+    address = f"s3://{servers.BUCKET}/repair-{uuid.uuid4().hex}"
+    home = damages.copied(original.rest, tmp_path / "run")
+    local = {path.name: path.read_bytes() for path in (home / "blobs").glob("??/*")}
+    shutil.rmtree(home / "blobs")
+    with state.held(home, Addresses(blobs=address), pid=1, wall=0.0, s3=s3, adopt_blobs=True) as at:
+        for data in local.values():
+            writer = at.blobs.writer()
+            writer.write(data)
+            writer.commit()
+        at.blobs.delete(original.blobs["round 5"])
+
+    report = repair.repair(home, pid=1, wall=0.0, s3=s3)
+
+    assert (report.last_good, report.keeps_open) == (4, False)
+    assert report.audit is not None and report.audit["problems"] == []
+    aside = {path.name: path.read_bytes() for path in (home / "damaged-1" / "blobs").iterdir()}
+    assert aside.keys() == set(report.put_aside) != set()
+    assert [name for name, data in aside.items() if data != local[name]] == []
+    left = state.open_blobs(home, Addresses(blobs=address), s3=s3)
+    assert {ref.sha256 for ref in left.stored()} == (
+        local.keys() - aside.keys() - {original.blobs["round 5"]}
+    )
+    left.close()
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
+def test_ledger_elsewhere_is_looked_at_there_and_not_changed(original, tmp_path, form):
+    home = damages.copied(original.rest, tmp_path / "run")
+    far = tmp_path / "far.sqlite"
+    (home / LEDGER).rename(far)
+    stores = {"ledger": form.format(far), "blobs": None}
+    (home / "stores.json").write_text(json.dumps(stores))
+    sound = look(home)
+    damages.by_hand(far, "UPDATE contributions SET norm = 9 WHERE round = 5")
+    before = far.read_bytes()
+
+    shown = look(home)
+    with pytest.raises(StateDamaged, match="not in its state directory"):
+        mend(home)
+
+    assert sound.damages == []
+    assert (shown.last_good, shown.published) == (4, 5)
+    assert far.read_bytes() == before
+
+
+# A full disk
+
+
+def free_bytes(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def test_repair_on_a_full_disk_changes_nothing_or_is_whole(original, tmp_path, skip):
+    """Whatever the room: at some sizes the new ledger fits its log and not its file."""
+    step, refused, done = 64 << 10, 0, 0
+    with mounts.small_disk(tmp_path / "disk", skip, nbytes=8 << 20) as disk:
+        home = disk.path / "run"
+        shutil.copytree(original.rest, home)
+        flip_blob("round 5")(home, original)
+        before = files(home)
+        for room in range(step, 4 << 20, step):
+            disk.fill()
+            with (disk.path / "filler").open("r+b") as filler:
+                filler.truncate(filler.seek(0, os.SEEK_END) - room + free_bytes(disk.path))
+            try:
+                report = mend(home)
+            except StorageFull:
+                refused += 1
+                if not (home / state.REPAIR_FILE).exists():
+                    assert {n: d for n, d in files(home).items() if "damaged-" not in n} == before
+            else:
+                done = room
+                assert report.audit is not None and report.audit["problems"] == []
+                break
+            finally:
+                disk.free()
+        served = damages.start(home)
+
+    assert refused > 3
+    assert done
+    assert isinstance(served, Served), served
+    assert served.version == 4
 
 
 # The command

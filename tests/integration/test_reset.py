@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 from atoll.cli import reset
 from atoll.cli.serve import ServeOptions, serve
 from atoll.coordinator.server import Server
-from atoll.errors import ConfigError, StateHeld
+from atoll.errors import ConfigError, StateHeld, StoreError
+from atoll.launch import reset as resetting
 from atoll.launch import state
 from atoll.ledger import lock
-from tests import clusters, damages
+from tests import clusters, damages, mounts
 from tests.clusters import one_thread  # noqa: F401
 
 RUN_FILE = """
@@ -186,6 +187,73 @@ def test_stores_elsewhere_are_not_dropped(run_file, directory, tmp_path):
 
     with pytest.raises(ConfigError, match="elsewhere"):
         served(run_file, directory, reset=True, yes=True)
+
+
+def test_stores_elsewhere_are_not_dropped_when_the_run_file_forgets_them(run_file, tmp_path):
+    """What the directory was made with counts."""
+    run_file.write_text(RUN_FILE + f'[storage]\nblobs = "{tmp_path / "b"}"\n')
+    served(run_file, tmp_path / "far")
+    run_file.write_text(RUN_FILE)
+
+    with pytest.raises(ConfigError, match="elsewhere"):
+        served(run_file, tmp_path / "far", reset=True, yes=True)
+
+    assert not list(tmp_path.glob("far.dropped-*"))
+
+
+@pytest.mark.parametrize("left", ["nothing", "a certificate"])
+def test_weights_that_are_not_there_cannot_be_kept(run_file, directory, left):
+    """Of a reset that was cut off and is asked for again: not the run file's weights instead."""
+    old = run_id(directory)
+    dropped = resetting.put_aside(directory, pid=1, wall=0.0)
+    if left == "a certificate":
+        (directory / "certificate.pem").write_text("kept")
+
+    with pytest.raises(ConfigError, match="no weights to keep"):
+        served(run_file, directory, reset=True, keep_weights=True, yes=True)
+
+    assert run_id(dropped) == old
+    assert not list(directory.parent.glob("state.dropped-2"))
+
+
+def test_stores_count_from_the_run_file_wherever_it_is_started(run_file, tmp_path, monkeypatch):
+    run_file.write_text(RUN_FILE + '[storage]\nblobs = "b"\nledger = "far.sqlite"\n')
+    (tmp_path / "elsewhere").mkdir()
+    ids = set()
+    for place in (tmp_path, tmp_path / "elsewhere"):
+        monkeypatch.chdir(place)
+        served(run_file, tmp_path / "far")
+        ids.add(run_id(tmp_path / "far"))
+
+    assert len(ids) == 1
+    assert (tmp_path / "far.sqlite").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("purge", [False, True])
+def test_directory_behind_a_link_is_dropped_where_it_is(run_file, directory, tmp_path, purge):
+    """The new run is on the same disk, and nothing is left of a state that was to be deleted."""
+    old = run_id(directory)
+    (tmp_path / "link").symlink_to(directory)
+
+    served(run_file, tmp_path / "link", reset=True, purge=purge, yes=True)
+
+    assert (tmp_path / "link").is_symlink()
+    assert run_id(directory) != old
+    assert [path.name for path in tmp_path.glob("*.dropped-*")] == (
+        [] if purge else ["state.dropped-1"]
+    )
+
+
+def test_mounted_directory_is_not_dropped_and_named(run_file, tmp_path, skip):
+    with mounts.small_disk(tmp_path / "disk", skip, nbytes=4 << 20) as disk:
+        served(run_file, disk.path)
+        old = run_id(disk.path)
+
+        with pytest.raises(StoreError, match=r"cannot put aside '.*disk'"):
+            served(run_file, disk.path, reset=True, yes=True)
+
+        assert run_id(disk.path) == old
 
 
 def test_damaged_state_can_be_dropped(run_file, directory, capsys):

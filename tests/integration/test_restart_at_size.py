@@ -17,6 +17,7 @@ from atoll import config
 from atoll.clock import SystemClock
 from atoll.coordinator import boot
 from atoll.coordinator.registry import key_hash
+from atoll.history import soundness
 from atoll.island.network import NetworkLink
 from atoll.launch import state
 from atoll.launch.state import Addresses
@@ -98,6 +99,7 @@ def questions_at_start(directory: Path, file: Path) -> list[str]:
     try:
         with state.held(directory, Addresses(), pid=0, wall=0.0) as stores:
             clock = SystemClock()
+            soundness.check_start(stores.ledger, stores.blobs)
             found = boot.create_or_check(stores, config.load(file), clock, new_run_id="new")
             boot.open_coordinator(stores, clock, found)
     finally:

@@ -1,13 +1,14 @@
 """The command line without a network: what it lists, and how it refuses."""
 
 import json
+import signal
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from atoll import cli
-from atoll.cli import output
+from atoll.cli import output, stopping
 from atoll.cli.app import app
 from atoll.errors import ConfigError
 
@@ -17,8 +18,11 @@ COMMANDS = ("serve", "join", "simulate", "status", "info", "audit", "repair", "e
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """The exit code of `atoll ARGUMENTS` in this process."""
     monkeypatch.setattr(sys, "argv", ["atoll", *map(str, arguments)])
+    handlers = {number: signal.getsignal(number) for number in stopping.SIGNALS}
     with pytest.raises(SystemExit) as done:
         cli.main()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     assert isinstance(done.value.code, int), done.value.code
     return done.value.code
 

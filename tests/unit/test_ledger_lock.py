@@ -1,5 +1,6 @@
 """One holder of a state directory at a time, named to the next."""
 
+import fcntl
 import json
 import os
 import signal
@@ -136,3 +137,24 @@ def test_lock_is_not_passed_on_to_a_started_program(tmp_path: Path):
         lock.hold(tmp_path, pid=2, wall=WALL).close()
 
         child.kill()
+
+
+def test_directory_that_is_replaced_while_it_is_being_opened_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The lock would be on the file of the one that is gone."""
+    home = tmp_path / "c"
+    home.mkdir()
+    real = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        home.rename(tmp_path / "moved")
+        home.mkdir()
+        real(descriptor, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", late)
+        with pytest.raises(StateHeld, match="moved away or replaced"):
+            lock.hold(home, pid=1, wall=WALL)
+
+    lock.hold(home, pid=2, wall=WALL).close()

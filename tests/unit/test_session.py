@@ -10,10 +10,13 @@ import pytest
 from atoll.clock import ManualClock
 from atoll.errors import (
     CoordinatorUnreachable,
+    DiskFailed,
     Evicted,
     Fenced,
     ManifestMismatch,
     StaleGeneration,
+    StoreAway,
+    Superseded,
     UnknownWorker,
 )
 from atoll.history import boundary
@@ -159,17 +162,20 @@ def test_worker_fenced_before_its_later_life_is_known_here_waits_for_the_answer(
     assert coordinator.registrations == 2
 
 
-def test_worker_fenced_by_a_registration_that_got_no_answer_registers_again(session, coordinator):
+@pytest.mark.parametrize("doubt", [CoordinatorUnreachable, StoreAway, DiskFailed, Superseded])
+def test_worker_fenced_by_a_registration_that_got_no_answer_registers_again(
+    session, coordinator, doubt
+):
     register = coordinator.register
 
     def lost(request: Any) -> RegisterReply:
         register(request)
         coordinator.register = register
-        raise CoordinatorUnreachable
+        raise doubt
 
     coordinator.register = lost
     coordinator.answers = [Evicted(), Fenced(), "done", Fenced()]
-    with pytest.raises(CoordinatorUnreachable):
+    with pytest.raises(doubt):
         session.knock(lambda: coordinator.message(session))
 
     assert session.call(lambda: coordinator.message(session)) == "done"

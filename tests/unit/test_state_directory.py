@@ -1,5 +1,8 @@
 """A coordinator's state directory: its stores stay where they were."""
 
+import contextlib
+import errno
+import os
 import shutil
 import stat
 import uuid
@@ -8,12 +11,23 @@ from pathlib import Path
 import pytest
 
 from atoll.blobs import owner
+from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator.boot import Stores
-from atoll.errors import ConfigError, StateHeld, StoreError, Superseded
+from atoll.errors import (
+    ConfigError,
+    DiskFailed,
+    StateDamaged,
+    StateHeld,
+    StorageFull,
+    StoreError,
+    Superseded,
+)
+from atoll.history import soundness, weights
 from atoll.launch import state
 from atoll.launch.state import Addresses
+from atoll.ledger import lock
 from atoll.ledger.records import ManifestRecord, RunRecord
-from tests import lives, servers
+from tests import clusters, damages, lives, mounts, servers
 from tests.lives import Place
 
 
@@ -134,3 +148,153 @@ def test_marker_that_cannot_be_read_is_named(tmp_path: Path):
 
     with pytest.raises(StoreError, match=r"owner\.json .* cannot be read"):
         open_at(tmp_path / "c", Addresses(blobs=str(tmp_path / "b")))
+
+
+# A creation that was cut off
+
+
+def initial_weights(stores: Stores) -> str:
+    """What a creation stores before it records the run."""
+    layout = clusters.SMALL
+    flat = clusters.values(layout, "initial")
+    header = weights.weights_header(
+        layout, run_id="cut-off", manifest_sha256="1" * 64, version=0, digest="2" * 64
+    )
+    return weights.store(stores.blobs, header, flat, layout=layout)
+
+
+def test_creation_that_was_cut_off_is_taken_up_where_its_blobs_are_elsewhere(
+    tmp_path: Path, outside: Place
+):
+    with held(tmp_path / "one", outside) as stores:
+        left = initial_weights(stores)
+
+    with held(tmp_path / "one", outside) as again:
+        soundness.check_start(again.ledger, again.blobs)
+
+        assert again.ledger.run() is None
+        assert again.blobs.has(left)
+
+
+def test_what_another_directory_left_is_not_taken_up(tmp_path: Path, outside: Place):
+    """The control: it is the name beside the blobs that lets a start go on."""
+    with held(tmp_path / "one", outside) as stores:
+        initial_weights(stores)
+
+    with pytest.raises(ConfigError, match="already holds blobs"), held(tmp_path / "two", outside):
+        pass
+
+
+def test_lost_ledger_is_not_taken_for_a_creation_that_was_cut_off(tmp_path: Path, outside: Place):
+    """Blobs of rounds stand beside this run's name, and its ledger knows none of them."""
+    cluster = damages.play(tmp_path / "played")
+    frame = cluster.blob_path(cluster.ledger.contributions(3)[0].sha256).read_bytes()
+    cluster.close()
+    with held(tmp_path / "one", outside) as stores:
+        store(stores, frame)
+
+    with (
+        held(tmp_path / "one", outside) as again,
+        pytest.raises(StateDamaged, match="records have been lost"),
+    ):
+        soundness.check_start(again.ledger, again.blobs)
+
+
+# A directory that goes away under its holder
+
+
+def move(directory: Path) -> None:
+    directory.rename(directory.with_name("moved"))
+
+
+def delete(directory: Path) -> None:
+    shutil.rmtree(directory)
+
+
+def take_the_lock_file(directory: Path) -> None:
+    (directory / lock.FILE_NAME).unlink()
+
+
+def second_holder(directory: Path, happens: object) -> contextlib.AbstractContextManager[object]:
+    """One that finds the place free; SQLite keeps it from a ledger that only lost its lock."""
+    if happens is take_the_lock_file:
+        return contextlib.nullcontext()
+    return state.held(directory, Addresses(), pid=2, wall=0.0)
+
+
+@pytest.mark.parametrize("happens", [move, delete, take_the_lock_file])
+def test_holder_of_a_directory_that_went_away_stores_and_removes_nothing(tmp_path: Path, happens):
+    """Its paths lead into what another coordinator made there since."""
+    with state.held(tmp_path / "c", Addresses(), pid=1, wall=0.0) as first:
+        begun = first.blobs.writer()
+        begun.write(b"under way")
+        happens(tmp_path / "c")
+        with second_holder(tmp_path / "c", happens):
+            kept = DirectoryBlobs(tmp_path / "c" / "blobs")
+            made = kept.writer()
+            made.write(b"of the second one")
+            ref = made.commit()
+
+            for act in (
+                lambda: first.blobs.delete(ref.sha256),
+                first.blobs.writer,
+                begun.commit,
+            ):
+                with pytest.raises(DiskFailed, match="was moved, deleted or replaced"):
+                    act()
+
+            assert list(kept.stored()) == [ref]
+
+
+def test_holder_whose_directory_is_reached_by_another_path_goes_on(tmp_path: Path):
+    """The control: only what the path leads to counts."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    with state.held(tmp_path / "link", Addresses(), pid=1, wall=0.0) as stores:
+        stores.blobs.delete(store(stores, b"garbage"))
+        with pytest.raises(StateHeld, match="process 1"):
+            open_at(tmp_path / "real", Addresses())
+
+
+def test_addresses_that_cannot_be_read_are_named(tmp_path: Path):
+    open_at(tmp_path / "c", Addresses())
+    (tmp_path / "c" / "stores.json").write_text('{"ledger": null, "blobs"')
+
+    with pytest.raises(StateDamaged, match=r"stores\.json' does not say where ledger and blobs"):
+        open_at(tmp_path / "c", Addresses())
+
+
+def test_start_without_room_is_refused_by_name_and_the_next_one_with_room_is_not(tmp_path, skip):
+    """Whatever the room: each part of a new directory is the one that does not fit."""
+    refused = set()
+    with mounts.small_disk(tmp_path / "disk", skip, nbytes=4 << 20) as disk:
+        for room in range(4 << 10, 2 << 20, 8 << 10):
+            directory = disk.path / "state"
+            disk.fill()
+            with (disk.path / "filler").open("r+b") as filler:
+                filler.truncate(filler.seek(0, os.SEEK_END) - room)
+            try:
+                open_at(directory, Addresses())
+                break
+            except StoreError as error:
+                refused.add(type(error))
+            finally:
+                disk.free()
+            open_at(directory, Addresses())
+            shutil.rmtree(directory)
+
+        assert directory.exists()
+    assert StorageFull in refused <= {StorageFull, StoreError}
+
+
+def test_sync_of_the_addresses_that_fails_is_a_failed_disk(tmp_path, monkeypatch):
+    def refused(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "c").mkdir()
+    monkeypatch.setattr("atoll.launch.state.os.fsync", refused)
+    monkeypatch.setattr("atoll.blobs.files.make_directories", lambda *_: None)
+
+    with pytest.raises(DiskFailed, match=r"stores\.json"):
+        open_at(tmp_path / "c", Addresses())

@@ -8,7 +8,8 @@ from atoll.blobs.base import BlobReader, BlobRef, Blobs, BlobWriter
 class FencedBlobs:
     """`blobs` with `check` before every commit and every removal; what it raises goes through.
 
-    `check_removal` is asked too before a blob is removed. Reading is free. Between the checks and a
+    `check_place` is asked before anything is written or removed at all, `check_removal` too before
+    a blob is removed. Reading is free. Between the checks and a
     removal lies one call: a process that is stopped there for longer than its lease may still
     remove a blob that nothing referenced when it looked.
     """
@@ -18,14 +19,17 @@ class FencedBlobs:
         blobs: Blobs,
         check: Callable[[], None],
         *,
+        check_place: Callable[[], None] = lambda: None,
         check_removal: Callable[[], None] = lambda: None,
     ) -> None:
         self._blobs = blobs
         self._check = check
+        self._check_place = check_place
         self._check_removal = check_removal
 
     def writer(self, *, expect_bytes: int | None = None) -> BlobWriter:
-        return _FencedWriter(self._blobs.writer(expect_bytes=expect_bytes), self._check)
+        self._check_place()
+        return _FencedWriter(self._blobs.writer(expect_bytes=expect_bytes), self._may_change)
 
     def open(self, sha256: str) -> BlobReader:
         return self._blobs.open(sha256)
@@ -37,7 +41,7 @@ class FencedBlobs:
         return self._blobs.stored()
 
     def delete(self, sha256: str) -> None:
-        self._check()
+        self._may_change()
         self._check_removal()
         self._blobs.delete(sha256)
 
@@ -46,6 +50,10 @@ class FencedBlobs:
 
     def close(self) -> None:
         self._blobs.close()
+
+    def _may_change(self) -> None:
+        self._check_place()
+        self._check()
 
 
 class _FencedWriter:

@@ -15,7 +15,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from atoll.blobs.access import S3Access
-from atoll.errors import StoreError
+from atoll.errors import StoreAway, StoreError
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -126,7 +126,7 @@ class Bucket:
         except BaseError as exc:
             # obstore appends a debug dump of many lines; the first one says what happened.
             reason = str(exc).split("\n", 1)[0]
-            raise StoreError(f"cannot {action} {self.url(key)}: {reason}") from exc
+            raise StoreAway(f"cannot {action} {self.url(key)}: {reason}") from exc
 
 
 class ObjectMarker:

@@ -52,6 +52,10 @@ class Ownership:
             )
         self._marker.write(json.dumps({"ledger": self._owner}).encode())
 
+    def is_claimed(self) -> bool:
+        """Whether the place is this owner's already."""
+        return self._found() == self._owner
+
     def check(self) -> None:
         """Superseded unless the place is still this owner's."""
         found = self._found()

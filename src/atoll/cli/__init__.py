@@ -3,12 +3,28 @@
 import os
 import sys
 
+from atoll.cli import stopping
+
 
 def main() -> None:
     """Runs the command line; a refused input is one sentence on stderr and exit code 2.
 
     A disk that fails is exit code 74 (EX_IOERR).
     """
+    # Before anything that takes long to load.
+    if sys.argv[1:2] == ["serve"]:
+        stopping.EARLY.listen()
+    try:
+        _run()
+    except (stopping.Stopped, Exception):
+        # Also what a library makes of it that was just being loaded.
+        if stopping.EARLY.told is None:
+            raise
+        sys.stdout.write(f"coordinator {stopping.EARLY.told}\n")
+        sys.exit(0)
+
+
+def _run() -> None:
     # gRPC reads this when it is first imported; else every failed handshake of a port scan is a
     # line on stderr.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

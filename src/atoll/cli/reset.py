@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from atoll.cli import output
+from atoll.cli import output, stopping
 from atoll.clock import SystemClock
 from atoll.config import RunFile
 from atoll.errors import ConfigError
@@ -46,8 +46,9 @@ def reset(
         return Fresh(run_file)
     _show(old, purge=purge)
     _confirm(directory, yes=yes)
-    target = resetting.put_aside(directory, pid=pid, wall=wall)
-    output.say(f"the old state is in {str(target)!r}")
+    with stopping.EARLY.held_back():
+        target = resetting.put_aside(directory, pid=pid, wall=wall)
+        output.say(f"the old state is in {str(target)!r}")
     if old.weights is not None:
         run_file = replace(run_file, start_from=target / old.weights.name)
     return Fresh(run_file, old.credentials, target)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from atoll import config
-from atoll.cli import output, repair, reset
+from atoll.cli import output, repair, reset, stopping
 from atoll.cli.reset import Fresh
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
@@ -159,6 +159,7 @@ def _serve(
             )
             started(server)
 
+        stopping.EARLY.check()  # something on the way may have swallowed what was raised
         server.run(ready, signals=signals)
         current = coordinator.versions.current
         output.say(

@@ -120,13 +120,18 @@ class Dispatch:
     def _queue(self, dataset_id: str, position: int, manifest: Manifest) -> QueueRecord:
         """The queue that `position` lies in, as it was made or as it would be made now."""
         part = next(p for p in self.parts if p.dataset_id == dataset_id)
-        if part.length:
-            cut = units.units_of(part.length, manifest.work.units)
-            made = QueueRecord(dataset_id, self._seed, position // part.length, part.length, cut)
-        else:
-            rows = manifest.work.stream_unit_rows
-            made = QueueRecord(dataset_id, self._seed, 0, 0, units=0, unit_rows=rows)
+        epoch = position // part.length if part.length else 0
+        made = queue_of(part, self._seed, epoch, manifest)
         return self._queues.setdefault(made.name, made)
+
+
+def queue_of(part: Part, shuffle_seed: int, epoch: int, manifest: Manifest) -> QueueRecord:
+    """The queue of an epoch as it is made under `manifest`, without its bitmaps."""
+    if part.length:
+        cut = units.units_of(part.length, manifest.work.units)
+        return QueueRecord(part.dataset_id, shuffle_seed, epoch, part.length, cut)
+    rows = manifest.work.stream_unit_rows
+    return QueueRecord(part.dataset_id, shuffle_seed, 0, 0, units=0, unit_rows=rows)
 
 
 def _range(lease: LeaseRecord) -> Range:

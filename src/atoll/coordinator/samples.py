@@ -18,6 +18,7 @@ from atoll.protocol.samples import MAX_PAGE, Sample, SampleHistory, StoredSample
 
 log = logging.getLogger(__name__)
 
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 KEPT_SAMPLES = 200_000  # about 50 MB
 _TABLE = """CREATE TABLE IF NOT EXISTS samples (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -83,17 +84,24 @@ def _typed() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as exc:
-        # The low byte is the kind: an I/O error has one code for each call of the system.
-        kind = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        if kind in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            raise StorageFull(
-                f"the history of telemetry cannot be written ({exc}); free some room on the "
-                f"coordinator's disk, what was measured is sent again"
-            ) from exc
+        if _kind(exc) in _NO_ROOM:
+            raise _full(exc) from exc
         raise StoreError(
             f"the history of telemetry cannot be used ({exc}); restart the coordinator, which "
             f"puts a damaged file aside"
         ) from exc
+
+
+def _kind(exc: sqlite3.Error) -> int:
+    # The low byte is the kind: an I/O error has one code for each call of the system.
+    return getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _full(exc: sqlite3.Error) -> StorageFull:
+    return StorageFull(
+        f"the history of telemetry cannot be written ({exc}); free some room on the "
+        f"coordinator's disk, what was measured is sent again"
+    )
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:
@@ -101,6 +109,8 @@ def _opened(path: Path | None) -> sqlite3.Connection:
         return _connect(path)
     except sqlite3.DatabaseError as exc:
         assert path is not None, "a database in memory cannot be damaged"
+        if _kind(exc) in _NO_ROOM:
+            raise _full(exc) from exc
         aside = path.with_name(path.name + ".damaged")
         os.replace(path, aside)
         log.warning(

@@ -46,6 +46,7 @@ _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "SUPERSEDED": (503, grpc.StatusCode.UNAVAILABLE),
     "NOT_READY": (503, grpc.StatusCode.UNAVAILABLE),
     "UNREACHABLE": (503, grpc.StatusCode.UNAVAILABLE),
+    "STORE_AWAY": (503, grpc.StatusCode.UNAVAILABLE),
     "DISK_FAILED": (503, grpc.StatusCode.UNAVAILABLE),
     "STORAGE_FULL": (507, grpc.StatusCode.RESOURCE_EXHAUSTED),
 }

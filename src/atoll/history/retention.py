@@ -26,10 +26,11 @@ def replay_start(ledger: Ledger, storage: StorageSettings) -> int:
     A repair that had to do without older blobs has recorded a later one.
     """
     repaired = int(ledger.control().get(REPLAY_FROM, 0))
-    return max(repaired, _kept_from(ledger, storage))
+    return max(repaired, kept_from(ledger, storage))
 
 
-def _kept_from(ledger: Ledger, storage: StorageSettings | None) -> int:
+def kept_from(ledger: Ledger, storage: StorageSettings | None) -> int:
+    """The version that pruning leaves everything after."""
     pruned = storage is not None and storage.retain == "snapshots"
     snapshots = ledger.snapshots() if pruned else []
     return snapshots[0].version if snapshots else 0
@@ -46,7 +47,7 @@ def referenced(ledger: Ledger, storage: StorageSettings | None) -> set[str]:
     for snapshot in ledger.snapshots():
         names |= {snapshot.master_sha256, snapshot.published_sha256}
         names |= {sha256 for _, sha256 in snapshot.slots_sha256}
-    return names | ledger.accepted_blobs(first=_kept_from(ledger, storage) + 1)
+    return names | ledger.accepted_blobs(first=kept_from(ledger, storage) + 1)
 
 
 def prune(

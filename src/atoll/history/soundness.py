@@ -99,17 +99,21 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout) -> Findings:
     damages += _records(ledger)
     limit = min((d.round - 1 for d in damages if d.round is not None), default=None)
     newer = _newer(ledger, blobs)
-    start = retention.replay_start(ledger, retention.storage_of(rounds, manifests))
-    flaws = _contribution_flaws(ledger, blobs, (r for r in rounds if r.round > start))
-    starts = _starts(ledger, blobs, manifests=manifests, layout=layout, start=start)
+    storage = retention.storage_of(rounds, manifests)
+    kept = retention.kept_from(ledger, storage)
+    flaws = _contribution_flaws(ledger, blobs, (r for r in rounds if r.round > kept))
+    starts = _starts(ledger, blobs, manifests=manifests, layout=layout, start=kept)
     bad_rounds = {flaw.damage.round for flaw in flaws}
     top = published if limit is None else min(limit, published)
     reach = {
         s: _reach(s, top, bad_rounds) for s, flaw in starts.items() if flaw is None and s <= top
     }
     last_good = max(reach.values(), default=None)
-    damages += [flaw.damage for flaw in (*flaws, *newer)]
-    damages += [flaw for flaw in starts.values() if flaw is not None]
+    # What an earlier repair had to do without is no news, and no less missing.
+    known = retention.replay_start(ledger, storage)
+    damages += [flaw.damage for flaw in flaws if (flaw.damage.round or 0) > known]
+    damages += [flaw.damage for flaw in newer]
+    damages += [flaw for s, flaw in starts.items() if flaw is not None and s >= known]
     is_open_sound = not any(d.round is not None and d.round > published for d in damages)
     return Findings(
         run_id=run.run_id,
@@ -148,8 +152,10 @@ def _records(ledger: Ledger) -> list[Damage]:
     run = ledger.run()
     if run is None:
         return []
-    rounds = ledger.rounds()
-    broken = chain.check_chain(run, ledger.manifests(), rounds, ledger.contributions)
+    manifests, rounds = ledger.manifests(), ledger.rounds()
+    # Not round by round: a restart has seconds, whatever its history.
+    with ledger.every_contribution() as contributions:
+        broken = chain.check_chain(run, manifests, rounds, chain.in_order(contributions))
     found = []
     if broken is not None:
         found.append(

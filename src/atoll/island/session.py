@@ -124,8 +124,9 @@ class Session:
         )
         try:
             reply = send(request)
-        except CoordinatorUnreachable:
-            self._unanswered = True
+        except AtollError as error:
+            # A coordinator that lost its ledger or disk does not know either what was recorded.
+            self._unanswered = self._unanswered or error.retry
             raise
         self._unanswered = False
         self._incarnation = reply.incarnation

@@ -15,22 +15,27 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.blobs import files as filesystem
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.errors import AtollError, StateDamaged
+from atoll.coordinator import dispatch
+from atoll.data import parts
+from atoll.errors import AtollError, BlobChanged, BlobMissing, StateDamaged, StorageFull
 from atoll.history import audit, recorded, retention, soundness
 from atoll.history.manifests import Manifests
 from atoll.history.soundness import Findings
 from atoll.launch import state
 from atoll.launch.state import Addresses
-from atoll.ledger import chain, engines, lock, salvage, truncation, wal
+from atoll.ledger import chain, engines, lock, queues, salvage, truncation, wal
 from atoll.ledger.base import Ledger
+from atoll.ledger.records import DatasetRecord
 from atoll.ledger.salvage import Counts, Salvaged
 from atoll.ledger.sql import SqlLedger
 from atoll.wire import frame
 
 LEDGER = "ledger.sqlite"
+SCRATCH = "repair-"
 
 
 @dataclass
@@ -68,6 +73,7 @@ class RepairReport:
 def look(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
     """What is damaged and how far the run holds; changes nothing. StateHeld when it is in use."""
     with (
+        filesystem.naming("look at", directory),
         lock.hold(_existing(directory), pid=pid, wall=wall),
         tempfile.TemporaryDirectory(prefix="atoll-repair-") as scratch,
         _prepared(directory, Path(scratch), s3=s3) as prepared,
@@ -77,10 +83,14 @@ def look(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) 
 
 def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
     """Takes a damaged run back to its last good round; ends with an audit that replays."""
-    with lock.hold(_existing(directory), pid=pid, wall=wall):
+    with (
+        filesystem.naming("repair", directory),
+        lock.hold(_existing(directory), pid=pid, wall=wall),
+    ):
         _resume(directory)
+        _sweep(directory)
         with (
-            tempfile.TemporaryDirectory(prefix="repair-", dir=directory) as scratch,
+            tempfile.TemporaryDirectory(prefix=SCRATCH, dir=directory) as scratch,
             _prepared(directory, Path(scratch), s3=s3) as prepared,
         ):
             report = prepared.report
@@ -88,7 +98,11 @@ def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
                 _end(directory)
                 return report
             _check_sqlite(prepared.addresses)
+            claim = state.ownership(directory, prepared.addresses, ledger=None, s3=s3)
+            if claim is not None:
+                claim.claim()  # or a copy would take blobs away that the original needs
             _close(prepared)
+            _check_whole(Path(scratch) / LEDGER)
             _install(directory, Path(scratch) / LEDGER, prepared)
         report.audit = _audited(directory, prepared.addresses, s3=s3)
     return report
@@ -112,7 +126,7 @@ def _prepared(directory: Path, scratch: Path, *, s3: S3Access | None) -> Iterato
     prepared = _Prepared(report, addresses, blobs, None)
     try:
         if _is_sqlite(addresses):
-            salvaged = _salvage(directory, scratch, report)
+            salvaged = _salvage(_ledger_file(directory, addresses), scratch, report)
         else:
             # Its server keeps checksums; what is left to find is in the chain and the blobs.
             state_copy = engines.open_ledger(str(addresses.ledger))
@@ -136,6 +150,15 @@ def _is_sqlite(addresses: Addresses) -> bool:
     return addresses.ledger is None or not addresses.ledger.startswith("postgres")
 
 
+def _check_whole(made: Path) -> None:
+    """Refuses a new ledger of which some is still in its log: a full disk leaves it there."""
+    if not wal.is_folded(made):
+        raise StorageFull(
+            f"no room to write the new ledger beside {str(made)!r}; nothing was changed; free some "
+            f"on that disk and repair again"
+        )
+
+
 def _check_sqlite(addresses: Addresses) -> None:
     if addresses.ledger is not None:
         raise StateDamaged(
@@ -149,10 +172,15 @@ def _existing(directory: Path) -> Path:
     return directory
 
 
-def _salvage(directory: Path, scratch: Path, report: RepairReport) -> Salvaged:
+def _ledger_file(directory: Path, addresses: Addresses) -> Path:
+    if addresses.ledger is None:
+        return directory / LEDGER
+    return Path(addresses.ledger.removeprefix("sqlite:///"))
+
+
+def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
     """A new ledger of what can be trusted, in `scratch`."""
-    original = directory / LEDGER
-    torn = wal.check(original) if original.exists() else None
+    torn = wal.check(original)
     if torn is not None:
         report.damages.append(str(torn))
     copied = scratch / "damaged.sqlite"
@@ -185,6 +213,8 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
             ]
         return
     report.run_id = run.run_id
+    if not report.sound:
+        _renew_work(ledger)
     layout = recorded.layout_of(Manifests.of(ledger).newest.manifest)
     findings = soundness.examine(ledger, blobs, layout=layout)
     report.damages += [str(damage) for damage in findings.damages]
@@ -226,19 +256,35 @@ def _heal_chain(ledger: SqlLedger, report: RepairReport) -> bool:
     return chain.check_chain(run, manifests, ledger.rounds(), ledger.contributions) is None
 
 
+def _renew_work(ledger: SqlLedger) -> None:
+    """Datasets and queues that were left out, from the manifest and the leases."""
+    manifests = Manifests.of(ledger)
+    known = parts.parts_of(manifests.first.manifest.data.identity)
+    ledger.add_datasets([DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in known])
+    with ledger._database.writing() as connection:
+        queues.rebuild(connection)
+        lost = queues.without_entry(connection)
+        made = [
+            dispatch.queue_of(part, seed, epoch, manifests.of_round(first).manifest)
+            for dataset_id, seed, epoch, first in lost
+            for part in known
+            if part.dataset_id == dataset_id
+        ]
+        queues.open_queues(connection, made)
+
+
 def _go_back(ledger: SqlLedger, findings: Findings) -> None:
     assert findings.last_good is not None
-    first = retention.replay_start(
-        ledger, retention.storage_of(ledger.rounds(), Manifests.of(ledger))
-    )
     with ledger._database.writing() as connection:
         if not findings.keeps_open:
             truncation.truncate(connection, last_round=findings.last_good)
         for version in findings.bad_snapshots:
             connection.exec_driver_sql("DELETE FROM snapshots WHERE version = ?", (version,))
         truncation.disband(connection)
-    if findings.replay_from > first:
-        ledger.set_control({retention.REPLAY_FROM: str(findings.replay_from)})
+    kept = retention.kept_from(ledger, retention.storage_of(ledger.rounds(), Manifests.of(ledger)))
+    # In place of what an earlier repair recorded, which may lie beyond the last good round.
+    later = str(findings.replay_from) if findings.replay_from > kept else None
+    ledger.set_control({retention.REPLAY_FROM: later})
 
 
 def _blobs_of_no_use(ledger: Ledger, blobs: Blobs, findings: Findings) -> set[str]:
@@ -329,6 +375,12 @@ def _resume(directory: Path) -> None:
     _sync(directory)
 
 
+def _sweep(directory: Path) -> None:
+    """Removes what repairs that were killed worked on: copies, each as large as the ledger."""
+    for left in directory.glob(f"{SCRATCH}*"):
+        shutil.rmtree(left)
+
+
 def _put_back(folder: Path, directory: Path) -> None:
     for name in (LEDGER, f"{LEDGER}-wal"):
         (directory / name).unlink(missing_ok=True)
@@ -339,13 +391,17 @@ def _put_back(folder: Path, directory: Path) -> None:
 
 
 def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:
+    kept = folder / sha256
     if isinstance(blobs, DirectoryBlobs):
         blobs.put_aside(sha256, folder)
+        if kept.exists():
+            _sync(kept)  # it was copied where the folder is on another disk
         return
-    with contextlib.suppress(AtollError):  # what cannot be read stays where it is
-        with blobs.open(sha256) as reader, (folder / sha256).open("wb") as file:
+    with contextlib.suppress(BlobChanged, BlobMissing):  # that stays where it is
+        with blobs.open(sha256) as reader, kept.open("wb") as file:
             for offset in range(0, reader.nbytes, 1 << 20):
                 file.write(reader.read(offset, min(1 << 20, reader.nbytes - offset)))
+        _sync(kept)
         blobs.delete(sha256)
 
 

@@ -9,7 +9,8 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from atoll.errors import AtollError, ConfigError
+from atoll.blobs import files as filesystem
+from atoll.errors import AtollError, ConfigError, StateDamaged
 from atoll.history import export, recorded
 from atoll.launch import state
 from atoll.launch.state import Addresses
@@ -53,8 +54,10 @@ def look(
     nobody can move those aside.
     """
     if not directory.is_dir() or not any(directory.iterdir()):
+        if keep_weights:
+            raise _no_weights(directory)
         return None
-    if addresses != Addresses():
+    if addresses != Addresses() or _recorded(directory) != Addresses():
         raise ConfigError(
             "--reset puts a state directory aside, and this run keeps its ledger or blobs "
             "elsewhere (storage.ledger, storage.blobs); start over with another database or prefix "
@@ -70,15 +73,35 @@ def look(
             return Old(directory, nbytes, unreadable=str(error))
 
 
+def _no_weights(directory: Path) -> ConfigError:
+    return ConfigError(
+        f"--keep-weights: {str(directory)!r} holds no run, so there are no weights to keep; those "
+        f"of a reset that was cut off are in {WEIGHTS_FILE} of the newest "
+        f"{directory.name}.dropped-N beside it: give that file as [model] start_from"
+    )
+
+
+def _recorded(directory: Path) -> Addresses:
+    """Where the run in the directory keeps its stores, whatever the run file says now."""
+    if not (directory / state.STORES_FILE).exists():
+        return Addresses()
+    try:
+        return state.addresses_of(directory)
+    except StateDamaged:
+        return Addresses()  # what cannot be read is put aside like the rest
+
+
 def _read(directory: Path, nbytes: int, *, keep_weights: bool) -> Old:
     state.check_repaired(directory)
     ledger = engines.open_ledger(directory / "ledger.sqlite")
     assert isinstance(ledger, SqlLedger)
     try:
         run = ledger.run()
+        if keep_weights and run is None:
+            raise _no_weights(directory)
         with ledger._database.reading() as connection:
             counts = salvage.counts(connection)
-        weights = _export(directory, ledger) if keep_weights and run is not None else None
+        weights = _export(directory, ledger) if keep_weights else None
         run_id = None if run is None else run.run_id
         return Old(directory, nbytes, run_id, counts, ledger.credentials(), weights=weights)
     finally:
@@ -98,11 +121,19 @@ def _export(directory: Path, ledger: SqlLedger) -> Path:
 
 
 def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
-    """Moves the directory to its sibling `DIR.dropped-N` and makes an empty one with its keys."""
+    """Moves the directory to its sibling `DIR.dropped-N` and makes an empty one with its keys.
+
+    Of a symbolic link what it leads to: a new run belongs on the same disk. StoreError for what
+    cannot be moved, as where a disk is mounted.
+    """
+    directory = directory.resolve()
     number = 1
     while (target := directory.with_name(f"{directory.name}.dropped-{number}")).exists():
         number += 1
-    with lock.hold(directory, pid=pid, wall=wall):
+    with (
+        filesystem.naming("put aside", directory),
+        lock.hold(directory, pid=pid, wall=wall),
+    ):
         os.replace(directory, target)
         _sync(directory.parent)  # or the new directory might be there and the old one nowhere
         directory.mkdir(mode=0o700)

@@ -20,13 +20,16 @@ from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.fenced import FencedBlobs
 from atoll.blobs.files import SystemFiles
+from atoll.blobs.owner import Ownership
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool
 from atoll.errors import ConfigError, StateDamaged
 from atoll.ledger import engines, epochs, lock
 from atoll.ledger.base import Ledger
+from atoll.ledger.lock import Lock
 
+STORES_FILE = "stores.json"
 REPAIR_FILE = "repair.json"  # while a repair changes the directory
 
 
@@ -55,18 +58,20 @@ def held(
     outside the directory that belong to another ledger are refused, unless `adopt_blobs`.
     """
     filesystem.make_directories(SystemFiles(), directory.absolute())
-    with lock.hold(directory, pid=pid, wall=wall):
+    with lock.hold(directory, pid=pid, wall=wall) as place:
         check_repaired(directory)
-        _keep_addresses(directory, addresses)
+        with filesystem.naming("keep the addresses of the stores in", directory):
+            _keep_addresses(directory, addresses)
         ledger = engines.open_ledger(
             addresses.ledger or directory / "ledger.sqlite", lease_seconds=lease_seconds
         )
         try:
             blobs = open_blobs(directory, addresses, s3=s3)
-            _check_owner(ledger, blobs, addresses)
+            claim = ownership(directory, addresses, ledger=ledger.identity(), s3=s3)
+            _check_owner(ledger, blobs, addresses, claim)
             samples = SampleStore(directory / "telemetry.sqlite")
             try:
-                fenced = _owned(ledger, blobs, directory, addresses, s3=s3, adopt=adopt_blobs)
+                fenced = _owned(ledger, blobs, claim, place, adopt=adopt_blobs)
                 yield Stores(ledger, fenced, Spool(directory / "spool"), samples)
             finally:
                 samples.close()
@@ -103,7 +108,7 @@ def check_repaired(directory: Path) -> None:
 
 def _keep_addresses(directory: Path, addresses: Addresses) -> None:
     """Remembers where the stores are; a run whose stores move is refused by the setting's name."""
-    path = directory / "stores.json"
+    path = directory / STORES_FILE
     if path.exists():
         known = addresses_of(directory)
         for name in ("ledger", "blobs"):
@@ -120,14 +125,36 @@ def _keep_addresses(directory: Path, addresses: Addresses) -> None:
     with os.fdopen(fd, "w") as file:
         json.dump({"ledger": addresses.ledger, "blobs": addresses.blobs}, file)
         file.flush()
-        os.fsync(file.fileno())
+        with filesystem.syncing(part):
+            os.fsync(file.fileno())
     os.replace(part, path)
-    SystemFiles().sync_directory(directory)
+    with filesystem.syncing(directory):
+        SystemFiles().sync_directory(directory)
 
 
-def _check_owner(ledger: Ledger, blobs: Blobs, addresses: Addresses) -> None:
-    """Refuses a new run where another keeps its blobs: each removes what it does not know."""
-    if addresses.blobs is None or ledger.run() is not None:
+def ownership(
+    directory: Path, addresses: Addresses, *, ledger: str | None, s3: S3Access | None
+) -> Ownership | None:
+    """What this run may say of its blobs; None where they are inside its own directory.
+
+    `ledger` names the database among copies of it, if anything does.
+    """
+    if addresses.blobs is None:
+        return None
+    # A file is told from its copies by where it is.
+    place = f"{str(directory.resolve())!r} on {socket.gethostname()!r}"
+    return Ownership(owner.marker(addresses.blobs, s3=s3), addresses.blobs, ledger or place)
+
+
+def _check_owner(
+    ledger: Ledger, blobs: Blobs, addresses: Addresses, claim: Ownership | None
+) -> None:
+    """Refuses a new run where another keeps its blobs: each removes what it does not know.
+
+    Where this one's name is, its own creation was cut off; whether the blobs are no more than that
+    leaves is for `soundness` to see.
+    """
+    if claim is None or ledger.run() is not None or claim.is_claimed():
         return
     if next(iter(blobs.stored()), None) is not None:
         raise ConfigError(
@@ -137,28 +164,18 @@ def _check_owner(ledger: Ledger, blobs: Blobs, addresses: Addresses) -> None:
 
 
 def _owned(
-    ledger: Ledger,
-    blobs: Blobs,
-    directory: Path,
-    addresses: Addresses,
-    *,
-    s3: S3Access | None,
-    adopt: bool,
+    ledger: Ledger, blobs: Blobs, claim: Ownership | None, place: Lock, *, adopt: bool
 ) -> Blobs:
-    """The blobs, changed only while this process has the ledger and the ledger has the blobs."""
-    if addresses.blobs is None:
-        return FencedBlobs(blobs, ledger.check_held)
-    # A file is told from its copies by where it is.
-    place = f"{str(directory.resolve())!r} on {socket.gethostname()!r}"
-    name = ledger.identity() or place
-    ownership = owner.Ownership(owner.marker(addresses.blobs, s3=s3), addresses.blobs, name)
-    ownership.claim(adopt=adopt)
-    return FencedBlobs(blobs, ledger.check_held, check_removal=ownership.check)
+    """The blobs, changed only while this process has its directory, its ledger and them."""
+    if claim is None:
+        return FencedBlobs(blobs, ledger.check_held, check_place=place.check)
+    claim.claim(adopt=adopt)
+    return FencedBlobs(blobs, ledger.check_held, check_place=place.check, check_removal=claim.check)
 
 
 def addresses_of(directory: Path) -> Addresses:
     """Where the stores of an existing state directory are."""
-    path = directory / "stores.json"
+    path = directory / STORES_FILE
     if not path.exists():
         if (directory / "ledger.sqlite").exists():
             return Addresses()
@@ -166,7 +183,14 @@ def addresses_of(directory: Path) -> Addresses:
             f"{str(directory)!r} is not a coordinator's state directory; "
             f"give the directory that `atoll serve --dir` used"
         )
-    return Addresses(**json.loads(path.read_text()))
+    try:
+        return Addresses(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as exc:
+        raise StateDamaged(
+            f"{str(path)!r} does not say where ledger and blobs are ({exc}); restore it from a "
+            f"copy, or write them there as [storage] of the run file has them: "
+            f'{{"ledger": null, "blobs": null}} when both are in the directory'
+        ) from exc
 
 
 def open_blobs(directory: Path, addresses: Addresses, *, s3: S3Access | None = None) -> Blobs:

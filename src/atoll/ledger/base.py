@@ -5,7 +5,8 @@ its effect survives a crash. Refusals are typed errors and change nothing. Safe 
 threads; calls are serialised.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from atoll.errors import AtollError
@@ -148,6 +149,13 @@ class Ledger(Protocol):
 
     def contributions(self, round_number: int) -> list[ContributionRecord]:
         """In worker_id order: the canonical order of the fold."""
+        ...
+
+    def every_contribution(self) -> AbstractContextManager[Iterator[ContributionRecord]]:
+        """Those of all rounds in (round, worker_id) order, by one statement, read as they are used.
+
+        The ledger answers nothing else until the block ends.
+        """
         ...
 
     def counted_tokens(self) -> int:

@@ -7,7 +7,7 @@ Wall times and norms are left out, so that a simulated and a real run of the sam
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll import canonical
@@ -104,6 +104,28 @@ def check_chain(
             return broken
         prev_hash = record.hash or prev_hash
     return None
+
+
+def in_order(
+    contributions: Iterable[ContributionRecord],
+) -> Callable[[int], list[ContributionRecord]]:
+    """What `check_chain` asks for, out of the contributions of all rounds, oldest first.
+
+    Holds one round at a time; a round that was asked for is not given again.
+    """
+    rest = iter(contributions)
+    ahead = next(rest, None)
+
+    def of_round(number: int) -> list[ContributionRecord]:
+        nonlocal ahead
+        found = []
+        while ahead is not None and ahead.round <= number:
+            if ahead.round == number:
+                found.append(ahead)
+            ahead = next(rest, None)
+        return found
+
+    return of_round
 
 
 def _check_place(

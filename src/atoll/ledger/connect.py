@@ -21,6 +21,8 @@ MEMORY = ":memory:"
 # and for one that has just died.
 BUSY_MILLISECONDS = 500
 
+CONNECT_SECONDS = 10  # of PostgreSQL; without it a server that hangs is waited for for ever
+
 _PRAGMAS = (
     f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}",
     # Before journal_mode: then the WAL index lives in memory and no -shm file is left behind.
@@ -105,7 +107,10 @@ def postgres(url: URL, *, lease_seconds: float = epochs.LEASE_SECONDS) -> Databa
         url.set(drivername="postgresql+psycopg"),
         poolclass=NullPool,
         isolation_level="SERIALIZABLE",
-        connect_args={"application_name": epochs.name_of_this_process()},
+        connect_args={
+            "application_name": epochs.name_of_this_process(),
+            "connect_timeout": CONNECT_SECONDS,
+        },
     )
     try:
         connection = engine.connect()

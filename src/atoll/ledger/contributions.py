@@ -1,5 +1,7 @@
 """Statements that accept a contribution, once, and list what was accepted."""
 
+from collections.abc import Generator
+
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from atoll.errors import Conflict, LeaseLost, StaleContribution, WrongRound
@@ -13,6 +15,7 @@ _OF_ROUND = select(_TABLE).where(_IN_ROUND).order_by(_TABLE.c.worker_id)
 _FIND = select(_TABLE).where(_IN_ROUND, _TABLE.c.worker_id == bindparam("of_worker"))
 _STATE = select(_ROUNDS.c.state).where(_ROUNDS.c.round == bindparam("of_round"))
 _BLOBS = select(_TABLE.c.sha256).where(_TABLE.c.round >= bindparam("first"))
+_EVERY = select(_TABLE).order_by(_TABLE.c.round, _TABLE.c.worker_id)
 _COUNTED_TOKENS = (
     select(func.coalesce(func.sum(_TABLE.c.tokens), 0))
     .join(_ROUNDS, _ROUNDS.c.round == _TABLE.c.round)
@@ -26,6 +29,8 @@ _HELD = (
 )
 _HELD_LEASES = select(_LEASES).where(*_HELD)
 _FINISH_LEASES = update(_LEASES).where(*_HELD).values(state=LeaseState.DONE.value)
+# Rows held in memory at a time.
+BATCH = 500
 
 
 def accept(connection: Connection, contribution: ContributionRecord) -> ContributionRecord:
@@ -45,6 +50,13 @@ def of_round(connection: Connection, round_number: int) -> list[ContributionReco
     """See `Ledger.contributions`."""
     found = connection.execute(_OF_ROUND, {"in_round": round_number})
     return [rows.contribution(row) for row in found]
+
+
+def every(connection: Connection) -> Generator[ContributionRecord, None, None]:
+    """See `Ledger.every_contribution`."""
+    with connection.execute(_EVERY.execution_options(yield_per=BATCH)) as found:
+        for row in found:
+            yield rows.contribution(row)
 
 
 def counted_tokens(connection: Connection) -> int:

@@ -6,11 +6,13 @@ or written any more: a second sync could report success for bytes that are gone.
 """
 
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
@@ -21,6 +23,7 @@ from atoll.errors import (
     StateDamaged,
     StateHeld,
     StorageFull,
+    StoreAway,
     StoreError,
     Superseded,
 )
@@ -32,6 +35,7 @@ log = logging.getLogger(__name__)
 DRIVER_ERRORS = (SQLAlchemyError, OverflowError, UnicodeDecodeError)
 
 _POSTGRES_DISK_FULL = "53100"
+CLOSE_SECONDS = 2.0  # for a call under way; a stop must be over within 10 s
 CHECKPOINT_BYTES = 4 << 20  # of write-ahead log; SQLite's own default, 1,000 pages
 # Connections to a failed disk, never closed: closing one would sync its files again.
 _ABANDONED: list[Connection] = []
@@ -81,6 +85,7 @@ class Database:
         self._right: Right | None = None
         self._on_close: Callable[[], None] = lambda: None
         self._lost: StoreError | None = None
+        self._is_closing = False
         self._listeners: list[Callable[[AtollError], None]] = []
 
     def guard(self, right: Right, *, on_close: Callable[[], None]) -> None:
@@ -179,7 +184,7 @@ class Database:
 
     def _loss(self) -> StoreError:
         """Why the connection is gone: another holder if there is one, else only that it is."""
-        if self._right is not None:
+        if self._right is not None and not self._is_closing:
             try:
                 with self._connection.engine.connect() as asking:
                     overtaken = self._right.overtaken(asking)
@@ -204,17 +209,40 @@ class Database:
         return self._failed is None and not gone
 
     def close(self) -> None:
-        """Gives the connection and what it locks back; harmless when repeated."""
+        """Gives the connection and what it locks back; harmless when repeated.
+
+        Waits for a call under way, but not for a server that answers no more.
+        """
         self._on_close()
-        with self._lock:
-            try:
-                if self._wal is not None and self._is_whole():
-                    self._checkpoint()
-            finally:
-                if self._failed is None:
-                    self._connection.close()
-                else:
-                    _ABANDONED.append(self._connection)
+        self._is_closing = True
+        if not self._lock.acquire(timeout=CLOSE_SECONDS):
+            self._hang_up()
+            self._lock.acquire()
+        try:
+            self._close()
+        finally:
+            self._lock.release()
+
+    def _hang_up(self) -> None:
+        """Ends the call that waits for a server: whether its commit counted, the next start reads.
+
+        SQLite's calls end by themselves.
+        """
+        if self.is_sqlite or self._connection.invalidated:
+            return
+        driver: Any = self._connection.connection.driver_connection
+        with suppress(OSError), socket.socket(fileno=os.dup(driver.pgconn.socket)) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+    def _close(self) -> None:
+        try:
+            if self._wal is not None and self._is_whole():
+                self._checkpoint()
+        finally:
+            if self._failed is None:
+                self._connection.close()
+            else:
+                _ABANDONED.append(self._connection)
 
 
 def _size(path: Path) -> int:
@@ -261,7 +289,7 @@ def translate(exc: Exception, *, name: str) -> StoreError:
 
 
 def _lost(name: str) -> StoreError:
-    return StoreError(
+    return StoreAway(
         f"the connection to the ledger {name} was lost, and with it the right to write; "
         f"restart this process: it reads there whether the last change was recorded"
     )

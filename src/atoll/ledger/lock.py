@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
-from atoll.errors import StateHeld, StoreError
+from atoll.errors import DiskFailed, StateHeld, StoreError
 
 FILE_NAME = "coordinator.lock"
 _INFO_BYTES = 4096
@@ -24,6 +24,18 @@ class Lock:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor: int | None = descriptor
+
+    def check(self) -> None:
+        """DiskFailed when the directory's path no longer leads here: nobody keeps others out there.
+
+        Whoever writes by that path would write into what another process may hold by now.
+        """
+        if self._descriptor is not None and not _leads_to(self.path, self._descriptor):
+            raise DiskFailed(
+                f"the state directory {str(self.path.parent)!r} was moved, deleted or replaced "
+                f"while this process held it ({FILE_NAME} is another one or none); this process "
+                f"stops; put the directory back and start it again"
+            )
 
     def close(self) -> None:
         """Releases the directory; harmless when repeated."""
@@ -60,6 +72,12 @@ def hold(directory: Path, *, pid: int, wall: float) -> Lock:
         ) from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _leads_to(path, descriptor):
+            os.close(descriptor)
+            raise StateHeld(
+                f"the state directory {str(directory)!r} was moved away or replaced while it was "
+                f"being opened; see by whom, and start again"
+            )
         info = {"pid": pid, "started": wall, "host": socket.gethostname()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(info).encode(), 0)
@@ -77,6 +95,13 @@ def hold(directory: Path, *, pid: int, wall: float) -> Lock:
             f"writable file system with locks"
         ) from exc
     return Lock(path, descriptor)
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _holder(descriptor: int) -> str:

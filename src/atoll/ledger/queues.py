@@ -23,6 +23,7 @@ from atoll.ledger.records import (
     QueueRecord,
     Queues,
     RowCount,
+    queue_name,
 )
 
 _NAME = re.compile(r"([0-9a-f]{16})/(0|[1-9][0-9]{0,18})/(0|[1-9][0-9]{0,18})\Z")
@@ -181,6 +182,21 @@ def open_queues(connection: Connection, records: Sequence[QueueRecord]) -> None:
                 "done": done,
             },
         )
+
+
+def without_entry(connection: Connection) -> list[tuple[str, int, int, int]]:
+    """Queues that leases lie in and that have no entry: dataset_id, shuffle_seed, epoch, and the
+    first round that issued rows of it.
+    """
+    table = schema.leases
+    key = (table.c.dataset_id, table.c.shuffle_seed, table.c.epoch)
+    statement = select(*key, func.min(table.c.round)).group_by(*key).order_by(*key)
+    known = set(connection.execute(select(schema.queues.c.name)).scalars())
+    return [
+        (dataset_id, seed, epoch, first)
+        for dataset_id, seed, epoch, first in connection.execute(statement)
+        if queue_name(dataset_id, seed, epoch) not in known
+    ]
 
 
 def rebuild(connection: Connection) -> None:

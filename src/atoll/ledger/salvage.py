@@ -23,7 +23,8 @@ OF_OTHERS = {
     "evaluations": "version",
     "credentials": "role",
     "control": "name",
-    "queues": "name",  # made again from the leases
+    "queues": "name",  # made again from the leases, and these from the manifest:
+    "datasets": "dataset_id",
 }
 
 

@@ -4,7 +4,8 @@ Only pairs each method of `base.Ledger` with its transaction; the statements are
 calls.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 
 from atoll.errors import AtollError
 from atoll.ledger import (
@@ -149,6 +150,14 @@ class SqlLedger:
     def contributions(self, round_number: int) -> list[ContributionRecord]:
         with self._database.reading() as connection:
             return contributions.of_round(connection, round_number)
+
+    @contextmanager
+    def every_contribution(self) -> Iterator[Iterator[ContributionRecord]]:
+        with (
+            self._database.reading() as connection,
+            closing(contributions.every(connection)) as found,
+        ):
+            yield found
 
     def counted_tokens(self) -> int:
         with self._database.reading() as connection:

@@ -72,6 +72,18 @@ def path_of(ledger: Path) -> Path:
     return ledger.with_name(ledger.name + "-wal")
 
 
+def is_folded(ledger: Path) -> bool:
+    """Whether all of a database is in its main file; not when it was closed on a full disk."""
+    return not _nbytes(path_of(ledger))
+
+
+def _nbytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def check(ledger: Path) -> WalDamage | None:
     """The first damage of a database's log; None when it is whole, ends torn, or is absent."""
     path = path_of(ledger)
@@ -81,6 +93,13 @@ def check(ledger: Path) -> WalDamage | None:
             head = file.read(HEADER_BYTES)
             if len(head) < HEADER_BYTES:
                 return None
+            if nbytes > HEADER_BYTES and not _nbytes(ledger):
+                return WalDamage(
+                    path,
+                    0,
+                    f"the database {str(ledger)!r} that it belongs to is missing or empty; put "
+                    f"that back beside it, since SQLite deletes the log of an empty database",
+                )
             header = _parse(head)
             if header is None:
                 return _judge_header(path, file, ledger, nbytes=nbytes)

@@ -7,8 +7,8 @@ from pathlib import Path
 from sqlalchemy import Connection, Table, insert, select
 
 from atoll import canonical
-from atoll.errors import StoreError
-from atoll.ledger import connect, migrations, schema, seals
+from atoll.errors import StorageFull, StoreError
+from atoll.ledger import connect, migrations, schema, seals, wal
 from atoll.ledger.database import Database
 
 # Rows held in memory at a time.
@@ -83,6 +83,8 @@ def _copy_rows(database: Database, path: str) -> None:
             seals.renew(sink)
     finally:
         target.close()
+    if not wal.is_folded(Path(path)):
+        raise StorageFull(f"no room for the copy {path!r}; free some there, or choose another path")
 
 
 def _copy_table(source: Connection, sink: Connection, table: Table) -> None:

@@ -26,7 +26,7 @@ def pruning_forgets_the_outer_state(patch: Patch) -> None:
 
 @mutant("blob-is-there")
 def pruning_takes_contributions_that_replay_needs(patch: Patch) -> None:
-    edit(patch, retention, "referenced", ("_kept_from(ledger, storage) + 1", "10**6"))
+    edit(patch, retention, "referenced", ("kept_from(ledger, storage) + 1", "10**6"))
 
 
 @mutant("no-orphans", lambda s: s.settings["storage"]["retain"] == "snapshots")
