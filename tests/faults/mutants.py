@@ -72,6 +72,10 @@ def _has_deadlines(scenario: Scenario) -> bool:
     return bool(scenario.settings["work"]["lease_seconds"]) and scenario.has("slow worker")
 
 
+def _pauses_with_deadlines(scenario: Scenario) -> bool:
+    return scenario.settings["work"]["lease_seconds"] == 8.0 and scenario.has("operator")
+
+
 def _ends_epochs(scenario: Scenario) -> bool:
     return bool(0 < scenario.data.get("rows", 0) < 40)
 
@@ -579,6 +583,16 @@ def a_deadline_is_never_over(patch: Patch) -> None:
 @mutant("lease-ends-in-time", _has_deadlines)
 def a_deadline_is_over_too_early(patch: Patch) -> None:
     edit(patch, leases.Deadlines, "overdue", (">= lease_seconds", ">= lease_seconds / 4"))
+
+
+@mutant("lease-ends-in-time", _pauses_with_deadlines)
+def a_lease_ends_in_a_pause(patch: Patch) -> None:
+    edit(patch, service.Coordinator, "_advance", ("[] if is_paused else ", ""))
+
+
+@mutant("lease-ends-in-time", _pauses_with_deadlines)
+def a_pause_counts_as_time_of_a_lease(patch: Patch) -> None:
+    patch.setattr(Rounds, "restart_deadlines", answering(None))
 
 
 @mutant("lease-in-its-unit", _ends_epochs)

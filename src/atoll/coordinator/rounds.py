@@ -135,8 +135,9 @@ class Rounds:
                 return
             assert self.latest is not None
             for worker_id in sorted(live - self.latest.holding):
-                if self._is_short():
-                    self._extend(worker_id)
+                if not self._is_short():
+                    break  # on every tick, however many wait for the next round
+                self._extend(worker_id)
 
     def _begin(self, live: list[str]) -> None:
         """Begins the first round, or the next one of a run that had come to its end before."""
@@ -228,6 +229,11 @@ class Rounds:
                 self._ledger.expire(self.latest.record.round, late, reissue=reissue)
                 self.refresh()
             return late
+
+    def restart_deadlines(self) -> None:
+        """Every lease has its full time again, as after a time in which nobody could use it."""
+        with self._lock:
+            self._deadlines.restart()
 
     def is_due(self) -> bool:
         """Whether the open round closes now."""

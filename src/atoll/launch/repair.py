@@ -18,14 +18,16 @@ from typing import Any
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
+from atoll.data import parts
 from atoll.errors import AtollError, StateDamaged
 from atoll.history import audit, recorded, retention, soundness
 from atoll.history.manifests import Manifests
 from atoll.history.soundness import Findings
 from atoll.launch import state
 from atoll.launch.state import Addresses
-from atoll.ledger import chain, engines, lock, salvage, truncation, wal
+from atoll.ledger import chain, engines, lock, queues, salvage, truncation, wal
 from atoll.ledger.base import Ledger
+from atoll.ledger.records import DatasetRecord
 from atoll.ledger.salvage import Counts, Salvaged
 from atoll.ledger.sql import SqlLedger
 from atoll.wire import frame
@@ -199,6 +201,7 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
         | findings.bad_snapshots
     )
     _go_back(ledger, findings)
+    _make_again(ledger)
     report.put_aside = sorted(
         _blobs_of_no_use(ledger, blobs, findings) & {ref.sha256 for ref in blobs.stored()}
     )
@@ -239,6 +242,24 @@ def _go_back(ledger: SqlLedger, findings: Findings) -> None:
         truncation.disband(connection)
     if findings.replay_from > first:
         ledger.set_control({retention.REPLAY_FROM: str(findings.replay_from)})
+
+
+def _make_again(ledger: SqlLedger) -> None:
+    """Datasets and queues whose entries were left out: the manifest and the leases tell them."""
+    manifest = Manifests.of(ledger).newest.manifest
+    ledger.add_datasets(
+        [
+            DatasetRecord(part.dataset_id, part.name, part.length, part.weight)
+            for part in parts.parts_of(manifest.data.identity)
+        ]
+    )
+    with ledger._database.writing() as connection:
+        queues.rebuild(connection)  # of a dataset that had no entry none was, when rounds went
+        queues.add_missing(
+            connection,
+            units_wanted=manifest.work.units,
+            stream_unit_rows=manifest.work.stream_unit_rows,
+        )
 
 
 def _blobs_of_no_use(ledger: Ledger, blobs: Blobs, findings: Findings) -> set[str]:

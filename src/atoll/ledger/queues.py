@@ -174,6 +174,26 @@ def rebuild(connection: Connection) -> None:
         _write(connection, replace(kept, issued=issued, done=done))
 
 
+def add_missing(connection: Connection, *, units_wanted: int, stream_unit_rows: int) -> None:
+    """Makes every queue that leases lie in and that has no entry, cut as a new one would be."""
+    table = schema.leases
+    key = (table.c.dataset_id, table.c.shuffle_seed, table.c.epoch)
+    lengths = {record.dataset_id: record.length for record in datasets(connection)}
+    found = [
+        QueueRecord(
+            dataset_id,
+            shuffle_seed,
+            epoch,
+            length,
+            units.units_of(length, units_wanted),
+            0 if length else stream_unit_rows,
+        )
+        for dataset_id, shuffle_seed, epoch in connection.execute(select(*key).distinct())
+        if (length := lengths.get(dataset_id)) is not None
+    ]
+    open_queues(connection, found)
+
+
 def _spans(leases: Sequence[LeaseRecord]) -> list[tuple[int, int, bool]]:
     return [(lease.start, lease.stop, lease.state is LeaseState.DONE) for lease in leases]
 

@@ -23,6 +23,7 @@ OF_OTHERS = {
     "evaluations": "version",
     "credentials": "role",
     "control": "name",
+    "datasets": "dataset_id",  # made again from the manifest
     "queues": "name",  # made again from the leases
 }
 

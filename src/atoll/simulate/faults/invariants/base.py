@@ -12,7 +12,7 @@ INVARIANTS: dict[str, str] = {
     "lease-epoch-grows": "every issue of a row has a higher lease epoch than the one before",
     "lease-of-latest-life": "what a worker holds is under its latest life, handed over as it joins",
     "lease-in-its-unit": "a lease lies in one epoch of its dataset and names the unit it starts in",
-    "lease-ends-in-time": "a lease is over after lease_seconds of an open round, and not before",
+    "lease-ends-in-time": "a lease is over after lease_seconds of an open round that is not paused",
     "policy-kept": "exactly_once gives no row up, at_most_once issues none a second time",
     "queue-agrees": "the bitmaps of every queue say what its leases say, after every transaction",
     "moves-together": "a contribution and its leases, a round and its digests, in one transaction",

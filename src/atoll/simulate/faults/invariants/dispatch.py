@@ -7,7 +7,7 @@ from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, must
 from atoll.simulate.faults.invariants.rows import pairs
 from atoll.simulate.faults.scenario import Scenario
 
-_TABLES = ("leases", "rounds", "workers", "queues")
+_TABLES = ("leases", "rounds", "workers", "queues", "control")
 
 
 class Dispatch:
@@ -70,7 +70,10 @@ class Dispatch:
 
     def _hold(self, view: View, *, now: float) -> None:
         latest = view.latest
-        number = latest["round"] if latest is not None and latest["state"] == "open" else 0
+        # While the operator keeps everybody from training, no time runs.
+        is_running = view.control.get("action") != "pause"
+        is_open = latest is not None and latest["state"] == "open" and is_running
+        number = latest["round"] if latest is not None and is_open else 0
         keys = [(number, worker_id) for worker_id in sorted(view.holding(number))]
         self._since = {key: self._since.get(key, now) for key in keys}
 
