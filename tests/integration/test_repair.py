@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from atoll.cli.app import app
 from atoll.errors import StateDamaged, StateHeld
+from atoll.island import adoption
 from atoll.launch import repair, state
 from atoll.launch.repair import RepairReport
 from atoll.ledger import lock
 from tests import damages
-from tests.clusters import SMALL, one_thread  # noqa: F401
+from tests.clusters import SMALL, Cluster, HandIsland, one_thread  # noqa: F401
 from tests.damages import Refused, Served
 
 LEDGER = "ledger.sqlite"
@@ -120,6 +121,19 @@ CASES: list[Case] = [
     ("an evaluation", by_hand("UPDATE evaluations SET tokens = 1"), 5, True),
     ("a snapshot's row", by_hand("UPDATE snapshots SET slots_sha256 = 'x'"), 5, True),
     ("a generation", by_hand("UPDATE generations SET members = '[' WHERE number = 3"), 5, True),
+    ("a queue", by_hand("UPDATE queues SET done = x'00'"), 5, True),
+    ("a lost queue", by_hand("DELETE FROM queues"), 5, True),
+    ("a dataset", by_hand("UPDATE datasets SET length = 999"), 5, True),
+    ("a lost dataset", by_hand("DELETE FROM datasets"), 5, True),
+    (
+        "a dataset and a lease",
+        both(
+            by_hand("UPDATE datasets SET length = 999"),
+            by_hand("UPDATE leases SET stop = stop + 1 WHERE round = 5"),
+        ),
+        4,
+        False,
+    ),
     ("a seal", by_hand("DELETE FROM seals WHERE place = 'leases'"), 5, True),
 ]
 
@@ -399,3 +413,29 @@ def test_audit_of_a_directory_under_repair_is_refused(original, tmp_path):
 
     with pytest.raises(StateDamaged, match="was cut off"), state.at_rest(home, pid=1, wall=0.0):
         pass
+
+
+def test_islands_follow_a_repair_that_goes_back_before_a_change_of_settings(tmp_path):
+    """They have adopted a version, and take none that is older."""
+    cluster = damages.play(tmp_path / "run")
+    cluster.coordinator.set_outer_lr(0.5)
+    HandIsland(cluster, "b").join().contribute()
+    cluster.settle()
+    adopted = cluster.coordinator.info()
+    lost = cluster.ledger.contributions(5)[0].sha256, cluster.ledger.snapshots()[-1].master_sha256
+    cluster.close()
+    for sha256 in lost:
+        blob(tmp_path / "run", sha256).unlink()
+
+    report = mend(tmp_path / "run")
+
+    assert (adopted.manifest_version, report.last_good) == (2, 4)
+    repaired = Cluster(tmp_path / "run", damages.SETTINGS)
+    adoption.check(adopted, repaired.coordinator.info())
+    islands = [HandIsland(repaired, name) for name in ("a", "b")]
+    for island in islands:
+        island.adopt(adopted.manifest_sha256)
+        island.join()
+    repaired.rounds(2, *islands)
+    assert repaired.audit(with_replay=True).problems == []
+    repaired.close()

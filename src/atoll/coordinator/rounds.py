@@ -93,9 +93,12 @@ class Rounds:
 
     @property
     def in_force(self) -> Recorded:
-        """The manifest version of the latest round; before the first one, of that."""
+        """The manifest version of the latest round; where none is under way, of the next one."""
         latest = self.latest
-        return self._manifests.of_round(1 if latest is None else latest.record.round)
+        if latest is None:
+            return self._manifests.of_round(1)
+        is_next = self._goes_on(latest.record)
+        return self._manifests.of_round(latest.record.round + is_next)
 
     @property
     def frozen(self) -> int | None:
