@@ -136,7 +136,7 @@ def test_second_stop_is_not_taken_for_the_first_one(cluster):
 
 def test_kick_that_a_crash_cut_in_two_is_finished_at_the_start(cluster, monkeypatch):
     """Kept out is one transaction, taken out another."""
-    a, b = cluster.pair()
+    a, _ = cluster.pair()
 
     class Killed(BaseException):
         """The process ends here."""
@@ -144,8 +144,8 @@ def test_kick_that_a_crash_cut_in_two_is_finished_at_the_start(cluster, monkeypa
     def killed(*_, **__):
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(cluster.ledger, "deregister", killed)
+    monkeypatch.setattr(cluster.ledger, "deregister", killed)
+    with pytest.raises(Killed):
         cluster.coordinator.kick("a")
 
     cluster.restart()

@@ -1,7 +1,7 @@
 """Dispatch: which rows go to whom, what ends a lease, and the proof that each counts once."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from atoll.errors import (
 )
 from atoll.history.balance import EpochBalance
 from atoll.ledger import queues
-from atoll.ledger.records import DatasetRecord, LeaseState, QueueRecord
+from atoll.ledger.records import DatasetRecord, EvaluationRecord, LeaseState, QueueRecord
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, HandIsland, one_thread  # noqa: F401
 
 ROWS_EACH = 6  # of an island in a round
+STEPS_BY_CHANCE = 100  # by where units begin; to look at 60 more leases takes several hundred
 WORDS = {**DATA_IDENTITY, "rows": 30}
 ID = dataset_id(WORDS)
 FIRST = f"{ID}/0/0"
@@ -348,6 +349,37 @@ def test_tick_costs_no_more_for_islands_that_wait_for_the_next_round(cluster, mo
         cluster.island(name)
 
     assert looks() == before
+
+
+def test_message_costs_no_more_after_many_rounds(tmp_path, monkeypatch):
+    """Counted in the steps of SQLite's machine: what looks at every lease or round grows."""
+    monkeypatch.setattr("atoll.coordinator.report.HISTORY_ROUNDS", 5)
+    settings = {"storage.snapshot_every": 10**6}
+    cluster = Cluster(tmp_path, settings, data={**WORDS, "rows": 100_000})
+    a, b = cluster.pair()
+    driver = cluster.ledger._database._connection.connection.driver_connection
+
+    def steps(work: Callable[[], object]) -> int:
+        made: list[None] = []
+        driver.set_progress_handler(lambda: made.append(None), 1)
+        work()
+        driver.set_progress_handler(None, 1)
+        return len(made)
+
+    def round_steps() -> dict[str, int]:
+        evaluation = EvaluationRecord(cluster.version, "a", 3.5, 7)
+        cluster.ledger.add_evaluation(evaluation)
+        messages = (a.join, a.contribute, b.contribute, cluster.settle, a.assignment, b.beat)
+        found = {work.__qualname__ + str(n): steps(work) for n, work in enumerate(messages)}
+        return {**found, "status": steps(cluster.coordinator.status)}
+
+    first = [round_steps() for _ in range(9)]
+    last = [round_steps() for _ in range(39)][-9:]
+
+    early, late = ({name: max(r[name] for r in of) for name in of[0]} for of in (first, last))
+    assert {name: n for name, n in late.items() if n > early[name] + STEPS_BY_CHANCE} == {}
+    assert min(n for name, n in early.items() if "beat" not in name and "assign" not in name) > 100
+    cluster.close()
 
 
 def test_at_most_once_gives_lost_rows_up_and_says_so(tmp_path):

@@ -99,7 +99,9 @@ def register(
     if known is None:
         connection.execute(insert(schema.workers), rows.values(record))
     else:
-        connection.execute(_where_worker(worker_id).values(rows.values(record)))
+        # Without its key: SQLite would look for it in every lease and contribution.
+        changed = {name: v for name, v in rows.values(record).items() if name != "worker_id"}
+        connection.execute(_where_worker(worker_id).values(changed))
     return record
 
 

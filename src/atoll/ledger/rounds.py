@@ -171,15 +171,16 @@ def _add_leases(
 def hand_over(connection: Connection, worker_id: str, incarnation: int) -> None:
     """A new life of a worker takes over its leases of rounds that are not frozen."""
     table = schema.leases
-    going_on = select(schema.rounds.c.round).where(
-        schema.rounds.c.state.in_([RoundState.PLANNED.value, RoundState.OPEN.value])
-    )
+    # Only the latest can be: to look at the states of all would take longer with every round.
+    latest = latest_round(connection)
+    if latest is None or latest.state not in (RoundState.PLANNED, RoundState.OPEN):
+        return
     connection.execute(
         update(table)
         .where(
             table.c.worker_id == worker_id,
             table.c.state == LeaseState.LEASED.value,
-            table.c.round.in_(going_on),
+            table.c.round == latest.round,
         )
         .values(incarnation=incarnation, lease_epoch=table.c.lease_epoch + 1)
     )
