@@ -76,6 +76,11 @@ def _pauses_with_deadlines(scenario: Scenario) -> bool:
     return scenario.settings["work"]["lease_seconds"] == 8.0 and scenario.has("operator")
 
 
+def _is_audited(scenario: Scenario) -> bool:
+    """In full, of a run whose settings change."""
+    return scenario.seed % simulation.AUDITED_EVERY == 0 and scenario.has("outer lr")
+
+
 def _ends_epochs(scenario: Scenario) -> bool:
     return bool(0 < scenario.data.get("rows", 0) < 40)
 
@@ -580,6 +585,26 @@ def _ending(*, reissue: bool) -> Callable[..., int]:
     return lambda c, number, workers, **_: real(c, number, workers, reissue=reissue)
 
 
+@mutant("reopened-goes-first", working(policy="exactly_once", kinds=("kill worker",)))
+def reopened_rows_wait_for_ever(patch: Patch) -> None:
+    edit(patch, Dispatch, "plan", ("in self._ledger.reopened()", "in ()"))
+
+
+@mutant("weights-followed", lambda scenario: scenario.data["kind"] == "mixture")
+def all_rows_are_of_one_dataset(patch: Patch) -> None:
+    patch.setattr(plans, "shares", lambda sources, _, rows: [rows, *[0] * (len(sources) - 1)])
+
+
+@mutant("members-get-rows", having("kill worker", "operator"))
+def rows_are_leased_to_who_is_out(patch: Patch) -> None:
+    edit(
+        patch,
+        Rounds,
+        "freeze",
+        ("self._registry.live()", "[w.worker_id for w in self._registry.known()]"),
+    )
+
+
 @mutant("lease-ends-in-time", _has_deadlines)
 def a_deadline_is_never_over(patch: Patch) -> None:
     patch.setattr(leases.Deadlines, "overdue", answering([]))
@@ -734,6 +759,16 @@ def replay_skips_a_contribution(patch: Patch) -> None:
 
     patch.setattr(
         replay, "replay", lambda state, ledger, *a, **m: real(state, Short(ledger), *a, **m)
+    )
+
+
+@mutant("audit-clean", _is_audited)
+def a_round_is_chained_under_the_newest_manifest(patch: Patch) -> None:
+    edit(
+        patch,
+        service.Coordinator,
+        "_close",
+        ("self.manifests.of_round(round_number).sha256", "self.manifests.newest.sha256"),
     )
 
 
