@@ -134,6 +134,28 @@ def test_second_stop_is_not_taken_for_the_first_one(cluster):
     assert cluster.restart().coordinator.is_stopping()
 
 
+def test_kick_that_a_crash_cut_in_two_is_finished_at_the_start(cluster, monkeypatch):
+    """Kept out is one transaction, taken out another."""
+    a, _ = cluster.pair()
+
+    class Killed(BaseException):
+        """The process ends here."""
+
+    def killed(*_, **__):
+        raise Killed
+
+    monkeypatch.setattr(cluster.ledger, "deregister", killed)
+    with pytest.raises(Killed):
+        cluster.coordinator.kick("a")
+
+    cluster.restart()
+
+    assert cluster.coordinator.control().kicked == ("a",)
+    with pytest.raises(UnknownWorker):
+        a.assignment()
+    assert cluster.coordinator.members() == ["b"]
+
+
 def test_pause_survives_a_restart_and_a_finished_stop_does_not(cluster):
     cluster.pair()
     cluster.coordinator.order("pause")

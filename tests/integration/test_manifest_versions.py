@@ -424,10 +424,10 @@ def test_finished_run_goes_on_when_a_new_version_moves_its_end(tmp_path):
     assert cluster.coordinator.is_finished()
 
     record(cluster, **{"stop.rounds": 4})
+    adopt(a, b)
     for island in (a, b):
         island.beat()
     cluster.settle()
-    adopt(a, b)
     cluster.rounds(2, a, b)
 
     assert cluster.coordinator.is_finished()

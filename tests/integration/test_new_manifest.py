@@ -66,3 +66,18 @@ def test_unchanged_file_says_so_and_goes_on(options, capsys):
     assert info.manifest_version == 1
     assert "the run file has not changed; manifest version 1 stays" in capsys.readouterr().out
     assert versions(options) == [(1, 1)]
+
+
+def test_rounds_of_more_epochs_than_a_frame_can_name_are_refused(options, tmp_path):
+    """At the start of a run and in a later version: its islands could never hand one in."""
+    rewrite(options, "sync_every = 1", "sync_every = 100000")
+    new = replace(options, directory=tmp_path / "new")
+
+    for refused in (replace(options, new_manifest=True), new):
+        with (
+            pytest.raises(ConfigError, match="800 epochs of a dataset of 1000 rows"),
+            commanded(refused),
+        ):
+            pass
+
+    assert versions(options) == [(1, 1)]

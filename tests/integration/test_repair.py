@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 
 from atoll.cli.app import app
 from atoll.errors import ConfigError, StateDamaged, StateHeld, StorageFull
+from atoll.island import adoption
 from atoll.launch import repair, state
 from atoll.launch.repair import RepairReport
 from atoll.launch.state import Addresses
 from atoll.ledger import lock
 from tests import damages, lives, mounts, servers
-from tests.clusters import SMALL, one_thread  # noqa: F401
+from tests.clusters import SMALL, Cluster, HandIsland, one_thread  # noqa: F401
 from tests.damages import Refused, Served
 
 LEDGER = "ledger.sqlite"
@@ -138,6 +139,15 @@ CASES: list[Case] = [
     ),
     ("a queue", by_hand("UPDATE queues SET issued = x'ff'"), 5, True),
     ("a lost queue", by_hand("DELETE FROM queues"), 5, True),
+    (
+        "a dataset and a lease",
+        both(
+            by_hand("UPDATE datasets SET length = 999"),
+            by_hand("UPDATE leases SET stop = stop + 1 WHERE round = 5"),
+        ),
+        4,
+        False,
+    ),
     ("a seal", by_hand("DELETE FROM seals WHERE place = 'leases'"), 5, True),
 ]
 
@@ -608,3 +618,29 @@ def test_audit_of_a_directory_under_repair_is_refused(original, tmp_path):
 
     with pytest.raises(StateDamaged, match="was cut off"), state.at_rest(home, pid=1, wall=0.0):
         pass
+
+
+def test_islands_follow_a_repair_that_goes_back_before_a_change_of_settings(tmp_path):
+    """They have adopted a version, and take none that is older."""
+    cluster = damages.play(tmp_path / "run")
+    cluster.coordinator.set_outer_lr(0.5)
+    HandIsland(cluster, "b").join().contribute()
+    cluster.settle()
+    adopted = cluster.coordinator.info()
+    lost = cluster.ledger.contributions(5)[0].sha256, cluster.ledger.snapshots()[-1].master_sha256
+    cluster.close()
+    for sha256 in lost:
+        blob(tmp_path / "run", sha256).unlink()
+
+    report = mend(tmp_path / "run")
+
+    assert (adopted.manifest_version, report.last_good) == (2, 4)
+    repaired = Cluster(tmp_path / "run", damages.SETTINGS)
+    adoption.check(adopted, repaired.coordinator.info())
+    islands = [HandIsland(repaired, name) for name in ("a", "b")]
+    for island in islands:
+        island.adopt(adopted.manifest_sha256)
+        island.join()
+    repaired.rounds(2, *islands)
+    assert repaired.audit(with_replay=True).problems == []
+    repaired.close()

@@ -1,28 +1,32 @@
 """Dispatch: which rows go to whom, what ends a lease, and the proof that each counts once."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.coordinator.registry import Registry
 from atoll.data.base import dataset_id
 from atoll.errors import (
     DatasetMismatch,
     Fenced,
     LeaseLost,
+    ManifestMismatch,
     StaleContribution,
     StateDamaged,
     UnknownWorker,
 )
 from atoll.history.balance import EpochBalance
 from atoll.ledger import queues
-from atoll.ledger.records import DatasetRecord, LeaseState, QueueRecord
+from atoll.ledger.records import DatasetRecord, EvaluationRecord, LeaseState, QueueRecord
+from atoll.ledger.sql import SqlLedger
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, HandIsland, one_thread  # noqa: F401
 
 ROWS_EACH = 6  # of an island in a round
+STEPS_BY_CHANCE = 100  # by where units begin; to look at 60 more leases takes several hundred
 WORDS = {**DATA_IDENTITY, "rows": 30}
 ID = dataset_id(WORDS)
 FIRST = f"{ID}/0/0"
@@ -302,6 +306,86 @@ def test_round_that_would_be_short_leases_the_rows_again_to_who_is_there(hurried
     assert hurried.audit().problems == []
 
 
+@pytest.mark.parametrize("policy", ["exactly_once", "at_most_once"])
+def test_pause_longer_than_a_lease_costs_nobody_its_rows(tmp_path, policy):
+    """Who is kept from training is not late; afterwards a lease has its full time again."""
+    cluster = Cluster(tmp_path, {"work.lease_seconds": 30.0, "work.policy": policy}, data=WORDS)
+    a, b = cluster.pair()
+    cluster.keep_alive(a, b, seconds=20)
+    cluster.coordinator.order("pause")
+    cluster.keep_alive(a, b, seconds=100)
+    cluster.coordinator.order("run")
+
+    cluster.keep_alive(a, b, seconds=28)
+    assert cluster.coordinator.work().expired_leases == 0
+    assert spans(cluster, 1) == [("a", 0, 6, 1), ("b", 6, 12, 1)]
+    cluster.keep_alive(a, b, seconds=8)
+    assert cluster.coordinator.work().expired_leases == 2
+    cluster.close()
+
+
+def test_tick_costs_no_more_for_islands_that_wait_for_the_next_round(cluster, monkeypatch):
+    asked: list[None] = []
+    live = Registry.live
+
+    def counted(self):
+        asked.append(None)
+        return live(self)
+
+    monkeypatch.setattr(Registry, "live", counted)
+
+    def looks() -> int:
+        asked.clear()
+        cluster.settle()
+        return len(asked)
+
+    cluster.pair()
+    cluster.island("c")
+    before = looks()
+    for name in "defghij":
+        cluster.island(name)
+
+    assert looks() == before
+
+
+def test_message_costs_no_more_after_many_rounds(tmp_path, monkeypatch):
+    """Counted in the steps of SQLite's machine: what looks at every lease or round grows."""
+    monkeypatch.setattr("atoll.coordinator.report.HISTORY_ROUNDS", 5)
+    settings = {"storage.snapshot_every": 10**6}
+    cluster = Cluster(tmp_path, settings, data={**WORDS, "rows": 100_000})
+    a, b = cluster.pair()
+    assert isinstance(cluster.ledger, SqlLedger)
+    driver: Any = cluster.ledger._database._connection.connection.driver_connection
+
+    def steps(work: Callable[[], object]) -> int:
+        made: list[None] = []
+        driver.set_progress_handler(lambda: made.append(None), 1)
+        work()
+        driver.set_progress_handler(None, 1)
+        return len(made)
+
+    def round_steps() -> dict[str, int]:
+        evaluation = EvaluationRecord(cluster.version, "a", 3.5, 7)
+        cluster.ledger.add_evaluation(evaluation)
+        return {
+            "join": steps(a.join),
+            "contribute": steps(a.contribute),
+            "contribute too": steps(b.contribute),
+            "close": steps(cluster.settle),
+            "ask": steps(a.assignment),
+            "beat": steps(b.beat),
+            "status": steps(cluster.coordinator.status),
+        }
+
+    first = [round_steps() for _ in range(9)]
+    last = [round_steps() for _ in range(39)][-9:]
+
+    early, late = ({name: max(r[name] for r in of) for name in of[0]} for of in (first, last))
+    assert {name: n for name, n in late.items() if n > early[name] + STEPS_BY_CHANCE} == {}
+    assert [name for name, n in early.items() if not n] == ["ask", "beat"]
+    cluster.close()
+
+
 def test_at_most_once_gives_lost_rows_up_and_says_so(tmp_path):
     cluster = Cluster(tmp_path, {"work.units": 10, "work.policy": "at_most_once"}, data=WORDS)
     a, b, c = cluster.trio()
@@ -396,6 +480,38 @@ def test_data_of_another_length_is_refused_at_registration_by_both(cluster):
         cluster.coordinator.register(stranger.register_request(data_identity={**WORDS, "rows": 31}))
 
     assert cluster.coordinator.state_hash() == before
+
+
+def test_one_of_several_datasets_with_another_length_is_refused_by_both(tmp_path):
+    cluster = Cluster(tmp_path, data=mixed(("words", 20, 3), ("code", 50, 1)))
+    stranger = HandIsland(cluster, "stranger")
+    other = mixed(("words", 20, 3), ("code", 51, 1))
+
+    with pytest.raises(DatasetMismatch, match=r"data.rows .* is 51, the run's is 50 of 'code'"):
+        cluster.coordinator.register(stranger.register_request(data_identity=other))
+
+    cluster.close()
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        mixed(("words", 21, 2), ("code", 50, 1)),
+        mixed(("words", 20, 3)),
+        {**mixed(), "datasets": [None, {"identity": 7}, {}]},
+        {**mixed(), "datasets": "words"},
+        {**WORDS, "extra": float("nan")},
+    ],
+    ids=["other weight too", "fewer", "no datasets", "no list", "one"],
+)
+def test_other_data_than_several_datasets_is_refused(tmp_path, theirs):
+    cluster = Cluster(tmp_path, data=mixed(("words", 20, 3), ("code", 50, 1)))
+    stranger = HandIsland(cluster, "stranger")
+
+    with pytest.raises(ManifestMismatch, match="data"):
+        cluster.coordinator.register(stranger.register_request(data_identity=theirs))
+
+    cluster.close()
 
 
 def test_coordinator_does_not_open_with_data_of_another_length(cluster):
@@ -578,6 +694,32 @@ def test_work_tells_the_queues_as_json(cluster):
         {"worker_id": "a", "done": 12, "leased": 0, **empty},
         {"worker_id": "b", "done": 6, "leased": 6, **empty},
     ]
+
+
+def test_work_shows_the_newest_queue_of_every_dataset(tmp_path, monkeypatch):
+    """A short one has many more epochs, and a stream only ever one."""
+    monkeypatch.setattr("atoll.coordinator.queues.MAX_QUEUES", 4)
+    data = mixed(("words", 3, 1), ("code", 500, 1), ("flood", 0, 1))
+    cluster = Cluster(tmp_path, data=data)
+    cluster.rounds(6, *cluster.pair())
+
+    found = cluster.coordinator.work()
+
+    names = {d.dataset_id: d.name for d in found.datasets}
+    shown = sorted((names[queue.dataset_id], queue.epoch) for queue in found.queues)
+    assert shown == [("code", 0), ("flood", 0), ("words", 8), ("words", 9)]
+    assert found.left_off == 8
+    cluster.close()
+
+
+def test_work_is_told_for_every_seed_that_a_run_may_have(tmp_path):
+    cluster = Cluster(tmp_path, {"seed": 2**63 - 1}, data=WORDS)
+    cluster.pair()
+
+    [queue] = cluster.coordinator.work().queues
+
+    assert queue.shuffle_seed == 2**63 - 1
+    cluster.close()
 
 
 def test_work_shows_the_newest_queues_and_says_how_many_it_left_off(cluster, monkeypatch):

@@ -259,3 +259,29 @@ def test_plan_refuses_a_reopened_range_beyond_the_cursor():
 def test_range_refuses_to_hold_no_row(start, stop):
     with pytest.raises(StateDamaged, match="hold no row"):
         Range(start, stop)
+
+
+@pytest.mark.parametrize(
+    ("sources", "rows_each"),
+    [
+        ([Source("x", 2, 1, 0)], 2 * plan.MAX_EPOCHS),
+        ([Source("x", 0, 1, 0)], 10**9),
+        ([Source("x", 2, 1, 0), Source("y", 10**6, 3, 0)], 8 * plan.MAX_EPOCHS),
+    ],
+    ids=["one", "stream", "a quarter of the rows"],
+)
+def test_round_of_as_many_epochs_as_a_frame_can_name_is_planned(sources, rows_each):
+    plan.check_epochs(sources, rows_each=rows_each)
+
+
+@pytest.mark.parametrize(
+    ("sources", "rows_each"),
+    [
+        ([Source("x", 2, 1, 0)], 2 * plan.MAX_EPOCHS + 2),
+        ([Source("x", 2, 1, 0), Source("y", 2, 1, 0)], 2 * plan.MAX_EPOCHS + 4),
+    ],
+    ids=["one", "two together"],
+)
+def test_round_of_more_epochs_than_a_frame_can_name_is_refused(sources, rows_each):
+    with pytest.raises(ConfigError, match=r"epochs of a dataset of 2 rows; .* lower sync_every"):
+        plan.check_epochs(sources, rows_each=rows_each)

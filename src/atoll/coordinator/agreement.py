@@ -4,9 +4,12 @@ Names the first field that differs, with both values.
 """
 
 import reprlib
+from collections.abc import Mapping
+from typing import Any
 
 from atoll.codecs import registry as codecs
 from atoll.data import base as datasets
+from atoll.data import parts
 from atoll.errors import DatasetMismatch, LayoutMismatch, ManifestMismatch, VersionMismatch
 from atoll.history.manifests import Manifests, Recorded
 from atoll.layout import Layout
@@ -32,20 +35,36 @@ def check(
         )
     difference = datasets.first_difference(in_force.manifest.data.identity, request.data_identity)
     if difference is not None:
+        _check_lengths(request, in_force)
         field, mine, theirs = difference
-        if field == "rows" and datasets.dataset_id(request.data_identity) == datasets.dataset_id(
-            in_force.manifest.data.identity
-        ):
-            raise DatasetMismatch(
-                f"data.rows of worker_id={request.worker_id!r} is {_shown.repr(theirs)}, the run's "
-                f"is {mine!r}, and the data is the same otherwise; a dataset keeps its length, so "
-                f"give the worker the run's data"
-            )
         raise ManifestMismatch(
             f"data.{field[:_MAX_NAME]} of worker_id={request.worker_id!r} is "
             f"{_shown.repr(theirs)}, the run's is {mine!r}; the worker's data must be the run's"
         )
     _check_codecs(request, in_force)
+
+
+def _check_lengths(request: RegisterRequest, in_force: Recorded) -> None:
+    """Refuses a dataset of the run that the worker has with another length, by both."""
+    mine = in_force.manifest.data.identity
+    found = zip(_identities(mine), _identities(request.data_identity), strict=False)
+    for part, (one, other) in zip(parts.parts_of(mine), found, strict=False):
+        rows = other.get("rows")
+        if rows != part.length and {**other, "rows": one["rows"]} == one:
+            raise DatasetMismatch(
+                f"data.rows of worker_id={request.worker_id!r} is {_shown.repr(rows)}, the run's "
+                f"is {part.length!r} of {part.name!r}, and the data is the same otherwise; a "
+                f"dataset keeps its length, so give the worker the run's data"
+            )
+
+
+def _identities(identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of each dataset in order, itself where it is one; of what is none an empty one."""
+    entries = identity.get("datasets") if identity.get("kind") == parts.MIXTURE else None
+    if not isinstance(entries, list):
+        return [dict(identity)]
+    found = (entry.get("identity") if isinstance(entry, dict) else None for entry in entries)
+    return [one if isinstance(one, dict) else {} for one in found]
 
 
 def _check_settings(request: RegisterRequest, in_force: Recorded, manifests: Manifests) -> None:

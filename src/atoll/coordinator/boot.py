@@ -7,6 +7,7 @@ from typing import Any
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
 from atoll.config import RunFile
+from atoll.coordinator import dispatch
 from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.spool import Spool
@@ -95,6 +96,7 @@ def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> 
         ModelSettings(definition=definition, layout_digest=layout.digest, initial_digest=digest),
         DataSettings(definition=dict(run_file.data), identity=dataset.identity()),
     )
+    dispatch.check(manifest)
     header = weights.weights_header(
         layout, run_id=run_id, manifest_sha256=manifest.sha256(), version=0, digest=digest
     )
@@ -167,6 +169,7 @@ def record_manifest(ledger: Ledger, found: Manifest) -> Manifest:
         log.info("the run file has not changed, no new manifest", extra=_named(known.newest))
         return known.newest.manifest
     made = boundary.next_version(known.newest.manifest, found)
+    dispatch.check(made)
     latest = ledger.latest_round()
     first = 1 if latest is None else latest.round + 1
     record = manifests.successor(known.newest, made, from_round=first)

@@ -22,6 +22,15 @@ from atoll.protocol.manifest import Manifest
 log = logging.getLogger(__name__)
 
 
+def check(manifest: Manifest) -> None:
+    """ConfigError for a manifest whose rounds cannot be dispatched."""
+    found = [
+        Source(part.dataset_id, part.length, part.weight, cursor=0)
+        for part in parts.parts_of(manifest.data.identity)
+    ]
+    plans.check_epochs(found, rows_each=manifest.rows_per_round)
+
+
 class Dispatch:
     """The run's datasets and what is issued of them; under the lock of `Rounds`."""
 

@@ -31,7 +31,7 @@ def check_named(header: FrameHeader, leased: Sequence[LeaseRecord]) -> None:
 class Deadlines:
     """Since when each lease of the open round is held, by the coordinator's own clock.
 
-    In memory: after a restart every lease has its full time again.
+    In memory: after a restart, and after a pause, every lease has its full time again.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -43,6 +43,10 @@ class Deadlines:
         now = self._clock.now()
         keys = [(round_number, worker_id) for worker_id in workers]
         self._since = {key: self._since.get(key, now) for key in keys}
+
+    def restart(self) -> None:
+        """Every lease has its full time again."""
+        self._since = dict.fromkeys(self._since, self._clock.now())
 
     def overdue(self, *, lease_seconds: float) -> list[str]:
         """Workers that have held theirs for so long, in order."""

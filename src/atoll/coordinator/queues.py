@@ -1,6 +1,6 @@
 """The queues as an operator sees them; reads the ledger, changes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import groupby
 
 from atoll.data.parts import Part
@@ -16,13 +16,13 @@ def work(
 ) -> Work:
     """Every dataset, its newest queues with their bitmaps, and who has which rows."""
     found = ledger.queues()
-    newest = sorted(found.sound, key=lambda queue: (queue.epoch, queue.dataset_id))[-MAX_QUEUES:]
-    newest.sort(key=lambda queue: (queue.dataset_id, queue.epoch))
+    current = {part.dataset_id for part in parts}
+    newest = _newest(found.sound, current)
     counts = {
         key: list(group)
         for key, group in groupby(ledger.row_counts(), key=lambda c: (c.dataset_id, c.epoch))
     }
-    cursors, current = ledger.cursors(), {part.dataset_id for part in parts}
+    cursors = ledger.cursors()
     return Work(
         policy=settings.policy,
         lease_seconds=settings.lease_seconds,
@@ -41,6 +41,16 @@ def work(
         damaged=tuple(DamagedEntry(name=d.name, reason=d.reason) for d in found.damaged),
         expired_leases=expired_leases,
     )
+
+
+def _newest(queues: Sequence[QueueRecord], current: Set[str]) -> list[QueueRecord]:
+    """The newest epochs of each dataset, in order: a short one must not crowd the others out."""
+    last = {queue.dataset_id: queue.epoch for queue in sorted(queues, key=lambda q: q.epoch)}
+    found = sorted(
+        queues,
+        key=lambda q: (q.dataset_id not in current, last[q.dataset_id] - q.epoch, q.dataset_id),
+    )[:MAX_QUEUES]
+    return sorted(found, key=lambda queue: (queue.dataset_id, queue.epoch))
 
 
 def _dataset(

@@ -98,8 +98,8 @@ class Report:
         )
 
     def _history(self, version: int) -> tuple[RoundStatus, ...]:
-        found = losses.held_out_losses(self._ledger)
         first = max(1, version - HISTORY_ROUNDS + 1)
+        found = losses.held_out_losses(self._ledger, first=0 if first == 1 else first)
         records = self._ledger.rounds(first=first, last=version)
         start = [self._start(found)] if first == 1 else []
         return (*start, *(self._round(record, found) for record in records))

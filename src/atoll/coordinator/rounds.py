@@ -93,9 +93,12 @@ class Rounds:
 
     @property
     def in_force(self) -> Recorded:
-        """The manifest version of the latest round; before the first one, of that."""
+        """The manifest version of the latest round; where none is under way, of the next one."""
         latest = self.latest
-        return self._manifests.of_round(1 if latest is None else latest.record.round)
+        if latest is None:
+            return self._manifests.of_round(1)
+        is_next = self._goes_on(latest.record)
+        return self._manifests.of_round(latest.record.round + is_next)
 
     @property
     def frozen(self) -> int | None:
@@ -135,8 +138,9 @@ class Rounds:
                 return
             assert self.latest is not None
             for worker_id in sorted(live - self.latest.holding):
-                if self._is_short():
-                    self._extend(worker_id)
+                if not self._is_short():
+                    break  # on every tick, however many wait for the next round
+                self._extend(worker_id)
 
     def _begin(self, live: list[str]) -> None:
         """Begins the first round, or the next one of a run that had come to its end before."""
@@ -228,6 +232,11 @@ class Rounds:
                 self._ledger.expire(self.latest.record.round, late, reissue=reissue)
                 self.refresh()
             return late
+
+    def restart_deadlines(self) -> None:
+        """Every lease has its full time again, as after a time in which nobody could use it."""
+        with self._lock:
+            self._deadlines.restart()
 
     def is_due(self) -> bool:
         """Whether the open round closes now."""

@@ -114,6 +114,7 @@ class Coordinator:
             manifest=lambda: self._rounds.in_force.sha256,
         )
         self._control = Control(ledger)
+        self._finish_kicks()
         self._presence = Presence(clock)
         self._liveness = Liveness(self._registry, self._heartbeats, self._presence)
         self._barriers = Barriers(on_complete=self._changed)
@@ -450,7 +451,9 @@ class Coordinator:
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         if self._liveness.scan():
             self._changed()
-        for worker_id in self._rounds.expire():
+        # Whoever is kept from training by a pause must not lose rows over it.
+        is_paused = self._control.command.action == "pause"
+        for worker_id in [] if is_paused else self._rounds.expire():
             self._count("expired_leases")
             log.warning("lease expired", extra={"worker": worker_id})
             self._changed()
@@ -607,6 +610,9 @@ class Coordinator:
 
     def order(self, action: Action) -> ControlReply:
         """Run, pause after this round, or stop after it and save."""
+        if self._control.command.action == "pause":
+            # Before the order: no lease ends between the two.
+            self._rounds.restart_deadlines()
         command = self._control.order(action)
         log.info("operator", extra={"action": command.action, "number": command.number})
         self._changed()
@@ -623,6 +629,12 @@ class Coordinator:
         log.info("operator took a worker out", extra={"worker": worker_id})
         self._changed()
         return self.control()
+
+    def _finish_kicks(self) -> None:
+        """Takes out who was to be kept out when an earlier life ended between the two."""
+        for worker_id in self._control.kicked:
+            if any(worker.worker_id == worker_id for worker in self._registry.active()):
+                self._registry.remove(worker_id)
 
     def allow(self, worker_id: str) -> ControlReply:
         """Lets a worker in again."""

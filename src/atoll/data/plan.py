@@ -10,6 +10,8 @@ from itertools import pairwise
 
 from atoll.errors import ConfigError, StateDamaged
 
+MAX_EPOCHS = 512  # in one worker's round: each is a lease, and a range in a header of 64 KiB
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
@@ -91,6 +93,24 @@ def plan(
             cursors[source.dataset_id] = start + rows
         ranges[worker] = tuple(sorted(mine, key=lambda r: (r.dataset_id, r.start)))
     return Plan(ranges, cursors, tuple(taken), (part,) if part else ())
+
+
+def check_epochs(sources: Sequence[Source], *, rows_each: int) -> None:
+    """ConfigError when a worker's rows of one round lie in more epochs than a frame can name."""
+    whole = sum(source.weight for source in sources)
+    found = [
+        (rows_each * source.weight // whole // source.length, source.length)
+        for source in sources
+        if source.length
+    ]
+    total = sum(epochs for epochs, _ in found)
+    if total > MAX_EPOCHS:
+        epochs, length = max(found)
+        raise ConfigError(
+            f"sync_every * inner.batch = {rows_each} rows of an island in a round are {epochs} "
+            f"epochs of a dataset of {length} rows; its frame names each, so {MAX_EPOCHS} is the "
+            f"most: lower sync_every or inner.batch, or give more data"
+        )
 
 
 def shares(sources: Sequence[Source], given: Mapping[str, int], rows: int) -> list[int]:

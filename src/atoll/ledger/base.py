@@ -202,8 +202,8 @@ class Ledger(Protocol):
         """The first report of a (version, worker_id) stands; a repeated one changes nothing."""
         ...
 
-    def evaluations(self) -> list[EvaluationRecord]:
-        """In (version, worker_id) order."""
+    def evaluations(self, *, first: int = 0) -> list[EvaluationRecord]:
+        """Of version `first` and later ones, in (version, worker_id) order."""
         ...
 
     # The right to write

@@ -111,7 +111,9 @@ def register(
     if known is None:
         connection.execute(_INSERT_WORKER, rows.values(record))
     else:
-        connection.execute(_UPDATE_WORKER, {"of_worker": worker_id, **rows.values(record)})
+        # Without its key: SQLite would look for it in every lease and contribution.
+        changed = {name: v for name, v in rows.values(record).items() if name != "worker_id"}
+        connection.execute(_UPDATE_WORKER, {"of_worker": worker_id, **changed})
     return record
 
 

@@ -53,15 +53,7 @@ _END_LEASES = update(_LEASES).where(_IN_ROUND, _IS_LEASED)
 _END_LEASES_OF = _END_LEASES.where(_LEASES.c.worker_id.in_(bindparam("workers", expanding=True)))
 _HAND_OVER = (
     update(_LEASES)
-    .where(
-        _OF_WORKER,
-        _IS_LEASED,
-        _LEASES.c.round.in_(
-            select(_TABLE.c.round).where(
-                _TABLE.c.state.in_([RoundState.PLANNED.value, RoundState.OPEN.value])
-            )
-        ),
-    )
+    .where(_IN_ROUND, _OF_WORKER, _IS_LEASED)
     .values(incarnation=bindparam("to_life"), lease_epoch=_LEASES.c.lease_epoch + 1)
 )
 _TAKE = (
@@ -210,7 +202,14 @@ def _add_leases(
 
 def hand_over(connection: Connection, worker_id: str, incarnation: int) -> None:
     """A new life of a worker takes over its leases of rounds that are not frozen."""
-    connection.execute(_HAND_OVER, {"of_worker": worker_id, "to_life": incarnation})
+    # Only the latest can be: to look at the states of all would take longer with every round.
+    latest = latest_round(connection)
+    if latest is None or latest.state not in (RoundState.PLANNED, RoundState.OPEN):
+        return
+    connection.execute(
+        _HAND_OVER,
+        {"in_round": latest.round, "of_worker": worker_id, "to_life": incarnation},
+    )
 
 
 def _take(connection: Connection, taken: Sequence[LeaseRecord]) -> None:

@@ -23,8 +23,8 @@ OF_OTHERS = {
     "evaluations": "version",
     "credentials": "role",
     "control": "name",
-    "queues": "name",  # made again from the leases, and these from the manifest:
-    "datasets": "dataset_id",
+    "datasets": "dataset_id",  # made again from the manifest
+    "queues": "name",  # made again from the leases
 }
 
 

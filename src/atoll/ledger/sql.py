@@ -197,9 +197,9 @@ class SqlLedger:
         with self._database.writing() as connection:
             versions.add_evaluation(connection, evaluation)
 
-    def evaluations(self) -> list[EvaluationRecord]:
+    def evaluations(self, *, first: int = 0) -> list[EvaluationRecord]:
         with self._database.reading() as connection:
-            return versions.evaluations(connection)
+            return versions.evaluations(connection, first=first)
 
     def identity(self) -> str | None:
         return self._database.identity

@@ -2,6 +2,7 @@
 
 The rounds after it go with all that hangs on them. Rows that they had been given are open again:
 those beyond the cursor by themselves, those of leases that they had taken over by reopening these.
+A manifest version that is recorded for a later round is in force from the next one on.
 """
 
 from collections.abc import Iterable
@@ -24,6 +25,11 @@ def truncate(connection: Connection, *, last_round: int) -> None:
         connection.execute(delete(table).where(table.c.round > last_round))
     _reopen(connection)
     queues.rebuild(connection)
+    # Islands have adopted what was in force in a round that is gone, and follow no way back.
+    table = schema.manifests
+    connection.execute(
+        update(table).where(table.c.from_round > last_round + 1).values(from_round=last_round + 1)
+    )
 
 
 def disband(connection: Connection) -> None:

@@ -48,8 +48,10 @@ def add_evaluation(connection: Connection, evaluation: EvaluationRecord) -> None
         connection.execute(insert(table), rows.values(evaluation))
 
 
-def evaluations(connection: Connection) -> list[EvaluationRecord]:
+def evaluations(connection: Connection, *, first: int) -> list[EvaluationRecord]:
     """See `Ledger.evaluations`."""
     table = schema.evaluations
-    statement = select(table).order_by(table.c.version, table.c.worker_id)
+    statement = (
+        select(table).where(table.c.version >= first).order_by(table.c.version, table.c.worker_id)
+    )
     return [rows.evaluation(row) for row in connection.execute(statement)]

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atoll.coordinator import dispatch, leases
+from atoll.coordinator import dispatch, leases, service
 from atoll.coordinator.dispatch import Dispatch
+from atoll.coordinator.rounds import Rounds
 from atoll.data import plan as plans
 from atoll.ledger import queues, schema, sql
 from atoll.ledger import rounds as round_statements
@@ -18,6 +19,10 @@ mutant = adding_to(MUTANTS)
 
 def _has_deadlines(scenario: Scenario) -> bool:
     return bool(scenario.settings["work"]["lease_seconds"]) and scenario.has("slow worker")
+
+
+def _pauses_with_deadlines(scenario: Scenario) -> bool:
+    return scenario.settings["work"]["lease_seconds"] == 8.0 and scenario.has("operator")
 
 
 def _ends_epochs(scenario: Scenario) -> bool:
@@ -89,6 +94,26 @@ def _ending(*, reissue: bool) -> Callable[..., int]:
     return lambda c, number, workers, **_: real(c, number, workers, reissue=reissue)
 
 
+@mutant("reopened-goes-first", working(policy="exactly_once", kinds=("kill worker",)))
+def reopened_rows_wait_for_ever(patch: Patch) -> None:
+    edit(patch, Dispatch, "plan", ("in self._ledger.reopened()", "in ()"))
+
+
+@mutant("weights-followed", lambda scenario: scenario.data["kind"] == "mixture")
+def all_rows_are_of_one_dataset(patch: Patch) -> None:
+    patch.setattr(plans, "shares", lambda sources, _, rows: [rows, *[0] * (len(sources) - 1)])
+
+
+@mutant("members-get-rows", having("kill worker", "operator"))
+def rows_are_leased_to_who_is_out(patch: Patch) -> None:
+    edit(
+        patch,
+        Rounds,
+        "freeze",
+        ("self._registry.live()", "[w.worker_id for w in self._registry.known()]"),
+    )
+
+
 @mutant("lease-ends-in-time", _has_deadlines)
 def a_deadline_is_never_over(patch: Patch) -> None:
     patch.setattr(leases.Deadlines, "overdue", answering([]))
@@ -107,3 +132,13 @@ def a_lease_reaches_into_the_next_epoch(patch: Patch) -> None:
 @mutant("lease-in-its-unit", _ends_epochs)
 def rows_of_a_later_epoch_are_named_after_the_first(patch: Patch) -> None:
     edit(patch, Dispatch, "_queue", ("position // part.length,", "0,"))
+
+
+@mutant("lease-ends-in-time", _pauses_with_deadlines)
+def a_lease_ends_in_a_pause(patch: Patch) -> None:
+    edit(patch, service.Coordinator, "_advance", ("[] if is_paused else ", ""))
+
+
+@mutant("lease-ends-in-time", _pauses_with_deadlines)
+def a_pause_counts_as_time_of_a_lease(patch: Patch) -> None:
+    patch.setattr(Rounds, "restart_deadlines", answering(None))

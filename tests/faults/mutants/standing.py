@@ -64,6 +64,11 @@ def a_kicked_worker_is_taken_in(patch: Patch) -> None:
     patch.setattr(Control, "check", answering(None))
 
 
+@mutant("operator-obeyed", having("operator", "crash coordinator"))
+def a_kick_that_a_crash_cut_in_two_stays_so(patch: Patch) -> None:
+    patch.setattr(service.Coordinator, "_finish_kicks", answering(None))
+
+
 @mutant("operator-obeyed", having("operator"))
 def a_pause_gives_rows_out(patch: Patch) -> None:
     edit(patch, service.Coordinator, "_next", ('wanted == "pause"', "False"))

@@ -8,12 +8,18 @@ import torch
 from atoll.coordinator import service, versions
 from atoll.history import replay
 from atoll.ledger import contributions, schema
+from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults.scenario import Scenario
 from atoll.sums import fold
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, edit, having
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
+
+
+def _is_audited(scenario: Scenario) -> bool:
+    """In full, of a run whose settings change."""
+    return scenario.seed % simulation.AUDITED_EVERY == 0 and scenario.has("outer lr")
 
 
 def _restores_momentum(scenario: Scenario) -> bool:
@@ -148,6 +154,16 @@ def replay_skips_a_contribution(patch: Patch) -> None:
 
     patch.setattr(
         replay, "replay", lambda state, ledger, *a, **m: real(state, Short(ledger), *a, **m)
+    )
+
+
+@mutant("audit-clean", _is_audited)
+def a_round_is_chained_under_the_newest_manifest(patch: Patch) -> None:
+    edit(
+        patch,
+        service.Coordinator,
+        "_close",
+        ("self.manifests.of_round(round_number).sha256", "self.manifests.newest.sha256"),
     )
 
 

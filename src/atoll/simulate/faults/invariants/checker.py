@@ -159,6 +159,7 @@ class Checker:
         self.seen.lost.clear()
         self._is_quiet = True
         self._changed(view)
+        self.members.restarted(view)
         self.dispatch.restarted(view, now=self._loop.now)
         self.rounds.restarted(view, now=self._loop.now, manifest=self._manifest(view))
         self.storage.complete(view)

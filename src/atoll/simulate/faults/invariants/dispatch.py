@@ -1,13 +1,14 @@
 """Dispatch: who holds which rows until when, under which policy, and what the queues say of it."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, must
 from atoll.simulate.faults.invariants.rows import pairs
 from atoll.simulate.faults.scenario import Scenario
 
-_TABLES = ("leases", "rounds", "workers", "queues")
+_TABLES = ("leases", "rounds", "workers", "queues", "control")
 
 
 class Dispatch:
@@ -17,6 +18,8 @@ class Dispatch:
         work = scenario.settings["work"]
         self._lease_seconds: float = work["lease_seconds"]
         self._reissues = work["policy"] == "exactly_once"
+        entries = scenario.data.get("datasets", [{"name": scenario.data["kind"], "weight": 1}])
+        self._weights: dict[str, int] = {entry["name"]: entry["weight"] for entry in entries}
         self._epochs: dict[tuple[str, int], int] = {}  # row -> its highest lease epoch
         self._since: dict[tuple[int, str], float] = {}  # held in an open round since
 
@@ -24,11 +27,13 @@ class Dispatch:
         """What is leased, to whom and in which queue is as it may be."""
         if all(before.tables.get(t) == after.tables.get(t) for t in _TABLES):
             return
-        for was, lease in pairs(before, after):
+        moved = list(pairs(before, after))
+        for was, lease in moved:
             self._check_policy(lease)
             self._check_end(was, lease, after, now=now)
             self._check_epoch(was, lease)
         self._check_lives(after)
+        self._check_issue(moved, before, after)
         if before.tables.get("leases") != after.tables.get("leases") or (
             before.tables.get("queues") != after.tables.get("queues")
         ):
@@ -71,11 +76,42 @@ class Dispatch:
                 worker,
             )
 
+    def _check_issue(self, moved: list[tuple[Row | None, Row]], before: View, after: View) -> None:
+        issued = [now for was, now in moved if was is None and now["state"] == "leased"]
+        if not issued:
+            return
+        for lease in issued:
+            worker = after.workers[lease["worker_id"]]
+            must(bool(worker["active"]), "members-get-rows", f"{lease} where it is {worker}")
+        waiting = [
+            now
+            for was, now in moved
+            if was is not None and was["state"] == now["state"] == "reopened"
+        ]
+        ends, were = _ends(after.leases), _ends(before.leases)
+        must(
+            ends == were or not waiting,
+            "reopened-goes-first",
+            f"rows up to {ends} are issued, before it were {were}, while {waiting[:3]} wait",
+        )
+        names = {row["dataset_id"]: row["name"] for row in after.rows("datasets")}
+        whole, total = sum(self._weights.values()), sum(ends.values())
+        for dataset_id, end in ends.items():
+            lacks = self._weights[names[dataset_id]] * total - whole * end
+            must(
+                abs(lacks) <= whole * len(self._weights),
+                "weights-followed",
+                f"{ends} are issued of {names} with weights {self._weights}",
+            )
+
     # Deadlines
 
     def _hold(self, view: View, *, now: float) -> None:
         latest = view.latest
-        number = latest["round"] if latest is not None and latest["state"] == "open" else 0
+        # While the operator keeps everybody from training, no time runs.
+        is_running = view.control.get("action") != "pause"
+        is_open = latest is not None and latest["state"] == "open" and is_running
+        number = latest["round"] if latest is not None and is_open else 0
         keys = [(number, worker_id) for worker_id in sorted(view.holding(number))]
         self._since = {key: self._since.get(key, now) for key in keys}
 
@@ -115,6 +151,15 @@ class Dispatch:
         """Deadlines are in memory: every lease has its full time again."""
         self._since.clear()
         self._hold(view, now=now)
+
+
+def _ends(leases: Iterable[Row]) -> dict[str, int]:
+    """Where the leases of each dataset end."""
+    ends: dict[str, int] = {}
+    for lease in leases:
+        name = lease["dataset_id"]
+        ends[name] = max(ends.get(name, 0), lease["stop"])
+    return ends
 
 
 # Queues, computed once more

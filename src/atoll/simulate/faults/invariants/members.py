@@ -146,6 +146,15 @@ class Members:
             view.control,
         )
 
+    def restarted(self, view: View) -> None:
+        """A kick that a crash cut in two is whole again."""
+        for worker_id, row in view.workers.items():
+            must(
+                not (row["active"] and f"kicked/{worker_id}" in view.control),
+                "operator-obeyed",
+                f"{worker_id} is kept out and still in",
+            )
+
     def ordered(self, number: int) -> None:
         """The operator was told that command `number` is in force."""
         self._ordered = max(self._ordered, number)
