@@ -74,9 +74,9 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     storage = table.get("storage", {})
     if not isinstance(storage, dict):
         raise ConfigError(f"storage={storage!r} must be a [storage] section")
-    local = {name: storage.pop(name) for name in _LOCAL_STORAGE if name in storage}
-    start_from = model.pop("start_from", None)
-    fingerprint_of = model.pop("fingerprint_of", None)
+    local = {name: _text(storage, name, "storage") for name in _LOCAL_STORAGE if name in storage}
+    start_from = _text(model, "start_from", "model")
+    fingerprint_of = _text(model, "fingerprint_of", "model")
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
     _refuse_unknown(settings, Manifest, "", extra={"storage": _LOCAL_STORAGE})
     stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
@@ -85,8 +85,8 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
         settings=settings,
         model=model,
         data=data,
-        start_from=None if start_from is None else base / str(start_from),
-        fingerprint_of=None if fingerprint_of is None else base / str(fingerprint_of),
+        start_from=None if start_from is None else base / start_from,
+        fingerprint_of=None if fingerprint_of is None else base / fingerprint_of,
         data_location=location,
         **local,
     )
@@ -121,6 +121,14 @@ def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise ConfigError(f"the run file has no [{name}] section; every run needs one")
     return section
+
+
+def _text(section: dict[str, Any], name: str, where: str) -> str | None:
+    """Takes a path or address of this machine out of a section."""
+    value = section.pop(name, None)
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ConfigError(f"{where}.{name}={value!r} must be a path or an address, in quotes")
 
 
 def _refuse_not_built(table: Mapping[str, Any]) -> None:

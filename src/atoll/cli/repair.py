@@ -42,6 +42,8 @@ def explained(directory: Path, error: AtollError) -> AtollError:
     except StateHeld:
         raise
     except AtollError as other:
+        if str(other) == str(error):
+            return error  # it says itself what to do
         return type(error)(f"{error}; looking further ended with: {other}; {way_out}")
     good = "none" if report.last_good is None else str(report.last_good)
     return type(error)(f"{error}; the last good round is {good}; {way_out}")

@@ -149,7 +149,8 @@ def _start(
     *,
     result_path: Path | None = None,
 ) -> "subprocess.Popen[bytes]":
-    with log_path.open("ab") as log, (result_path or log_path).open("ab") as result:
+    shown = log_path.open("ab") if result_path is None else result_path.open("wb")
+    with log_path.open("ab") as log, shown as result:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

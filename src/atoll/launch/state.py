@@ -166,7 +166,14 @@ def addresses_of(directory: Path) -> Addresses:
             f"{str(directory)!r} is not a coordinator's state directory; "
             f"give the directory that `atoll serve --dir` used"
         )
-    return Addresses(**json.loads(path.read_text()))
+    try:
+        kept = json.loads(path.read_text())
+        return Addresses(kept["ledger"], kept["blobs"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise StateDamaged(
+            f"{str(path)!r} cannot be read ({exc}); it says where ledger and blobs are, as "
+            f'{{"ledger": null, "blobs": null}} when both are in the directory; write it again'
+        ) from exc
 
 
 def open_blobs(directory: Path, addresses: Addresses, *, s3: S3Access | None = None) -> Blobs:
