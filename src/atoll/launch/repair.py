@@ -2,7 +2,8 @@
 
 Looks at a copy of the ledger, so looking changes nothing. A repair makes a new ledger of what can
 be trusted and puts the old one, and every blob that no longer belongs to the run, aside in
-`damaged-N/`. Nothing is deleted.
+`damaged-N/`. Nothing is deleted. A ledger outside the directory is looked at and never changed, and
+blobs outside it are moved only when they belong to this ledger.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ class RepairReport:
 
     directory: str
     run_id: str | None = None
+    ledger_elsewhere: bool = False  # then it is looked at and never changed
     damages: list[str] = field(default_factory=list)
     published: int = 0  # the newest version that the ledger tells of
     last_good: int | None = None  # the newest version that can be rebuilt
@@ -87,7 +89,9 @@ def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
             if report.sound or not report.repairable:
                 _end(directory)
                 return report
-            _check_sqlite(prepared.addresses)
+            _check_changeable(report)
+            assert prepared.ledger is not None
+            state.claim_blobs(prepared.ledger, directory, prepared.addresses, s3=s3)
             _close(prepared)
             _install(directory, Path(scratch) / LEDGER, prepared)
         report.audit = _audited(directory, prepared.addresses, s3=s3)
@@ -107,12 +111,13 @@ class _Prepared:
 @contextlib.contextmanager
 def _prepared(directory: Path, scratch: Path, *, s3: S3Access | None) -> Iterator[_Prepared]:
     addresses = state.addresses_of(directory)
-    report = RepairReport(str(directory))
+    report = RepairReport(str(directory), ledger_elsewhere=addresses.ledger is not None)
     blobs = state.open_blobs(directory, addresses, s3=s3)
     prepared = _Prepared(report, addresses, blobs, None)
     try:
-        if _is_sqlite(addresses):
-            salvaged = _salvage(directory, scratch, report)
+        original = engines.file_of(addresses.ledger or directory / LEDGER)
+        if original is not None:
+            salvaged = _salvage(original, scratch, report)
         else:
             # Its server keeps checksums; what is left to find is in the chain and the blobs.
             state_copy = engines.open_ledger(str(addresses.ledger))
@@ -132,15 +137,13 @@ def _close(prepared: _Prepared) -> None:
         prepared.ledger.close()
 
 
-def _is_sqlite(addresses: Addresses) -> bool:
-    return addresses.ledger is None or not addresses.ledger.startswith("postgres")
-
-
-def _check_sqlite(addresses: Addresses) -> None:
-    if addresses.ledger is not None:
+def _check_changeable(report: RepairReport) -> None:
+    if report.ledger_elsewhere:
+        more = f" (and {len(report.damages) - 1} more)" if len(report.damages) > 1 else ""
         raise StateDamaged(
-            "this run's ledger is not in its state directory; `atoll repair` changes only a ledger "
-            "that is. Restore that database or the named blobs from a copy"
+            f"{report.damages[0]}{more}; the last good round is {report.last_good}, but this run's "
+            f"ledger is not in its state directory and `atoll repair` changes only one that is: "
+            f"nothing has been changed, so restore that database or the named blobs from a copy"
         )
 
 
@@ -149,9 +152,8 @@ def _existing(directory: Path) -> Path:
     return directory
 
 
-def _salvage(directory: Path, scratch: Path, report: RepairReport) -> Salvaged:
+def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
     """A new ledger of what can be trusted, in `scratch`."""
-    original = directory / LEDGER
     torn = wal.check(original) if original.exists() else None
     if torn is not None:
         report.damages.append(str(torn))
@@ -346,6 +348,7 @@ def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:
         with blobs.open(sha256) as reader, (folder / sha256).open("wb") as file:
             for offset in range(0, reader.nbytes, 1 << 20):
                 file.write(reader.read(offset, min(1 << 20, reader.nbytes - offset)))
+        _sync(folder / sha256)  # before the only other copy goes
         blobs.delete(sha256)
 
 

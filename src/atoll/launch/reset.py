@@ -9,6 +9,7 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from atoll.blobs import files as filesystem
 from atoll.errors import AtollError, ConfigError
 from atoll.history import export, recorded
 from atoll.launch import state
@@ -18,6 +19,7 @@ from atoll.ledger.salvage import Counts
 from atoll.ledger.sql import SqlLedger
 
 CERTIFICATE_FILES = ("certificate.pem", "certificate.key")
+_NO_RUN = {lock.FILE_NAME, *CERTIFICATE_FILES}  # all there is of a start that made no run
 WEIGHTS_FILE = "kept-weights.safetensors"
 
 
@@ -49,12 +51,17 @@ def look(
 ) -> Old | None:
     """What would be dropped, None when there is nothing; with `keep_weights` writes them there.
 
-    StateHeld names a process that has the directory. ConfigError for stores that are elsewhere:
-    nobody can move those aside.
+    StateHeld names a process that has the directory. ConfigError for a directory that is not a
+    run's, and for stores that are elsewhere: nobody can move those aside.
     """
-    if not directory.is_dir() or not any(directory.iterdir()):
+    if not directory.is_dir() or {path.name for path in directory.iterdir()} <= _NO_RUN:
         return None
-    if addresses != Addresses():
+    if directory.name in ("", ".."):
+        raise ConfigError(
+            f"--reset moves the directory {str(directory)!r} aside, and a process cannot move "
+            f"where it stands; give its whole path from outside it"
+        )
+    if {addresses, state.addresses_of(directory)} != {Addresses()}:
         raise ConfigError(
             "--reset puts a state directory aside, and this run keeps its ledger or blobs "
             "elsewhere (storage.ledger, storage.blobs); start over with another database or prefix "
@@ -103,7 +110,8 @@ def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
     while (target := directory.with_name(f"{directory.name}.dropped-{number}")).exists():
         number += 1
     with lock.hold(directory, pid=pid, wall=wall):
-        os.replace(directory, target)
+        with filesystem.naming("move", directory):
+            os.replace(directory, target)
         _sync(directory.parent)  # or the new directory might be there and the old one nowhere
         directory.mkdir(mode=0o700)
         for name in CERTIFICATE_FILES:

@@ -20,6 +20,7 @@ from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.fenced import FencedBlobs
 from atoll.blobs.files import SystemFiles
+from atoll.blobs.owner import Ownership
 from atoll.coordinator.boot import Stores
 from atoll.coordinator.samples import SampleStore
 from atoll.coordinator.spool import Spool
@@ -146,14 +147,32 @@ def _owned(
     adopt: bool,
 ) -> Blobs:
     """The blobs, changed only while this process has the ledger and the ledger has the blobs."""
-    if addresses.blobs is None:
+    ownership = claim_blobs(ledger, directory, addresses, s3=s3, adopt=adopt)
+    if ownership is None:
         return FencedBlobs(blobs, ledger.check_held)
+    return FencedBlobs(blobs, ledger.check_held, check_removal=ownership.check)
+
+
+def claim_blobs(
+    ledger: Ledger,
+    directory: Path,
+    addresses: Addresses,
+    *,
+    s3: S3Access | None,
+    adopt: bool = False,
+) -> Ownership | None:
+    """Makes blobs outside the directory this ledger's; None when they are inside.
+
+    ConfigError when they belong to another ledger, unless `adopt`.
+    """
+    if addresses.blobs is None:
+        return None
     # A file is told from its copies by where it is.
     place = f"{str(directory.resolve())!r} on {socket.gethostname()!r}"
     name = ledger.identity() or place
-    ownership = owner.Ownership(owner.marker(addresses.blobs, s3=s3), addresses.blobs, name)
+    ownership = Ownership(owner.marker(addresses.blobs, s3=s3), addresses.blobs, name)
     ownership.claim(adopt=adopt)
-    return FencedBlobs(blobs, ledger.check_held, check_removal=ownership.check)
+    return ownership
 
 
 def addresses_of(directory: Path) -> Addresses:
