@@ -258,15 +258,6 @@ def test_reset_leaves_a_run_alone_whose_ledger_is_elsewhere(tmp_path, place):
     assert files(tmp_path) == before
 
 
-def test_reset_leaves_a_directory_alone_that_is_not_a_runs(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-
-    with pytest.raises(ConfigError, match="not a coordinator's state directory"):
-        reset.look(tmp_path, Addresses(), pid=1, wall=0.0)
-
-    assert set(files(tmp_path)) == {"thesis.txt"}
-
-
 def test_reset_where_the_process_stands_is_refused(tmp_path, monkeypatch):
     Cluster(tmp_path).close()
     monkeypatch.chdir(tmp_path)
