@@ -68,7 +68,7 @@ def join(options: JoinOptions) -> None:
     except KeyboardInterrupt:
         # The others need not wait for the heartbeat timeout; the checkpoint stays for a return.
         run.leave_now()
-        if run.group.is_leader:
+        if run.group.is_leader and not options.as_json:
             output.say(f"island {run.worker_id!r} left; the same command brings it back")
         raise typer.Exit(STOPPED) from None
     finally:

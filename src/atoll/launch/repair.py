@@ -27,6 +27,7 @@ from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger import chain, engines, lock, salvage, truncation, wal
 from atoll.ledger.base import Ledger
+from atoll.ledger.records import RoundState
 from atoll.ledger.salvage import Counts, Salvaged
 from atoll.ledger.sql import SqlLedger
 from atoll.wire import frame
@@ -180,6 +181,8 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
     was_damaged = bool(report.damages)
     report.weights = _whole_weights(blobs)
     run = ledger.run()
+    published = [r.round for r in ledger.rounds() if r.state is RoundState.PUBLISHED]
+    told = max([report.published, *published]) + 1  # with the round that was open
     if run is None or not _heal_chain(ledger, report):
         if run is not None or was_damaged or report.weights:
             report.damages = report.damages or [
@@ -188,7 +191,7 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
         return
     report.run_id = run.run_id
     layout = recorded.layout_of(Manifests.of(ledger).newest.manifest)
-    findings = soundness.examine(ledger, blobs, layout=layout)
+    findings = soundness.examine(ledger, blobs, layout=layout, told=told if report.damages else 0)
     report.damages += [str(damage) for damage in findings.damages]
     report.published = max(report.published, findings.published)
     report.last_good = findings.last_good
