@@ -195,3 +195,20 @@ def test_name_in_a_table_is_whole_where_there_is_no_terminal(capsys):
     output.console.print(output.table(None, ("island", *"abcdefgh"), [(name, *["x" * 12] * 8)]))
 
     assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["simulate", "demo"])
+def test_directory_that_cannot_be_made_is_one_sentence(monkeypatch, capsys, tmp_path, command):
+    (tmp_path / "file").write_text("")
+
+    assert run(monkeypatch, command, RUN_FILE, "--dir", tmp_path / "file" / "state") == 2
+    assert "cannot make" in capsys.readouterr().err
+
+
+def test_note_of_where_the_stores_are_that_cannot_be_read_is_one_sentence(
+    monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "stores.json").mkdir()
+
+    assert run(monkeypatch, "audit", tmp_path) == 2
+    assert "cannot read" in capsys.readouterr().err

@@ -23,7 +23,10 @@ def main() -> None:
         # At once: what an interpreter does at its end would sync files again.
         os._exit(os.EX_IOERR)
     except CoordinatorUnreachable as error:
-        way_out = "see that `atoll serve` runs there and that this machine reaches its port"
+        way_out = (
+            "see that `atoll serve` runs there, under http or https as in the join command it "
+            "printed, and that this machine reaches its port"
+        )
         complain(CoordinatorUnreachable(f"{error}; {way_out}"))
         sys.exit(2)
     except AtollError as error:

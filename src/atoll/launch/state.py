@@ -186,7 +186,8 @@ def addresses_of(directory: Path) -> Addresses:
             f"give the directory that `atoll serve --dir` used"
         )
     try:
-        kept = json.loads(path.read_text())
+        with filesystem.naming("read", path):
+            kept = json.loads(path.read_text())
         return Addresses(kept["ledger"], kept["blobs"])
     except (ValueError, KeyError, TypeError) as exc:
         raise StateDamaged(
