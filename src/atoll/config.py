@@ -75,10 +75,12 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     if not isinstance(storage, dict):
         raise ConfigError(f"storage={storage!r} must be a [storage] section")
     local = {
-        name: _address(name, storage.pop(name), base) for name in _LOCAL_STORAGE if name in storage
+        name: _address(_text(storage, name, "storage"), base)
+        for name in _LOCAL_STORAGE
+        if name in storage
     }
-    start_from = model.pop("start_from", None)
-    fingerprint_of = model.pop("fingerprint_of", None)
+    start_from = _text(model, "start_from", "model")
+    fingerprint_of = _text(model, "fingerprint_of", "model")
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
     _refuse_unknown(settings, Manifest, "", extra={"storage": _LOCAL_STORAGE})
     stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
@@ -87,8 +89,8 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
         settings=settings,
         model=model,
         data=data,
-        start_from=None if start_from is None else base / str(start_from),
-        fingerprint_of=None if fingerprint_of is None else base / str(fingerprint_of),
+        start_from=None if start_from is None else base / start_from,
+        fingerprint_of=None if fingerprint_of is None else base / fingerprint_of,
         data_location=location,
         **local,
     )
@@ -112,11 +114,9 @@ def _data(table: Mapping[str, Any], base: Path) -> tuple[dict[str, Any], str | N
     return {"kind": MIXTURE, "datasets": entries}, LOCATIONS.join(places) or None
 
 
-def _address(name: str, value: object, base: Path) -> str:
+def _address(value: str | None, base: Path) -> str | None:
     """Where ledger or blobs are: a path counts from `base`, wherever the next start is made."""
-    if not isinstance(value, str):
-        raise ConfigError(f"storage.{name}={value!r} must be a path or a URL in quotes")
-    if ":" in value.split("/", 1)[0]:  # a URL
+    if value is None or ":" in value.split("/", 1)[0]:  # a URL
         return value
     return str((base / value).absolute())
 
@@ -132,6 +132,14 @@ def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise ConfigError(f"the run file has no [{name}] section; every run needs one")
     return section
+
+
+def _text(section: dict[str, Any], name: str, where: str) -> str | None:
+    """Takes a path or address of this machine out of a section."""
+    value = section.pop(name, None)
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ConfigError(f"{where}.{name}={value!r} must be a path or an address, in quotes")
 
 
 def _refuse_not_built(table: Mapping[str, Any]) -> None:

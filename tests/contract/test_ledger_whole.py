@@ -101,6 +101,7 @@ def test_copy_opens_as_a_ledger_with_the_same_state(ledger: Ledger, tmp_path: Pa
 
     copied = engines.open_ledger(path)
     assert copied.state_hash() == ledger.state_hash()
+    assert copied.damage() == []
     copied.close()
 
 

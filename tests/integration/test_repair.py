@@ -239,6 +239,17 @@ def test_repair_says_what_is_dropped_and_what_stays(original, tmp_path):
     assert report.published == 5
 
 
+def test_sound_blobs_of_dropped_rounds_are_not_called_damaged(original, tmp_path):
+    home = damages.copied(original.rest, tmp_path / "run")
+    by_hand("UPDATE rounds SET hash = 'f' WHERE round = 2")(home, original)
+
+    report = look(home)
+
+    assert report.last_good == 1
+    assert [damage for damage in report.damages if damage.startswith("blob ")] == []
+    assert original.blobs["round 5"] in report.put_aside
+
+
 def test_rows_of_dropped_rounds_are_given_out_again(original, tmp_path):
     """Those that a dropped round had taken over from an absent island, too."""
     home = damages.copied(original.rest, tmp_path / "run")

@@ -279,3 +279,14 @@ def test_kept_weights_are_what_the_new_run_starts_from(tmp_path):
     kept = load_file(str(fresh.run_file.start_from))
     assert sum(tensor.numel() for tensor in kept.values()) == cluster.layout.size
     assert digest in fresh.run_file.start_from.read_bytes()[:4096].decode(errors="replace")
+
+
+def test_reset_of_a_directory_that_is_not_a_runs_leaves_it_alone(run_file, tmp_path):
+    other = tmp_path / "home"
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(ConfigError, match="not a coordinator's state directory"):
+        served(run_file, other, reset=True, purge=True, yes=True)
+
+    assert [path.name for path in other.iterdir()] == ["thesis.txt"]

@@ -13,6 +13,9 @@ from atoll.cli.app import app
 from atoll.errors import ConfigError
 
 COMMANDS = ("serve", "join", "simulate", "status", "info", "audit", "repair", "export", "demo")
+OPERATORS = ("work", "workers", "pause", "resume", "stop", "kick", "allow", "outer-lr")
+RUN_FILE = "examples/quickstart.toml"
+NOBODY = ("http://127.0.0.1:9", "--token", "t")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -40,9 +43,7 @@ def test_command_explains_itself(command):
     assert "Usage:" in result.output
 
 
-@pytest.mark.parametrize(
-    "command", ["simulate", "status", "info", "audit", "repair", "export", "join", "demo"]
-)
+@pytest.mark.parametrize("command", [*(c for c in COMMANDS if c != "serve"), *OPERATORS])
 def test_command_that_reports_has_json(command):
     assert "--json" in CliRunner().invoke(app, [command, "--help"]).output
 
@@ -144,3 +145,74 @@ def test_export_to_where_no_file_can_be_is_refused_before_the_run_is_read(
     assert code == 2
     assert rule in shown
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("serve", RUN_FILE, "--port", "99999"), "--port 99999 is not between 0 and 65535"),
+        (("serve", RUN_FILE, "--transfer-port", "-1"), "--transfer-port -1 is not between"),
+        (("serve", RUN_FILE, "--log-level", "loud"), "--log-level 'loud' is not known"),
+        (("simulate", "--faults", "1", "--islands", "0"), "--islands 0 is below 2"),
+        (("simulate", "--faults", "1", "--rounds", "0"), "--rounds 0 is below 1"),
+        (("simulate", "--faults", "1", "--dir", "d"), "--dir 'd' has no effect"),
+        (("demo", "absent.toml"), "cannot read run file 'absent.toml'"),
+        (("demo", RUN_FILE, "--islands", "1"), "--islands 1 is below membership.min_workers=2"),
+        (("join", *NOBODY, "--device", "abacus"), "--device 'abacus' is not a device"),
+        (("join", *NOBODY, "--worker-id", "a b"), "worker_id='a b' must be"),
+        (("status", *NOBODY), "see that `atoll serve` runs there"),
+    ],
+)
+def test_option_that_cannot_be_is_one_sentence_before_anything_begins(
+    monkeypatch, capsys, words, said
+):
+    code = run(monkeypatch, *words)
+
+    shown = capsys.readouterr()
+    assert code == 2
+    assert said in " ".join(shown.err.split())
+    assert shown.out == ""
+
+
+def test_device_that_torch_knows_and_this_machine_lacks_is_refused(monkeypatch, capsys):
+    absent = "cuda:99"  # on any machine
+
+    assert run(monkeypatch, "join", *NOBODY, "--device", absent) == 2
+    assert f"--device {absent!r} is not a device" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("text", ['{"ledger": nul', "[]", '{"ledger": null}'])
+def test_damaged_note_of_where_the_stores_are_is_named(monkeypatch, capsys, tmp_path, text):
+    (tmp_path / "stores.json").write_text(text)
+
+    for command in ("audit", "repair"):
+        assert run(monkeypatch, command, tmp_path) == 2
+        shown = " ".join(capsys.readouterr().err.split())
+        assert "stores.json' cannot be read" in shown
+        assert "[STATE_DAMAGED]" in shown
+
+
+def test_name_in_a_table_is_whole_where_there_is_no_terminal(capsys):
+    """It is what `atoll kick` takes."""
+    name = "n" * 64
+
+    output.console.print(output.table(None, ("island", *"abcdefgh"), [(name, *["x" * 12] * 8)]))
+
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["simulate", "demo"])
+def test_directory_that_cannot_be_made_is_one_sentence(monkeypatch, capsys, tmp_path, command):
+    (tmp_path / "file").write_text("")
+
+    assert run(monkeypatch, command, RUN_FILE, "--dir", tmp_path / "file" / "state") == 2
+    assert "cannot make" in capsys.readouterr().err
+
+
+def test_note_of_where_the_stores_are_that_cannot_be_read_is_one_sentence(
+    monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "stores.json").mkdir()
+
+    assert run(monkeypatch, "audit", tmp_path) == 2
+    assert "cannot read" in capsys.readouterr().err

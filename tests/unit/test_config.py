@@ -248,3 +248,20 @@ def test_differences_see_a_key_that_one_side_lacks():
     found = config.differences(manifest(), manifest(model={"architecture": "gpt", "width": 8}))
 
     assert found == ["model.definition.width: 'absent' -> 8"]
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        ("storage", "ledger"),
+        ("storage", "blobs"),
+        ("model", "start_from"),
+        ("model", "fingerprint_of"),
+    ],
+)
+@pytest.mark.parametrize("value", [5, "", ["a"]])
+def test_place_that_is_no_text_is_refused_by_name(section, name, value):
+    given = {**table().get(section, {}), name: value}
+
+    with pytest.raises(ConfigError, match=rf"{section}\.{name}=.* must be a path"):
+        config.parse(table(**{section: given}))

@@ -271,3 +271,10 @@ def _killed(*_: object, **__: object) -> None:
 
 def _round(saved: Saved | None) -> int | None:
     return None if saved is None else saved.round
+
+
+def test_state_that_is_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StoreError, match=r"file' cannot be used .*choose another --state"):
+        IslandStore(tmp_path / "file")

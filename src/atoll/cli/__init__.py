@@ -30,7 +30,7 @@ def _run() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from atoll.cli.app import app
     from atoll.cli.output import complain
-    from atoll.errors import AtollError, DiskFailed
+    from atoll.errors import AtollError, CoordinatorUnreachable, DiskFailed
 
     try:
         app()
@@ -38,6 +38,13 @@ def _run() -> None:
         complain(error)
         # At once: what an interpreter does at its end would sync files again.
         os._exit(os.EX_IOERR)
+    except CoordinatorUnreachable as error:
+        way_out = (
+            "see that `atoll serve` runs there, under http or https as in the join command it "
+            "printed, and that this machine reaches its port"
+        )
+        complain(CoordinatorUnreachable(f"{error}; {way_out}"))
+        sys.exit(2)
     except AtollError as error:
         complain(error)
         sys.exit(2)

@@ -1,6 +1,7 @@
 """`atoll demo`: a coordinator and islands as real processes of this machine, watched to the end."""
 
 import secrets
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from atoll.cli import output
 from atoll.clock import SystemClock
 from atoll.data import base as data
 from atoll.data import registry as datasets
-from atoll.errors import AtollError, CoordinatorUnreachable
+from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
 from atoll.history import audit, losses
 from atoll.island.network import NetworkLink
 from atoll.launch import local
@@ -52,6 +53,9 @@ class Summary:
 
 def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool) -> None:
     """Trains, audits, and ends in a table; exit code 1 when anything does not hold."""
+    _check(run_file, islands)
+    # A demo that is told to end takes its processes along, as it does after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _somewhere(directory) as home:
         clock = SystemClock()
         began = clock.now()
@@ -88,6 +92,17 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
         _show(summary, kept=home if directory is not None else None)
     if not summary.audit_clean:
         raise typer.Exit(1)
+
+
+def _check(run_file: Path, islands: int) -> None:
+    """Before anything is started: the run file, and whether a round would ever begin."""
+    membership = config.load(run_file).settings.get("membership", {})
+    needed = max(1, membership.get("min_workers", 1))
+    if islands < needed:
+        raise ConfigError(
+            f"--islands {islands} is below membership.min_workers={needed}; no round would ever "
+            f"begin, so start at least {needed}"
+        )
 
 
 def _watch(coordinator: LocalCoordinator, islands: list[LocalIsland], tokens: Tokens) -> None:

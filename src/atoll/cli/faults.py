@@ -20,10 +20,9 @@ def faults(seed: int, *, seeds: str | None, size: Size, as_json: bool) -> None:
     """Runs one seed, or many; exit code 1 when an invariant does not hold."""
     if seed < 0:
         raise ConfigError(f"--faults {seed} is below 0; a seed is a whole number from 0 on")
-    if (size.islands or 2) < 2 or (size.rounds or 1) < 1:
-        raise ConfigError(
-            f"islands={size.islands} rounds={size.rounds}: faults need 2 islands and 1 round"
-        )
+    for name, value, least in (("islands", size.islands, 2), ("rounds", size.rounds, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} {value} is below {least}, which simulated faults need")
     wanted = range(seed, seed + 1) if seeds is None else naming.parse(seeds, first=seed)
     total: Counter[str] = Counter()
     failures = []

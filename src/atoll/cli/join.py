@@ -40,6 +40,7 @@ def join(options: JoinOptions) -> None:
     # Before the coordinator hears of this island: a mistake in the user's code is not its matter.
     model = None if options.model is None else factory.build(options.model)
     kind = parallel.check(options.parallel)
+    device = device_of(options.device)
     state_home = os.environ.get("XDG_STATE_HOME")
     run = joining.join(
         options.url,
@@ -58,7 +59,7 @@ def join(options: JoinOptions) -> None:
         trainer.train(
             run,
             location=options.data,
-            device=device_of(options.device),
+            device=device,
             model=model,
             kind=kind,
         )
@@ -67,7 +68,7 @@ def join(options: JoinOptions) -> None:
     except KeyboardInterrupt:
         # The others need not wait for the heartbeat timeout; the checkpoint stays for a return.
         run.leave_now()
-        if run.group.is_leader:
+        if run.group.is_leader and not options.as_json:
             output.say(f"island {run.worker_id!r} left; the same command brings it back")
         raise typer.Exit(STOPPED) from None
     finally:
@@ -88,9 +89,14 @@ def device_of(name: str) -> torch.device:
     """The device that `name` asks for; `auto` takes an accelerator if there is one."""
     if name != "auto":
         try:
-            return torch.device(name)
-        except RuntimeError as exc:
-            raise ConfigError(f"--device {name!r} is not a device of this machine") from exc
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as exc:  # the latter: torch without that device
+            reason = str(exc).split("\n")[0]
+            raise ConfigError(
+                f"--device {name!r} is not a device of this machine ({reason}); use auto or cpu"
+            ) from exc
+        return device
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local_rank = placement.local_rank()

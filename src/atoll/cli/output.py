@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,9 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, ConfigError
 
-console = Console(highlight=False)
+# A pipe or file has no width: what it gets is not cut to that of a terminal.
+_PIPED_COLUMNS = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 240
+
+console = Console(highlight=False, width=_PIPED_COLUMNS)
 stderr = Console(stderr=True, highlight=False)
 
 _PLAIN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -28,8 +32,13 @@ class FieldsFormatter(logging.Formatter):
         return text + "".join(f"  {name}={value}" for name, value in fields.items())
 
 
+LEVELS = ("debug", "info", "warning", "error")
+
+
 def set_up_logs(level: str) -> None:
     """Log lines on stderr."""
+    if level.lower() not in LEVELS:
+        raise ConfigError(f"--log-level {level!r} is not known; use one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FieldsFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     root = logging.getLogger("atoll")
@@ -64,7 +73,10 @@ def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[obj
     shown = None if title is None else escape(plain(title))
     made = Table(title=shown, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right")
+        # The first names a thing, and its name may be needed whole for the next command.
+        made.add_column(
+            column, justify="left" if index == 0 else "right", no_wrap=index == 0, overflow="fold"
+        )
     for row in rows:
         made.add_row(*("-" if cell is None else Text(plain(str(cell))) for cell in row))
     return made

@@ -35,6 +35,7 @@ def explained(directory: Path, error: AtollError) -> AtollError:
         f"`atoll repair {directory}` shows what is damaged and what can be kept, and with --yes "
         f"goes back to it; or restore the named file from a copy"
     )
+    where = f"`atoll repair {directory}` shows what is damaged; restore it from a copy"
     try:
         report = repairing.look(
             directory, pid=os.getpid(), wall=SystemClock().wall(), s3=s3_access()
@@ -42,8 +43,12 @@ def explained(directory: Path, error: AtollError) -> AtollError:
     except StateHeld:
         raise
     except AtollError as other:
+        if str(other) == str(error):
+            return error  # it says itself what to do
         return type(error)(f"{error}; looking further ended with: {other}; {way_out}")
     good = "none" if report.last_good is None else str(report.last_good)
+    if report.ledger_elsewhere:
+        way_out = where
     return type(error)(f"{error}; the last good round is {good}; {way_out}")
 
 
@@ -60,6 +65,13 @@ def _show(report: RepairReport, *, yes: bool) -> None:
         output.say(f"… and {len(report.damages) - SHOWN} more (--json lists all)")
     if not report.repairable:
         _show_lost(report)
+        return
+    if report.ledger_elsewhere:
+        output.say(f"last good round: {report.last_good} of {report.published}")
+        output.say(
+            "the ledger is not in the state directory, and `atoll repair` changes only one that "
+            "is: restore that database or what is named above from a copy"
+        )
         return
     dropped, kept = report.dropped, report.kept
     done = report.audit is not None

@@ -31,6 +31,7 @@ from atoll.ledger import epochs
 from atoll.ledger.base import Ledger
 
 MIN_TOKEN_CHARACTERS = 16
+MAX_PORT = 65535
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 3600.0
 _SENDABLE = re.compile(r"[!-~]+\Z")  # what a header can carry
 TOKEN_VARIABLES = {Role.WORKER: "ATOLL_WORKER_TOKEN", Role.ADMIN: "ATOLL_ADMIN_TOKEN"}
@@ -69,6 +70,8 @@ def serve(
     """Serves until the run is over or a signal comes; `started` gets the server once it answers."""
     _check_ready_file(options.ready_file)
     _check_lease(options.ledger_lease)
+    _check_port("--port", options.port)
+    _check_port("--transfer-port", options.transfer_port)
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
     fresh = _reset(options, run_file, directory)
@@ -130,14 +133,14 @@ def _serve(
             fresh.settle(stores.ledger, purge=options.purge)
         if options.new_manifest:
             _tell_manifest(stores.ledger, recorded_before=before)
-        tokens = _tokens(stores.ledger, renew=options.new_tokens)
+        tokens, hashes = _tokens(stores.ledger, renew=options.new_tokens)
         secured = _certificate(options, directory)
         coordinator = boot.open_coordinator(
             stores, clock, manifest, threads=min(4, os.cpu_count() or 1)
         )
         server = Server(
             coordinator,
-            Access.of(stores.ledger),
+            Access({**stores.ledger.credentials(), **hashes}),
             clock,
             listen=Listen(
                 host=options.host,
@@ -149,6 +152,8 @@ def _serve(
         )
 
         def ready(address: Address) -> None:
+            # Not before: a start that ends without showing new tokens must not make them valid.
+            stores.ledger.set_credentials(hashes)
             _announce(
                 options,
                 address,
@@ -187,6 +192,11 @@ def _check_lease(seconds: float) -> None:
         )
 
 
+def _check_port(option: str, port: int) -> None:
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"{option} {port} is not between 0 and {MAX_PORT}; 0 takes a free one")
+
+
 def _check_ready_file(path: Path | None) -> None:
     if path is None:
         return
@@ -199,8 +209,11 @@ def _check_ready_file(path: Path | None) -> None:
         raise ConfigError(f"--ready-file {str(path)!r} is a directory; name a file in it")
 
 
-def _tokens(ledger: Ledger, *, renew: bool) -> dict[Role, str]:
-    """Tokens that can be shown: given ones and new ones; stored ones are only known as hashes."""
+def _tokens(ledger: Ledger, *, renew: bool) -> tuple[dict[Role, str], dict[str, str]]:
+    """Tokens that can be shown, given ones and new ones, and the hashes to store of them.
+
+    Those that are stored already are only known as hashes.
+    """
     stored = ledger.credentials()
     shown: dict[Role, str] = {}
     for role, variable in TOKEN_VARIABLES.items():
@@ -217,8 +230,7 @@ def _tokens(ledger: Ledger, *, renew: bool) -> dict[Role, str]:
             f"{' and '.join(TOKEN_VARIABLES.values())} are the same; "
             f"every worker would be an admin, so choose two"
         )
-    ledger.set_credentials(hashes)
-    return shown
+    return shown, hashes
 
 
 def _check_token(variable: str, token: str) -> None:

@@ -32,6 +32,10 @@ def simulate(
 ) -> None:
     """Runs to the end and shows what came of it."""
     if faults.seed is not None or faults.seeds is not None:
+        if directory is not None:
+            raise ConfigError(
+                f"--faults keeps no state, so --dir {str(directory)!r} has no effect; leave it out"
+            )
         _with_faults(run_file, faults, islands=islands, rounds=rounds, as_json=as_json)
         return
     if run_file is None:

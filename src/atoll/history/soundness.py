@@ -88,8 +88,11 @@ def check_start(ledger: Ledger, blobs: Blobs) -> None:
         raise StateDamaged(f"{found[0]}{more}")
 
 
-def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout) -> Findings:
-    """Looks at every record and every blob that a record names."""
+def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout, told: int = 0) -> Findings:
+    """Looks at every record and every blob that a record names.
+
+    Blobs of rounds up to `told` are no sign of lost records: of a ledger that was cut short here.
+    """
     run = ledger.run()
     assert run is not None, "a ledger without a run has nothing to examine"
     manifests, rounds = Manifests.of(ledger), ledger.rounds()
@@ -98,7 +101,7 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout) -> Findings:
     damages = [Damage(str(d), "", _round_of(d)) for d in records]
     damages += _records(ledger)
     limit = min((d.round - 1 for d in damages if d.round is not None), default=None)
-    newer = _newer(ledger, blobs)
+    newer = _newer(ledger, blobs, told=told)
     storage = retention.storage_of(rounds, manifests)
     kept = retention.kept_from(ledger, storage)
     flaws = _contribution_flaws(ledger, blobs, (r for r in rounds if r.round > kept))
@@ -175,7 +178,7 @@ def newer_blobs(ledger: Ledger, blobs: Blobs) -> set[str]:
     return {flaw.sha256 for flaw in _newer(ledger, blobs)}
 
 
-def _newer(ledger: Ledger, blobs: Blobs) -> list[BlobFlaw]:
+def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[BlobFlaw]:
     """Blobs of rounds that the ledger has not come to: it has lost what it once recorded."""
     run, rounds = ledger.run(), ledger.rounds()
     latest = rounds[-1].round if rounds else 0
@@ -193,7 +196,7 @@ def _newer(ledger: Ledger, blobs: Blobs) -> list[BlobFlaw]:
         limit = latest if header.kind == "contribution" else published
         if run is not None and header.run_id != run.run_id:
             limit = 0  # a creation that was cut off leaves its initial weights
-        if header.round > limit:
+        if header.round > max(limit, told):
             what = f"a {header.kind} of round {header.round} of run {header.run_id!r}"
             found.append(
                 BlobFlaw(

@@ -79,7 +79,13 @@ class IslandStore:
         self._has_frames = has_frames  # False: a follower's, which keeps inner state alone
         filesystem.make_directories(SystemFiles(), directory.absolute())
         self.directory = directory
-        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            raise StoreError(
+                f"island directory {str(directory)!r} cannot be used ({exc.strerror}); it must be "
+                f"a directory that can be written to, so choose another --state"
+            ) from exc
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:

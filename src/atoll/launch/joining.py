@@ -43,6 +43,8 @@ def join(
     Under torchrun all ranks call this and are one island: rank 0 alone talks to the coordinator. A
     rank that is silent for `group_timeout` seconds is given up, with GroupBroken on the others.
     """
+    if worker_id is not None:
+        ids.worker_id(worker_id)
     memory.keep_freed_tiles()
     clock = SystemClock()
     jitter = random.Random(secrets.randbits(64))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.blobs import files as filesystem
 from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError
 
@@ -112,7 +113,8 @@ def start_coordinator(
     program: Sequence[str] = (sys.executable, "-m", "atoll"),
 ) -> LocalCoordinator:
     """Starts `atoll serve` on a free loopback port; its log is `directory`/coordinator.log."""
-    directory.mkdir(parents=True, exist_ok=True)
+    with filesystem.naming("make", directory):
+        directory.mkdir(parents=True, exist_ok=True)
     ready_path = directory / "ready.json"
     ready_path.unlink(missing_ok=True)
     words = [*program, "serve", str(run_file), "--dir", str(directory), "--port", "0"]
@@ -149,7 +151,8 @@ def _start(
     *,
     result_path: Path | None = None,
 ) -> "subprocess.Popen[bytes]":
-    with log_path.open("ab") as log, (result_path or log_path).open("ab") as result:
+    shown = log_path.open("ab") if result_path is None else result_path.open("wb")
+    with log_path.open("ab") as log, shown as result:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

@@ -2,7 +2,8 @@
 
 Looks at a copy of the ledger, so looking changes nothing. A repair makes a new ledger of what can
 be trusted and puts the old one, and every blob that no longer belongs to the run, aside in
-`damaged-N/`. Nothing is deleted.
+`damaged-N/`. Nothing is deleted. A ledger outside the directory is looked at and never changed, and
+blobs outside it are moved only when they belong to this ledger.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger import chain, engines, lock, queues, salvage, truncation, wal
 from atoll.ledger.base import Ledger
-from atoll.ledger.records import DatasetRecord
+from atoll.ledger.records import DatasetRecord, RoundState
 from atoll.ledger.salvage import Counts, Salvaged
 from atoll.ledger.sql import SqlLedger
 from atoll.wire import frame
@@ -44,6 +45,7 @@ class RepairReport:
 
     directory: str
     run_id: str | None = None
+    ledger_elsewhere: bool = False  # then it is looked at and never changed
     damages: list[str] = field(default_factory=list)
     published: int = 0  # the newest version that the ledger tells of
     last_good: int | None = None  # the newest version that can be rebuilt
@@ -97,7 +99,7 @@ def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
             if report.sound or not report.repairable:
                 _end(directory)
                 return report
-            _check_sqlite(prepared.addresses)
+            _check_changeable(report)
             claim = state.ownership(directory, prepared.addresses, ledger=None, s3=s3)
             if claim is not None:
                 claim.claim()  # or a copy would take blobs away that the original needs
@@ -121,12 +123,13 @@ class _Prepared:
 @contextlib.contextmanager
 def _prepared(directory: Path, scratch: Path, *, s3: S3Access | None) -> Iterator[_Prepared]:
     addresses = state.addresses_of(directory)
-    report = RepairReport(str(directory))
+    report = RepairReport(str(directory), ledger_elsewhere=addresses.ledger is not None)
     blobs = state.open_blobs(directory, addresses, s3=s3)
     prepared = _Prepared(report, addresses, blobs, None)
     try:
-        if _is_sqlite(addresses):
-            salvaged = _salvage(_ledger_file(directory, addresses), scratch, report)
+        original = engines.file_of(addresses.ledger or directory / LEDGER)
+        if original is not None:
+            salvaged = _salvage(original, scratch, report)
         else:
             # Its server keeps checksums; what is left to find is in the chain and the blobs.
             state_copy = engines.open_ledger(str(addresses.ledger))
@@ -146,10 +149,6 @@ def _close(prepared: _Prepared) -> None:
         prepared.ledger.close()
 
 
-def _is_sqlite(addresses: Addresses) -> bool:
-    return addresses.ledger is None or not addresses.ledger.startswith("postgres")
-
-
 def _check_whole(made: Path) -> None:
     """Refuses a new ledger of which some is still in its log: a full disk leaves it there."""
     if not wal.is_folded(made):
@@ -159,23 +158,19 @@ def _check_whole(made: Path) -> None:
         )
 
 
-def _check_sqlite(addresses: Addresses) -> None:
-    if addresses.ledger is not None:
+def _check_changeable(report: RepairReport) -> None:
+    if report.ledger_elsewhere:
+        more = f" (and {len(report.damages) - 1} more)" if len(report.damages) > 1 else ""
         raise StateDamaged(
-            "this run's ledger is not in its state directory; `atoll repair` changes only a ledger "
-            "that is. Restore that database or the named blobs from a copy"
+            f"{report.damages[0]}{more}; the last good round is {report.last_good}, but this run's "
+            f"ledger is not in its state directory and `atoll repair` changes only one that is: "
+            f"nothing has been changed, so restore that database or the named blobs from a copy"
         )
 
 
 def _existing(directory: Path) -> Path:
     state.addresses_of(directory)
     return directory
-
-
-def _ledger_file(directory: Path, addresses: Addresses) -> Path:
-    if addresses.ledger is None:
-        return directory / LEDGER
-    return Path(addresses.ledger.removeprefix("sqlite:///"))
 
 
 def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
@@ -206,6 +201,8 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
     was_damaged = bool(report.damages)
     report.weights = _whole_weights(blobs)
     run = ledger.run()
+    published = [r.round for r in ledger.rounds() if r.state is RoundState.PUBLISHED]
+    told = max([report.published, *published]) + 1  # with the round that was open
     if run is None or not _heal_chain(ledger, report):
         if run is not None or was_damaged or report.weights:
             report.damages = report.damages or [
@@ -216,7 +213,7 @@ def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged 
     if not report.sound:
         _renew_work(ledger)
     layout = recorded.layout_of(Manifests.of(ledger).newest.manifest)
-    findings = soundness.examine(ledger, blobs, layout=layout)
+    findings = soundness.examine(ledger, blobs, layout=layout, told=told if report.damages else 0)
     report.damages += [str(damage) for damage in findings.damages]
     report.published = max(report.published, findings.published)
     report.last_good = findings.last_good
@@ -401,7 +398,7 @@ def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:
         with blobs.open(sha256) as reader, kept.open("wb") as file:
             for offset in range(0, reader.nbytes, 1 << 20):
                 file.write(reader.read(offset, min(1 << 20, reader.nbytes - offset)))
-        _sync(kept)
+        _sync(kept)  # before the only other copy goes
         blobs.delete(sha256)
 
 

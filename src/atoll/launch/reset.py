@@ -19,6 +19,7 @@ from atoll.ledger.salvage import Counts
 from atoll.ledger.sql import SqlLedger
 
 CERTIFICATE_FILES = ("certificate.pem", "certificate.key")
+_NO_RUN = {lock.FILE_NAME, *CERTIFICATE_FILES}  # all there is of a start that made no run
 WEIGHTS_FILE = "kept-weights.safetensors"
 
 
@@ -50,14 +51,19 @@ def look(
 ) -> Old | None:
     """What would be dropped, None when there is nothing; with `keep_weights` writes them there.
 
-    StateHeld names a process that has the directory. ConfigError for stores that are elsewhere:
-    nobody can move those aside.
+    StateHeld names a process that has the directory. ConfigError for a directory that is not a
+    run's, and for stores that are elsewhere: nobody can move those aside.
     """
-    if not directory.is_dir() or not any(directory.iterdir()):
+    if not directory.is_dir() or {path.name for path in directory.iterdir()} <= _NO_RUN:
         if keep_weights:
             raise _no_weights(directory)
         return None
-    if addresses != Addresses() or _recorded(directory) != Addresses():
+    if directory.name in ("", ".."):
+        raise ConfigError(
+            f"--reset moves the directory {str(directory)!r} aside, and a process cannot move "
+            f"where it stands; give its whole path from outside it"
+        )
+    if {addresses, _recorded(directory)} != {Addresses()}:
         raise ConfigError(
             "--reset puts a state directory aside, and this run keeps its ledger or blobs "
             "elsewhere (storage.ledger, storage.blobs); start over with another database or prefix "
@@ -83,8 +89,6 @@ def _no_weights(directory: Path) -> ConfigError:
 
 def _recorded(directory: Path) -> Addresses:
     """Where the run in the directory keeps its stores, whatever the run file says now."""
-    if not (directory / state.STORES_FILE).exists():
-        return Addresses()
     try:
         return state.addresses_of(directory)
     except StateDamaged:

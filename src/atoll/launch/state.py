@@ -184,8 +184,10 @@ def addresses_of(directory: Path) -> Addresses:
             f"give the directory that `atoll serve --dir` used"
         )
     try:
-        return Addresses(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as exc:
+        with filesystem.naming("read", path):
+            kept = json.loads(path.read_text())
+        return Addresses(kept["ledger"], kept["blobs"])
+    except (ValueError, KeyError, TypeError) as exc:
         raise StateDamaged(
             f"{str(path)!r} does not say where ledger and blobs are ({exc}); restore it from a "
             f"copy, or write them there as [storage] of the run file has them: "

@@ -28,6 +28,14 @@ def open_ledger(url_or_path: str | Path, *, lease_seconds: float = epochs.LEASE_
     return SqlLedger(database)
 
 
+def file_of(url_or_path: str | Path) -> Path | None:
+    """The SQLite file at a path or URL; None when a server has the ledger."""
+    if isinstance(url_or_path, Path) or "://" not in url_or_path:
+        return Path(url_or_path)
+    url = make_url(url_or_path)
+    return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+
+
 def open_database(
     url_or_path: str | Path, *, lease_seconds: float = epochs.LEASE_SECONDS
 ) -> Database:

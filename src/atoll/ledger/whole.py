@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Table, insert, select
 
 from atoll import canonical
 from atoll.errors import StorageFull, StoreError
-from atoll.ledger import connect, migrations, schema, seals, wal
+from atoll.ledger import connect, migrations, schema, wal
 from atoll.ledger.database import Database
 
 # Rows held in memory at a time.
@@ -79,8 +79,7 @@ def _copy_rows(database: Database, path: str) -> None:
             # In the order of the foreign keys.
             for table in schema.metadata.sorted_tables:
                 if table is not schema.schema_version:
-                    _copy_table(source, sink, table)
-            seals.renew(sink)
+                    _copy_table(source, sink, table)  # sealed as every transaction is
     finally:
         target.close()
     if not wal.is_folded(Path(path)):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from atoll.blobs import files as filesystem
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.config import RunFile
 from atoll.coordinator import boot
@@ -234,7 +235,8 @@ class _Cluster:
 @contextmanager
 def _somewhere(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
+        with filesystem.naming("make", directory):
+            directory.mkdir(parents=True, exist_ok=True)
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="atoll-simulate-") as made:
