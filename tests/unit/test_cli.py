@@ -188,7 +188,7 @@ def test_damaged_note_of_where_the_stores_are_is_named(monkeypatch, capsys, tmp_
     for command in ("audit", "repair"):
         assert run(monkeypatch, command, tmp_path) == 2
         shown = " ".join(capsys.readouterr().err.split())
-        assert "stores.json' cannot be read" in shown
+        assert "stores.json' does not say where" in shown
         assert "[STATE_DAMAGED]" in shown
 
 
