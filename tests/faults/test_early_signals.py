@@ -16,31 +16,10 @@ from atoll.errors import AtollError, StateHeld
 from atoll.launch import state
 from atoll.ledger import lock
 from tests import processes
+from tests.commanded import RUN_FILE
 from tests.lives import Life, Lives
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
-RUN_FILE = """
-name = "early"
-sync_every = 2
-[model]
-architecture = "gpt"
-vocab = 16
-block = 4
-layers = 1
-heads = 1
-width = 8
-[data]
-kind = "synthetic"
-seed = 1
-rows = 100
-held_out_rows = 2
-block = 4
-vocab = 16
-[inner]
-batch = 3
-[stop]
-rounds = 1000
-"""
 
 
 @dataclass(frozen=True)

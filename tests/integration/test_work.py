@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator.registry import Registry
 from atoll.data.base import dataset_id
 from atoll.errors import (
@@ -16,6 +17,7 @@ from atoll.errors import (
     ManifestMismatch,
     StaleContribution,
     StateDamaged,
+    StorageFull,
     UnknownWorker,
 )
 from atoll.history.balance import EpochBalance
@@ -315,6 +317,30 @@ def test_pause_longer_than_a_lease_costs_nobody_its_rows(tmp_path, policy):
     cluster.coordinator.order("pause")
     cluster.keep_alive(a, b, seconds=100)
     cluster.coordinator.order("run")
+
+    cluster.keep_alive(a, b, seconds=28)
+    assert cluster.coordinator.work().expired_leases == 0
+    assert spans(cluster, 1) == [("a", 0, 6, 1), ("b", 6, 12, 1)]
+    cluster.keep_alive(a, b, seconds=8)
+    assert cluster.coordinator.work().expired_leases == 2
+    cluster.close()
+
+
+@pytest.mark.parametrize("policy", ["exactly_once", "at_most_once"])
+def test_full_disk_for_longer_than_a_lease_costs_nobody_its_rows(tmp_path, monkeypatch, policy):
+    """What cannot be handed in is not late; once there is room a lease has its full time again."""
+    cluster = Cluster(tmp_path, {"work.lease_seconds": 30.0, "work.policy": policy}, data=WORDS)
+    a, b = cluster.pair()
+    cluster.keep_alive(a, b, seconds=20)
+
+    def full(*_, **__):
+        raise StorageFull("no room in this test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryBlobs, "writer", full)
+        with pytest.raises(StorageFull):
+            a.contribute()
+        cluster.keep_alive(a, b, seconds=100)
 
     cluster.keep_alive(a, b, seconds=28)
     assert cluster.coordinator.work().expired_leases == 0

@@ -451,14 +451,17 @@ class Coordinator:
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         if self._liveness.scan():
             self._changed()
-        # Whoever is kept from training by a pause must not lose rows over it.
+        was_full = bool(self._room.reason)
+        if not self._room.is_there():
+            return False
+        if was_full:
+            self._rounds.restart_deadlines()
+        # Whoever is kept from handing in, by a full disk or a pause, must not lose rows over it.
         is_paused = self._control.command.action == "pause"
         for worker_id in [] if is_paused else self._rounds.expire():
             self._count("expired_leases")
             log.warning("lease expired", extra={"worker": worker_id})
             self._changed()
-        if not self._room.is_there():
-            return False
         self._rounds.admit()
         if self._owes_snapshot:
             self._save_snapshot()
