@@ -53,6 +53,15 @@ def overwrite(path: Path, place: int, data: bytes) -> None:
         file.write(data)
 
 
+def fold_in(killed: Path) -> None:
+    """The database has all of the log, and the log is still there as a power cut may leave it."""
+    log = wal.path_of(killed)
+    kept = log.read_bytes()
+    with contextlib.closing(sqlite3.connect(killed)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    log.write_bytes(kept)
+
+
 def test_whole_log_is_sound(killed):
     assert len(transactions(wal.path_of(killed))) >= 30
     assert wal.check(killed) is None
@@ -150,9 +159,7 @@ def test_log_that_was_being_emptied_may_have_holes(killed, holes):
     """All of it is in the database by then."""
     log = wal.path_of(killed)
     data = log.read_bytes()
-    with contextlib.closing(sqlite3.connect(killed)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    log.write_bytes(data)
+    fold_in(killed)
     pages = -(-len(data) // PAGE_BYTES)
     for page in holes:
         start = page % pages * PAGE_BYTES
@@ -161,18 +168,26 @@ def test_log_that_was_being_emptied_may_have_holes(killed, holes):
     assert wal.check(killed) is None
 
 
+@pytest.mark.parametrize("frame", [0, 1])
 @pytest.mark.parametrize("is_in_database", [True, False])
-def test_log_without_its_first_frame_is_damage_unless_the_database_has_the_rest(
-    killed, is_in_database
+def test_log_without_its_first_transaction_is_damage_unless_the_database_has_the_rest(
+    killed, is_in_database, frame
 ):
     log = wal.path_of(killed)
-    kept = log.read_bytes()
+    assert frames(log)[frame] < transactions(log)[0]  # so SQLite takes nothing before it
     if is_in_database:
-        with contextlib.closing(sqlite3.connect(killed)) as database:
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        log.write_bytes(kept)
-    overwrite(log, wal.HEADER_BYTES, bytes(FRAME_BYTES))
+        fold_in(killed)
+    overwrite(log, frames(log)[frame], bytes(FRAME_BYTES))
 
     found = wal.check(killed)
 
     assert (found is None) is is_in_database
+
+
+def test_hole_after_a_transaction_is_damage_even_if_the_database_has_all(killed):
+    """SQLite would take the old pages before the hole for the newest."""
+    log = wal.path_of(killed)
+    fold_in(killed)
+    overwrite(log, frames(log)[frames(log).index(transactions(log)[0]) + 1], bytes(FRAME_BYTES))
+
+    assert wal.check(killed) is not None

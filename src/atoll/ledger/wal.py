@@ -122,6 +122,7 @@ def _check_frames(
 ) -> WalDamage | None:
     step = FRAME_HEADER_BYTES + header.page_bytes
     sums, offset = header.sums, HEADER_BYTES
+    is_used = False  # whether SQLite takes anything from the frames so far: a whole transaction
     while offset + step <= nbytes:
         frame = _frame(file.read(step), offset)
         found = _sums(frame.summed, sums, order=header.order)
@@ -129,7 +130,8 @@ def _check_frames(
             rest = [
                 _frame(file.read(step), at) for at in range(offset + step, nbytes - step + 1, step)
             ]
-            return _judge(path, header, ledger, [frame, *rest], found=found)
+            return _judge(path, header, ledger, [frame, *rest], found=found, is_used=is_used)
+        is_used |= frame.ends_transaction
         sums, offset = found, offset + step
     return None
 
@@ -194,7 +196,13 @@ def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
 
 
 def _judge(
-    path: Path, header: _Header, ledger: Path, frames: list[_Frame], *, found: tuple[int, int]
+    path: Path,
+    header: _Header,
+    ledger: Path,
+    frames: list[_Frame],
+    *,
+    found: tuple[int, int],
+    is_used: bool,
 ) -> WalDamage | None:
     """Whether the log breaks at `frames[0]` as a power cut breaks it; `found` is that one's sum."""
     bad = frames[0]
@@ -202,10 +210,10 @@ def _judge(
     present = [frame for frame in frames if frame.salts == header.salts]
     commits = [index for index, frame in enumerate(present) if frame.ends_transaction]
     if commits and commits[0] < len(present) - 1:
-        # Of a log that was being emptied old frames may outlast a power cut; without the first one
-        # SQLite skips them all, and they are in the database.
+        # Of a log that was being emptied old frames may outlast a power cut; without the first
+        # transaction SQLite skips them all, and they are in the database.
         after = [frame for frame in present if frame is not bad]
-        if bad.offset == HEADER_BYTES and _is_in(ledger, _newest_pages(after)):
+        if not is_used and _is_in(ledger, _newest_pages(after)):
             return None
         return WalDamage(
             path,
