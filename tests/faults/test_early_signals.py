@@ -6,6 +6,8 @@ wants.
 
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,3 +106,19 @@ def test_signal_while_it_holds_its_state_ends_it_well_and_it_starts_again(
     with state.at_rest(run.directory(), pid=1, wall=0.0) as (ledger, _):
         assert ledger.run() is not None
         assert ledger.damage() == []
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_while_an_island_waits_for_its_coordinator_ends_it_as_a_signal_does(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        words = [*processes.ATOLL, "join", f"http://127.0.0.1:{silent.getsockname()[1]}"]
+        words += ["--token", "of-tests", "--state", str(tmp_path / "island")]
+        island = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with silent.accept()[0]:
+            island.send_signal(number)
+            said, _ = island.communicate(timeout=60)
+
+    assert island.returncode == 130
+    assert b"Traceback" not in said

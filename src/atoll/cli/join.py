@@ -37,6 +37,8 @@ class JoinOptions:
 
 def join(options: JoinOptions) -> None:
     """Trains until the run is over."""
+    if placement.local_rank() is None:  # torchrun ends its ranks itself
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Before the coordinator hears of this island: a mistake in the user's code is not its matter.
     model = None if options.model is None else factory.build(options.model)
     kind = parallel.check(options.parallel)
@@ -77,7 +79,7 @@ def join(options: JoinOptions) -> None:
 
 def _heed_signals(run: Run) -> None:
     if run.group.size == 1:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # of one rank under torchrun too
         return
     # Ranks end together, between two steps; one that stopped inside a step would leave the others
     # in it until their deadline.
