@@ -30,13 +30,22 @@ def written(path: Path, *, times: int) -> int:
 
 def test_log_is_shortened_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "CHECKPOINT_BYTES", 100_000)
+    monkeypatch.setattr(database, "CHECKPOINT_COMMITS", 4)
 
-    assert written(tmp_path / "ledger.sqlite", times=60) < 130_000
+    assert written(tmp_path / "ledger.sqlite", times=60) < 180_000
+
+
+def test_log_that_grows_is_shortened_whatever_the_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CHECKPOINT_BYTES", 100_000)
+
+    assert written(tmp_path / "ledger.sqlite", times=60) < 300_000
 
 
 def test_log_is_let_grow_until_then(tmp_path: Path) -> None:
     """The control: what keeps it short is the checkpoint."""
-    assert written(tmp_path / "ledger.sqlite", times=60) > 300_000
+    assert written(tmp_path / "ledger.sqlite", times=60) > 600_000
 
 
 def test_what_was_recorded_is_there_after_a_checkpoint(

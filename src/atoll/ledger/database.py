@@ -37,6 +37,7 @@ DRIVER_ERRORS = (SQLAlchemyError, OverflowError, UnicodeDecodeError)
 _POSTGRES_DISK_FULL = "53100"
 CLOSE_SECONDS = 2.0  # for a call under way; a stop must be over within 10 s
 CHECKPOINT_BYTES = 4 << 20  # of write-ahead log; SQLite's own default, 1,000 pages
+CHECKPOINT_COMMITS = 64  # at most so many between two, once the log is that long
 # Connections to a failed disk, never closed: closing one would sync its files again.
 _ABANDONED: list[Connection] = []
 # The last three: a page that holds the tables' own names has changed.
@@ -76,6 +77,8 @@ class Database:
     def __init__(self, connection: Connection, *, name: str, wal: Path | None = None) -> None:
         self._connection = connection
         self._wal = wal  # the write-ahead log of a SQLite file
+        self._checked_bytes = 0  # how long the log was at the last checkpoint
+        self._commits = 0  # since then
         self._failed: DiskFailed | None = None
         self._lock = Lock()
         self.name = name
@@ -111,19 +114,31 @@ class Database:
             yield connection
             if self.at_commit is not None:
                 self.at_commit.end(connection)
-        if self._wal is not None and _size(self._wal) >= CHECKPOINT_BYTES:
+        if self._wal is not None:
             with self._lock:
-                self._checkpoint()
+                self._shorten(_size(self._wal))
+
+    def _shorten(self, log_bytes: int) -> None:
+        """A checkpoint when the log is long, under the lock; the next transaction begins it anew.
+
+        Its file keeps its length, so that it grew is one sign of a long log, and commits another.
+        """
+        self._commits += 1
+        has_grown = log_bytes > self._checked_bytes
+        if log_bytes >= CHECKPOINT_BYTES and (has_grown or self._commits >= CHECKPOINT_COMMITS):
+            self._checkpoint()
+            self._checked_bytes, self._commits = log_bytes, 0
 
     def _checkpoint(self) -> None:
         """Moves what is committed into the main file, under the lock.
 
         Not left to SQLite, which does not tell when the disk fails here. Without room the log just
-        grows until there is some.
+        grows until there is some. The log is never cut: of a file that is being cut a power cut may
+        leave any part, and SQLite takes old pages at its start for new ones.
         """
         self._check_usable()
         try:
-            self._connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             self._connection.commit()  # ends what SQLAlchemy thinks it has begun
         except DRIVER_ERRORS as exc:
             with suppress(SQLAlchemyError):
