@@ -124,7 +124,7 @@ def test_failing_seed_is_told_as_json(monkeypatch, capsys):
         (("--faults", "0", "--seeds", "many"), "neither a number"),
         (("--faults", "0", "--seeds", "5:5"), "0 seeds"),
         (("run.toml", "--faults", "0"), "leave the run file out"),
-        (("--faults", "0", "--islands", "1"), "2 islands"),
+        (("--faults", "0", "--islands", "1"), "--islands 1 is below 2"),
         ((), "no run file"),
     ],
 )

@@ -131,7 +131,7 @@ def a_lease_reaches_into_the_next_epoch(patch: Patch) -> None:
 
 @mutant("lease-in-its-unit", _ends_epochs)
 def rows_of_a_later_epoch_are_named_after_the_first(patch: Patch) -> None:
-    edit(patch, Dispatch, "_queue", ("position // part.length,", "0,"))
+    edit(patch, Dispatch, "_queue", ("position // part.length if part.length else 0", "0"))
 
 
 @mutant("lease-ends-in-time", _pauses_with_deadlines)
