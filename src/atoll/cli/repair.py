@@ -35,7 +35,6 @@ def explained(directory: Path, error: AtollError) -> AtollError:
         f"`atoll repair {directory}` shows what is damaged and what can be kept, and with --yes "
         f"goes back to it; or restore the named file from a copy"
     )
-    where = f"`atoll repair {directory}` shows what is damaged; restore it from a copy"
     try:
         report = repairing.look(
             directory, pid=os.getpid(), wall=SystemClock().wall(), s3=s3_access()
@@ -48,7 +47,7 @@ def explained(directory: Path, error: AtollError) -> AtollError:
         return type(error)(f"{error}; looking further ended with: {other}; {way_out}")
     good = "none" if report.last_good is None else str(report.last_good)
     if report.ledger_elsewhere:
-        way_out = where
+        way_out = f"`atoll repair {directory}` shows what is damaged; restore it from a copy"
     return type(error)(f"{error}; the last good round is {good}; {way_out}")
 
 

@@ -37,10 +37,7 @@ class Dispatch:
     def __init__(self, ledger: Ledger, manifest: Manifest) -> None:
         self._ledger = ledger
         self._seed = manifest.seed
-        self.parts: tuple[Part, ...] = parts.parts_of(manifest.data.identity)
-        ledger.add_datasets(
-            [DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in self.parts]
-        )
+        self.parts = add_datasets(ledger, manifest)
         found = ledger.queues()
         # How each is cut never changes; their bitmaps do, and stay in the ledger.
         self._queues = {q.name: replace(q, issued=b"", done=b"") for q in found.sound}
@@ -132,6 +129,13 @@ class Dispatch:
         epoch = position // part.length if part.length else 0
         made = queue_of(part, self._seed, epoch, manifest)
         return self._queues.setdefault(made.name, made)
+
+
+def add_datasets(ledger: Ledger, manifest: Manifest) -> tuple[Part, ...]:
+    """Records the datasets of a run that the ledger does not hold yet; returns all of them."""
+    found = parts.parts_of(manifest.data.identity)
+    ledger.add_datasets([DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in found])
+    return found
 
 
 def queue_of(part: Part, shuffle_seed: int, epoch: int, manifest: Manifest) -> QueueRecord:

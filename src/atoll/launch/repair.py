@@ -21,7 +21,6 @@ from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator import dispatch
-from atoll.data import parts
 from atoll.errors import AtollError, BlobChanged, BlobMissing, StateDamaged, StorageFull
 from atoll.history import audit, recorded, retention, soundness
 from atoll.history.manifests import Manifests
@@ -30,7 +29,7 @@ from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger import chain, engines, lock, queues, salvage, truncation, wal
 from atoll.ledger.base import Ledger
-from atoll.ledger.records import DatasetRecord, RoundState
+from atoll.ledger.records import RoundState
 from atoll.ledger.salvage import Counts, Salvaged
 from atoll.ledger.sql import SqlLedger
 from atoll.wire import frame
@@ -256,8 +255,7 @@ def _heal_chain(ledger: SqlLedger, report: RepairReport) -> bool:
 def _renew_work(ledger: SqlLedger) -> None:
     """Datasets and queues that were left out, from the manifest and the leases."""
     manifests = Manifests.of(ledger)
-    known = parts.parts_of(manifests.first.manifest.data.identity)
-    ledger.add_datasets([DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in known])
+    known = dispatch.add_datasets(ledger, manifests.first.manifest)
     with ledger._database.writing() as connection:
         queues.rebuild(connection)
         lost = queues.without_entry(connection)

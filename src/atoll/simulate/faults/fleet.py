@@ -164,10 +164,6 @@ class Fleet:
         """Newest processes that are alive, in worker_id order."""
         return [self.newest[w] for w in self.workers if self.newest[w].is_alive]
 
-    @property
-    def num_gone(self) -> int:
-        return len(self._gone)
-
     def heal(self) -> None:
         """Faults end: what is stopped goes on, what misbehaves stops doing so."""
         self.is_faulty = False

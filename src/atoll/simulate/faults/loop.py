@@ -44,11 +44,6 @@ class EventLoop:
         work()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing is left to do."""
-        return not self._queue
-
-    @property
     def trace(self) -> str:
         """The hash of the history so far."""
         return self._trace.hexdigest()
