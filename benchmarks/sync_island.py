@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from atoll.clock import SystemClock
+from atoll.compiled.base import compiled
 from atoll.data import registry as datasets
 from atoll.island import contribution, fetch
 from atoll.island.network import NetworkLink
@@ -65,6 +66,7 @@ def main() -> None:
     model = models.build(run.manifest.model.definition)
     dataset = datasets.open_dataset(run.manifest.data.definition)
     run.load(model)
+    compiled.wait()  # a run's first seconds are without the compiled loops; they are not measured
     pulse = Pulse(run)
     pulse.start()
     noise = torch.from_numpy(np.random.default_rng(1).standard_normal(1 << 20)).float()

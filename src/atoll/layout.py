@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -111,17 +112,22 @@ class Layout:
         text = json.dumps(self.table(), separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def tiles(self, budget_bytes: int) -> Iterator[Span]:
-        """Spans of whole codec groups whose fp32 bytes fit `budget_bytes`, in order."""
-        groups = budget_bytes // (GROUP_ELEMENTS * ELEMENT_BYTES)
-        if groups < 1:
-            raise ConfigError(
-                f"tile budget {budget_bytes} bytes is below one group of "
-                f"{GROUP_ELEMENTS * ELEMENT_BYTES} bytes; raise it"
-            )
-        step = groups * GROUP_ELEMENTS
-        for start in range(0, self.size, step):
-            yield Span(start, min(start + step, self.size))
+    def tiles(self, budget_bytes: int, part: Span | None = None) -> Iterator[Span]:
+        """Spans of whole codec groups whose fp32 bytes fit `budget_bytes`, in order.
+
+        Of `part` only, where it is given: one of `parts` with the same budget.
+        """
+        step = _tile_elements(budget_bytes)
+        whole = Span(0, self.size) if part is None else part
+        for start in range(whole.start, whole.stop, step):
+            yield Span(start, min(start + step, whole.stop))
+
+    def parts(self, count: int, budget_bytes: int) -> list[Span]:
+        """At most `count` spans of about as many whole tiles each, in order, none empty."""
+        step = _tile_elements(budget_bytes)
+        tiles = -(-self.size // step)
+        edges = sorted({tiles * k // count for k in range(count + 1)})
+        return [Span(a * step, min(b * step, self.size)) for a, b in pairwise(edges)]
 
     @cached_property
     def leaves(self) -> tuple[Span, ...]:
@@ -167,3 +173,13 @@ class Layout:
             raise LayoutMismatch(
                 f"{subject} lists {len(table)} tensors where the run's layout has {len(expected)}"
             )
+
+
+def _tile_elements(budget_bytes: int) -> int:
+    groups = budget_bytes // (GROUP_ELEMENTS * ELEMENT_BYTES)
+    if groups < 1:
+        raise ConfigError(
+            f"tile budget {budget_bytes} bytes is below one group of "
+            f"{GROUP_ELEMENTS * ELEMENT_BYTES} bytes; raise it"
+        )
+    return groups * GROUP_ELEMENTS

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.compiled.base import compiled
 from atoll.coordinator import transfer
 from atoll.island import network
 from atoll.island.link import DownloadProgress
@@ -26,6 +27,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         tmp_path_factory.mktemp("large") / "state", model=model, membership={"min_workers": 2}
     ) as running:
         running.worker("idle")
+        compiled.wait()  # what loading numba takes is not a transfer's
         yield running
 
 

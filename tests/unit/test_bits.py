@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import atoll
+from atoll.compiled import base as compiled
 from atoll.layout import Span
 from atoll.optim import registry
 from atoll.optim.base import OuterOptimizer
@@ -29,6 +31,7 @@ Floats = NDArray[np.float32]
 SIZE = 100_003
 TILES = (4_099, 65_536, SIZE)
 THREADS = (1, 2)
+SMALLEST = (compiled.FULL_TILE_ELEMENTS, 1)  # tiles for compiled loops: none here, all of them
 STEPS = 3
 WEIGHTS = (1, 7, 1, 3)
 SETTINGS: dict[str, dict[str, float]] = {
@@ -106,8 +109,11 @@ def measure() -> dict[str, object]:
     rounds = [[torch.from_numpy(d) for d in deltas(step)] for step in range(1, STEPS + 1)]
     optimizers = {name: registry.build(name, settings) for name, settings in SETTINGS.items()}
     digests: dict[str, list[str]] = {name: [] for name in GOLDEN}
-    for threads in THREADS:
+    compiled.prepare(compiled.LARGE_ELEMENTS)
+    compiled.compiled.wait()
+    for threads, smallest in product(THREADS, SMALLEST):
         torch.set_num_threads(threads)
+        compiled.FULL_TILE_ELEMENTS = smallest
         for tile in TILES:
             digests["fold"].append(sha(*(mean.numpy() for mean in folded(rounds, tile))))
             for name, optimizer in optimizers.items():
@@ -117,6 +123,7 @@ def measure() -> dict[str, object]:
         "digests": digests,
         "tiles": [sha(mean.numpy()) for mean in folded(rounds, TILES[0])],
         "fused": fused(rounds),
+        "compiled": compiled.compiled.loops is not None,
     }
 
 
@@ -186,6 +193,8 @@ def start(capability: str) -> subprocess.Popen[str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONPATH": str(Path(atoll.__file__).parents[1]),
     }
+    if capability == "default":  # for the compiled loops: no vectors but what every x86-64 has
+        environment |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     return subprocess.Popen(
         [sys.executable, __file__], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -216,13 +225,14 @@ def test_process_runs_under_the_capability_it_was_asked_for(process):
     result, capability = process
 
     assert result["capability"] == capability.upper()
+    assert result["compiled"]
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_digest_is_the_golden_one_for_every_thread_count_and_tile_size(process, name):
     result, _ = process
 
-    assert result["digests"][name] == [GOLDEN[name]] * (len(THREADS) * len(TILES))
+    assert result["digests"][name] == [GOLDEN[name]] * (len(THREADS) * len(SMALLEST) * len(TILES))
 
 
 @pytest.mark.parametrize("name", GOLDEN)

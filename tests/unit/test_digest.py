@@ -1,5 +1,4 @@
 import struct
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -151,12 +150,36 @@ def test_running_digest_hashes_a_leaf_once_it_is_final_and_not_before():
     assert running.finish() == digest(model, flat)
 
 
-def test_running_digest_in_a_pool_is_the_same():
-    model = Layout.of([("a", (3 * LEAF_ELEMENTS + 7,), "float32")])
+@pytest.mark.parametrize("edge", [0, 100, LEAF_ELEMENTS, 2 * LEAF_ELEMENTS + 1])
+def test_digests_of_parts_join_to_that_of_the_whole(edge):
+    """Also where a leaf lies over the edge of two parts."""
+    model = Layout.of([("a", (3 * LEAF_ELEMENTS + 7,), "float32"), ("b", (5,), "float32")])
     flat = torch.arange(model.size, dtype=torch.float32)
-    with ThreadPoolExecutor(2) as pool:
-        running = RunningDigest(model, flat, pool=pool)
-        for stop in range(0, model.size, 100_000):
-            running.reached(stop)
+    parts = [RunningDigest(model, flat), RunningDigest(model, flat, first=edge)]
+    parts[1].reached(model.size)
+    parts[0].reached(edge)
 
-        assert running.finish() == digest(model, flat)
+    assert parts[0].joined(parts[1:]) == digest(model, flat)
+
+
+def test_part_hashes_nothing_before_it():
+    model = Layout.of([("a", (2 * LEAF_ELEMENTS,), "float32")])
+    flat = torch.zeros(model.size)
+    later = RunningDigest(model, flat, first=LEAF_ELEMENTS)
+    later.reached(model.size)
+    flat[:LEAF_ELEMENTS] = 1.0  # another thread's part, made after it
+
+    assert RunningDigest(model, flat).joined([later]) == digest(model, flat)
+
+
+def test_leaf_over_the_edge_of_two_parts_is_hashed_when_both_are_final():
+    model = Layout.of([("a", (2 * LEAF_ELEMENTS,), "float32")])
+    flat = torch.zeros(model.size)
+    edge = LEAF_ELEMENTS // 2
+    later = RunningDigest(model, flat, first=edge)
+    later.reached(model.size)
+    flat[:edge] = 1.0
+    earlier = RunningDigest(model, flat)
+    earlier.reached(edge)
+
+    assert earlier.joined([later]) == digest(model, flat)

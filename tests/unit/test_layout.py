@@ -287,3 +287,34 @@ def test_check_passes_the_model_the_layout_was_made_of():
     named = {"embed": torch.zeros(4, 3), "head": torch.zeros(5)}
 
     Layout.of_tensors(named).check(named)
+
+
+# --- parts: what threads share ---
+
+
+@quick
+@given(layouts, st.integers(1, 9), st.integers(1, 3))
+def test_parts_are_whole_tiles_and_follow_one_another(model, count, groups):
+    budget = groups * GROUP_BYTES
+
+    parts = model.parts(count, budget)
+
+    assert 1 <= len(parts) <= count
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+    assert [span for part in parts for span in model.tiles(budget, part)] == list(
+        model.tiles(budget)
+    )
+
+
+@quick
+@given(layouts, st.integers(1, 9))
+def test_parts_have_tiles_to_one_the_same_number(model, count):
+    sizes = [len(list(model.tiles(GROUP_BYTES, p))) for p in model.parts(count, GROUP_BYTES)]
+
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_parts_refuse_a_budget_below_a_group():
+    with pytest.raises(ConfigError, match="below one group"):
+        two().parts(2, GROUP_BYTES - 1)

@@ -2,10 +2,9 @@
 
 import gc
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,15 +34,13 @@ def header(*, version: int = 1, kind: str = "weights") -> FrameHeader:
     )
 
 
-def spooled(
-    spool: Spool, *, version: int = 1, kind: str = "weights", pool: Executor | None = None
-) -> SpooledFrame:
+def spooled(spool: Spool, *, version: int = 1, kind: str = "weights") -> SpooledFrame:
     """A frame filled with its tiles in reverse."""
-    spooler = spool.spooler(LAYOUT, Fp32(), header(version=version, kind=kind), pool=pool)
-    for span in reversed(list(LAYOUT.tiles(GROUP_ELEMENTS * 4))):
-        tile = WEIGHTS[span.start : span.stop]
-        spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
-    return spooler.finish(result_digest=RESULT)
+    with spool.spooler(LAYOUT, Fp32(), header(version=version, kind=kind)) as spooler:
+        for span in reversed(list(LAYOUT.tiles(GROUP_ELEMENTS * 4))):
+            tile = WEIGHTS[span.start : span.stop]
+            spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
+        return spooler.finish(result_digest=RESULT)
 
 
 def whole(found: SpooledFrame) -> bytes:
@@ -160,18 +157,6 @@ def test_frame_without_room_leaves_neither_file_nor_descriptor(full, tmp_path):
     assert set(os.listdir("/proc/self/fd")) == opened
 
 
-def test_spooler_that_met_a_full_disk_takes_no_more_tiles(full):
-    """Its descriptor may be somebody else's by then."""
-    spooler = full.spooler(LAYOUT, Fp32(), header())
-    span = next(iter(LAYOUT.tiles(GROUP_ELEMENTS * 4)))
-    payload = Fp32().encode(WEIGHTS[span.start : span.stop], noise=None, first_group=0)
-    with pytest.raises(StorageFull):
-        spooler(span, payload)
-
-    with pytest.raises(StorageFull):
-        spooler(span, payload)
-
-
 def test_frame_that_cannot_be_opened_is_a_store_error(tmp_path):
     spool = Spool(tmp_path)
     (tmp_path / "weights-1-1.frame").mkdir()
@@ -180,64 +165,28 @@ def test_frame_that_cannot_be_opened_is_a_store_error(tmp_path):
         spooled(spool)
 
 
-def test_frame_that_is_never_finished_is_removed(tmp_path):
-    spooler = Spool(tmp_path).spooler(LAYOUT, Fp32(), header())
-    assert len(list(tmp_path.iterdir())) == 1
+def test_frame_that_is_never_finished_is_removed_with_its_descriptor(tmp_path):
+    opened = set(os.listdir("/proc/self/fd"))
 
-    del spooler
-    gc.collect()
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_frame_written_behind_is_the_same(tmp_path):
-    direct = whole(spooled(Spool(tmp_path / "a")))
-    with ThreadPoolExecutor(1) as pool:
-        found = spooled(Spool(tmp_path / "b"), pool=pool)
-
-    assert whole(found) == direct
-
-
-class Reluctant(Executor):
-    """Does nothing before somebody waits for it."""
-
-    class Asked(Future[Any]):
-        def __init__(self, work: Callable[[], Any]) -> None:
-            super().__init__()
-            self._work = work
-
-        def result(self, timeout: float | None = None) -> Any:
-            if not self.done():
-                self.set_result(self._work())
-            return super().result(timeout)
-
-    def __init__(self) -> None:
-        self.asked: list[Reluctant.Asked] = []
-
-    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.asked.append(self.Asked(lambda: work(*args, **kwargs)))
-        return self.asked[-1]
-
-
-def test_finished_frame_is_written_to_its_last_byte(tmp_path):
-    pool = Reluctant()
-    spooler = Spool(tmp_path).spooler(LAYOUT, Fp32(), header(), pool=pool)
-    for span in LAYOUT.tiles(GROUP_ELEMENTS * 4):
-        tile = WEIGHTS[span.start : span.stop]
-        spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
-
-    found = spooler.finish(result_digest=RESULT)
-
-    written = [one.done() for one in pool.asked]
-    for one in pool.asked:
-        if not one.done():
-            one.set_result(None)  # else a spooler that let it go would wait for it without end
-    assert written == [True] * 4
-    assert len(whole(found)) == found.nbytes
-
-
-def test_full_disk_met_behind_is_told_at_the_next_call_and_leaves_nothing(full, tmp_path):
-    with ThreadPoolExecutor(1) as pool, pytest.raises(StorageFull, match="weights-1-1"):
-        spooled(full, pool=pool)
+    with Spool(tmp_path).spooler(LAYOUT, Fp32(), header()) as spooler:
+        assert spooler.path.exists()
 
     assert list(tmp_path.iterdir()) == []
+    assert set(os.listdir("/proc/self/fd")) == opened
+
+
+def test_tiles_may_come_from_several_threads_at_once(tmp_path):
+    spans = list(LAYOUT.tiles(GROUP_ELEMENTS * 4))
+    together = threading.Barrier(len(spans), timeout=60)
+
+    def give(span):
+        tile = Fp32().encode(WEIGHTS[span.start : span.stop], noise=None, first_group=0)
+        together.wait()
+        spooler(span, tile)
+
+    with Spool(tmp_path).spooler(LAYOUT, Fp32(), header()) as spooler:
+        with ThreadPoolExecutor(len(spans)) as pool:
+            list(pool.map(give, spans))
+        found = spooler.finish(result_digest=RESULT)
+
+    assert whole(found) == whole(spooled(Spool(tmp_path / "alone")))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.errors import FrameError
-from atoll.layout import GROUP_ELEMENTS, Span
+from atoll.layout import ELEMENT_BYTES, GROUP_ELEMENTS, Span
 
 
 def payload_of(data: bytes | bytearray | memoryview) -> Tensor:
@@ -59,6 +59,11 @@ def typed_view(data: Tensor, dtype: torch.dtype) -> Tensor | None:
     if data.data_ptr() % width or data.storage_offset() % width:
         return None
     return data.view(dtype)
+
+
+def is_aligned(payload: Tensor) -> bool:
+    """Whether `payload` can be seen as fp32 numbers from its start without a copy."""
+    return not (payload.data_ptr() % ELEMENT_BYTES or payload.storage_offset() % ELEMENT_BYTES)
 
 
 def groups(elements: int) -> Iterator[tuple[int, Span]]:

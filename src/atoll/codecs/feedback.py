@@ -11,7 +11,7 @@ caller's.
 import torch
 from torch import Tensor
 
-from atoll.codecs import buffers
+from atoll.codecs import buffers, onepass
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
 from atoll.errors import ConfigError
@@ -53,6 +53,8 @@ def encode_with_feedback(
     assert residual.dtype == torch.bfloat16, residual.dtype
     assert residual.shape == values.shape, (residual.shape, values.shape)
     payload = buffers.new_or(out, size=codec.encoded_bytes(elements), dtype=torch.uint8)
+    if onepass.feed(codec, values, residual, payload):
+        return payload
     run = RUN_GROUPS * GROUP_ELEMENTS
     wanted = torch.empty(min(elements, run))
     decoded = torch.empty_like(wanted)

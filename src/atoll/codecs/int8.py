@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atoll.codecs import buffers
 from atoll.codecs.noise import Noise
+from atoll.compiled.base import loops_for
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
 
@@ -60,6 +61,10 @@ class Int8:
         buffers.check_values(values)
         elements = values.numel()
         payload = buffers.new_or(out, size=self.encoded_bytes(elements), dtype=torch.uint8)
+        loops = loops_for(elements)
+        if loops is not None and buffers.is_aligned(payload):
+            loops.encode_int8(values.numpy(), payload.numpy(), self.block)
+            return payload
         scratch = torch.empty(self._padded(min(elements, RUN_GROUPS * GROUP_ELEMENTS)))
         whole = elements // GROUP_ELEMENTS * GROUP_ELEMENTS
         for start in range(0, whole, RUN_GROUPS * GROUP_ELEMENTS):
@@ -107,6 +112,10 @@ class Int8:
             payload, codec=self.name, elements=elements, expected_bytes=expected_bytes
         )
         values = buffers.new_or(out, size=elements, dtype=torch.float32)
+        loops = loops_for(elements)
+        if loops is not None and buffers.is_aligned(payload):
+            loops.decode_int8(payload.numpy(), values.numpy(), self.block)
+            return values
         whole = elements // GROUP_ELEMENTS * GROUP_ELEMENTS
         for start in range(0, whole, RUN_GROUPS * GROUP_ELEMENTS):
             stop = min(start + RUN_GROUPS * GROUP_ELEMENTS, whole)

@@ -7,7 +7,6 @@ restart. A file that is being read outlives its removal until the last reader cl
 import hashlib
 import os
 import threading
-from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from atoll.blobs import files as filesystem
 from atoll.codecs.base import Codec
-from atoll.errors import StorageFull, StoreError
+from atoll.errors import StoreError
 from atoll.layout import Layout, Span, byte_view
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -45,22 +44,19 @@ class SpooledFrame:
 
 @dataclass
 class FrameSpooler:
-    """Fills one spool file tile by tile, in any order; used by one thread.
+    """Fills one spool file tile by tile, in any order and from any thread.
 
-    With `pool` a tile is written in a thread of it while the next one is made: an error then shows
-    at the call after. A file that could not be written, or was never finished, is taken away again.
+    A context: when it is left without `finish`, the file is taken away again. By then no other
+    thread may write on: the descriptor may be somebody else's.
     """
 
     path: Path
     layout: Layout
     codec: Codec
     header: FrameHeader  # result_digest is a stand-in of the right length until `finish`
-    pool: Executor | None = None
 
     def __post_init__(self) -> None:
-        self._fd = -1
         self._payload_offset = len(frame.preamble(self.header, digest_checked=True))
-        self._behind: Future[None] | None = None
         with filesystem.naming("open", self.path):
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         # Room for all of it before the first byte: an outer step must not find out halfway.
@@ -71,6 +67,12 @@ class FrameSpooler:
         except StoreError:
             self._discard()
             raise
+
+    def __enter__(self) -> "FrameSpooler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._discard()
 
     def __call__(self, span: Span, payload: Tensor) -> None:
         offset, nbytes = frame.locate(self._payload_offset, self.codec, span)
@@ -86,49 +88,21 @@ class FrameSpooler:
         self._write(memoryview(preamble), 0)
         trailer = hashlib.sha256(preamble).digest()
         self._write(memoryview(trailer), nbytes - len(trailer))
-        self._settle()
         fd, self._fd = self._fd, -1
         return SpooledFrame(self.path, fd, header, nbytes)
 
     def _write(self, data: memoryview, offset: int) -> None:
-        self._settle()
-        if self.pool is not None:
-            self._behind = self.pool.submit(self._write_now, data, offset)
-            return
-        try:
-            self._write_now(data, offset)
-        except StoreError:
-            self._discard()
-            raise
-
-    def _settle(self) -> None:
-        """Waits for the tile that is being written; raises what became of it."""
-        if self._fd < 0:
-            raise StorageFull(f"{str(self.path)!r} could not be written before; make room")
-        if self._behind is None:
-            return
-        try:
-            self._behind.result()
-        except StoreError:
-            self._discard()
-            raise
-        finally:
-            self._behind = None
-
-    def _write_now(self, data: memoryview, offset: int) -> None:
+        assert self._fd >= 0, "this spooler was left"
         with filesystem.naming("write", self.path):
-            _pwrite_all(self._fd, data, offset)
+            while data:
+                written = os.pwrite(self._fd, data, offset)
+                data, offset = data[written:], offset + written
 
     def _discard(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
             self.path.unlink(missing_ok=True)
-
-    def __del__(self) -> None:
-        if self._behind is not None:
-            wait([self._behind])  # not under a write, which would go to whoever gets the fd next
-        self._discard()
 
 
 class Spool:
@@ -143,14 +117,12 @@ class Spool:
         self._frames: dict[str, SpooledFrame] = {}
         self._serial = 0
 
-    def spooler(
-        self, layout: Layout, codec: Codec, header: FrameHeader, *, pool: Executor | None = None
-    ) -> FrameSpooler:
+    def spooler(self, layout: Layout, codec: Codec, header: FrameHeader) -> FrameSpooler:
         """A new file to fill."""
         with self._lock:
             self._serial += 1
             path = self._directory / f"{header.kind}-{header.round}-{self._serial}.frame"
-        return FrameSpooler(path, layout, codec, header, pool)
+        return FrameSpooler(path, layout, codec, header)
 
     def put(self, spooled: SpooledFrame) -> None:
         """Offers `spooled` in place of the earlier frame of its kind."""
@@ -165,9 +137,3 @@ class Spool:
         with self._lock:
             found = self._frames.get(kind)
         return found if found is not None and found.header.round == version else None
-
-
-def _pwrite_all(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written

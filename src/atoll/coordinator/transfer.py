@@ -18,6 +18,7 @@ from atoll.coordinator import calls
 from atoll.coordinator.admission import UploadRequest
 from atoll.coordinator.presence import Stream
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.spool import SpooledFrame
 from atoll.errors import AtollError, FrameError, ProtocolError, StoreError
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
@@ -120,15 +121,11 @@ class TransferService:
                 )
             )
             while offset < spooled.nbytes:
-                data = await self._run(spooled.read, offset, CHUNK_BYTES)
-                if not data:
-                    raise StoreError(
-                        f"{str(spooled.path)!r} ends at byte {offset} of {spooled.nbytes}; "
-                        f"restart the coordinator, which computes it again"
-                    )
-                yield chunks.data_part(data)
-                offset += len(data)
-                self._coordinator.sent(identity, len(data))
+                for part in await self._run(_parts, spooled, offset):
+                    yield part
+                    sent = min(CHUNK_BYTES, spooled.nbytes - offset)
+                    offset += sent
+                    self._coordinator.sent(identity, sent)
 
     async def Presence(
         self, asked: transfer_pb2.PresenceOpen | None, context: "Context"
@@ -165,6 +162,22 @@ class TransferService:
     def _run(self, work: Callable[..., T], *args: Any) -> Awaitable[T]:
         """Starts `work` in a thread at once."""
         return asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+def _parts(spooled: SpooledFrame, offset: int) -> list[bytes]:
+    """The next two chunks from `offset`, ready to be sent: one call of a thread for both."""
+    stop = min(offset + 2 * CHUNK_BYTES, spooled.nbytes)
+    parts = []
+    for start in range(offset, stop, CHUNK_BYTES):
+        wanted = min(CHUNK_BYTES, stop - start)
+        data = spooled.read(start, wanted)
+        if len(data) < wanted:
+            raise StoreError(
+                f"{str(spooled.path)!r} ends at byte {start + len(data)} of {spooled.nbytes}; "
+                f"restart the coordinator, which computes it again"
+            )
+        parts.append(chunks.data_part(data))
+    return parts
 
 
 def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

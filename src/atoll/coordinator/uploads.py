@@ -17,7 +17,7 @@ import torch
 
 from atoll.blobs.base import Blobs, BlobWriter
 from atoll.clock import Clock
-from atoll.codecs import finite
+from atoll.codecs import finite, onepass
 from atoll.codecs.base import Codec
 from atoll.coordinator.admission import Admission, UploadRequest
 from atoll.errors import ContributionError, FrameError, NotFinite
@@ -65,12 +65,12 @@ class PayloadCheck:
                 self._check_tile()
 
     def _check_tile(self) -> None:
-        values = self._codec.decode(
-            torch.from_numpy(self._buffer[: self._wanted]),
-            self._elements,
-            out=self._values[: self._elements],
-        )
-        self._square_sum += finite.square_sum(values)
+        payload = torch.from_numpy(self._buffer[: self._wanted])
+        squares = onepass.square_sum(self._codec, payload, self._elements)
+        if squares is None:
+            out = self._values[: self._elements]
+            squares = finite.square_sum(self._codec.decode(payload, self._elements, out=out))
+        self._square_sum += squares
         self._left -= self._elements
         self._filled = 0
         self._expect()

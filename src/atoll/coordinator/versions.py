@@ -14,6 +14,7 @@ from atoll.blobs.base import Blobs
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
+from atoll.compiled import base as compiled
 from atoll.coordinator.spool import Spool, SpooledFrame
 from atoll.errors import Diverged, NotReady, StateDamaged
 from atoll.history import replay, weights
@@ -64,6 +65,7 @@ class Versions:
         self._settled = True  # whether the buffers hold `current`: not between compute and publish
         self._torn = False  # whether a compute ended halfway
         self._computed: tuple[int, Digests] | None = None  # the round that the buffers are ahead by
+        compiled.prepare(layout.size)
         self._state, self.current = self._restore()
 
     def _restore(self) -> tuple[OuterState, Current]:
@@ -116,25 +118,25 @@ class Versions:
         manifest = self._manifests.of_round(round_number).manifest
         download = build.codec(manifest.download)
         header = self._header_of_round(round_number, download)
-        with self._lock, replay.hashing(self._threads) as pool:
+        with self._lock:
             self._mend()
-            spooler = self._spool.spooler(self._layout, download, header, pool=pool)
-            self._settled, self._torn = False, True
+            with self._spool.spooler(self._layout, download, header) as spooler:
+                self._settled, self._torn = False, True
 
-            def checked(span: Span, payload: Tensor) -> None:
-                self._check_finite(round_number, span)
-                spooler(span, payload)
+                def checked(span: Span, payload: Tensor) -> None:
+                    self._check_finite(round_number, span)
+                    spooler(span, payload)
 
-            digests = replay.apply_round(
-                self._state,
-                self._blobs,
-                manifest=manifest,
-                round_number=round_number,
-                contributions=contributions,
-                sink=checked,
-                pool=pool,
-            )
-            self._pending = spooler.finish(result_digest=digests.published.root)
+                digests = replay.apply_round(
+                    self._state,
+                    self._blobs,
+                    manifest=manifest,
+                    round_number=round_number,
+                    contributions=contributions,
+                    sink=checked,
+                    threads=self._threads,
+                )
+                self._pending = spooler.finish(result_digest=digests.published.root)
             self._torn = False
             self._computed = round_number, digests
             return digests
@@ -218,11 +220,11 @@ class Versions:
                 round=current.version,
                 result_digest=STAND_IN_DIGEST,
             )
-            spooler = self._spool.spooler(self._layout, codec, header)
-            for span in self._layout.tiles(weights.TILE_BYTES):
-                tile = self._state.published[span.start : span.stop]
-                spooler(span, codec.encode(tile, noise=None, first_group=span.first_group))
-            spooled = spooler.finish(result_digest=current.digests.published.root)
+            with self._spool.spooler(self._layout, codec, header) as spooler:
+                for span in self._layout.tiles(weights.TILE_BYTES):
+                    tile = self._state.published[span.start : span.stop]
+                    spooler(span, codec.encode(tile, noise=None, first_group=span.first_group))
+                spooled = spooler.finish(result_digest=current.digests.published.root)
             self._spool.put(spooled)
             return spooled
 

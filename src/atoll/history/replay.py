@@ -3,16 +3,17 @@
 The coordinator starts with this and audit proves with it. Reads ledger and blobs; writes neither.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from atoll.blobs.base import Blobs
 from atoll.errors import BlobChanged, BlobMissing, StateDamaged
 from atoll.history import sources, weights
 from atoll.history.manifests import Manifests
-from atoll.layout import Layout
+from atoll.layout import Layout, Span
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ContributionRecord, RoundRecord, RoundState, SnapshotRecord
 from atoll.protocol.manifest import Manifest
@@ -20,6 +21,8 @@ from atoll.strategies import build
 from atoll.strategies.diloco import OuterState, PayloadSink, fresh_state
 from atoll.sums import digest as digests
 from atoll.sums.digest import ParamsDigest, RunningDigest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -143,24 +146,41 @@ def apply_round(
     round_number: int,
     contributions: list[ContributionRecord],
     sink: PayloadSink | None = None,
-    pool: Executor | None = None,
+    threads: int = 1,
 ) -> Digests:
     """Computes `round_number` on `state` in place from its frozen, ordered contributions.
 
-    A `pool` hashes what is done while the outer step goes on.
+    With several `threads` each makes a part of the weights and hashes it, and `sink` is called by
+    all of them. When this raises, all have ended.
     """
     step = build.outer_step(manifest, round_number)
     state.publish_with(step.download)
-    running = [RunningDigest(state.layout, buffer, pool=pool) for buffer in state.buffers]
 
-    def reached(stop: int) -> None:
-        for digest in running:
-            digest.reached(stop)
+    def make(part: Span) -> list[RunningDigest]:
+        running = [RunningDigest(state.layout, b, first=part.start) for b in state.buffers]
 
+        def reached(stop: int) -> None:
+            for digest in running:
+                digest.reached(stop)
+
+        step.apply(state, opened, sink, part=part, reached=reached)
+        return running
+
+    parts = state.layout.parts(threads, step.tile_bytes)
     with sources.opened(blobs, contributions, build.codec(manifest.upload)) as opened:
-        step.apply(state, opened, sink, reached=reached)
-    found = [digest.finish() for digest in running]
+        made = _each(make, parts)
+    found = [first.joined(others) for first, *others in zip(*made, strict=True)]
     return Digests(found[0], found[-1])
+
+
+def _each(make: Callable[[Span], T], parts: list[Span]) -> list[T]:
+    """What `make` gives for every part, in a thread each; raises once all have ended."""
+    if len(parts) == 1:
+        return [make(parts[0])]
+    with ThreadPoolExecutor(len(parts) - 1, thread_name_prefix="outer-step") as pool:
+        others = [pool.submit(make, part) for part in parts[1:]]
+        mine = make(parts[0])
+    return [mine, *(other.result() for other in others)]
 
 
 def replay(
@@ -176,31 +196,20 @@ def replay(
 
     Each under the manifest of its round.
     """
-    with hashing(threads) as pool:
-        for record in ledger.rounds(first=after_version + 1):
-            if record.state is not RoundState.PUBLISHED:
-                return
-            contributions = ledger.contributions(record.round)
-            with _naming(f"a contribution of round {record.round}"):
-                found = apply_round(
-                    state,
-                    blobs,
-                    manifest=manifests.of_round(record.round).manifest,
-                    round_number=record.round,
-                    contributions=contributions,
-                    pool=pool,
-                )
-            yield Replayed(record, contributions, found)
-
-
-@contextmanager
-def hashing(threads: int) -> Iterator[Executor | None]:
-    """One thread beside the outer step's where `threads` allows it: more only wait for it."""
-    if threads == 1:
-        yield None
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="hashing") as pool:
-        yield pool
+    for record in ledger.rounds(first=after_version + 1):
+        if record.state is not RoundState.PUBLISHED:
+            return
+        contributions = ledger.contributions(record.round)
+        with _naming(f"a contribution of round {record.round}"):
+            found = apply_round(
+                state,
+                blobs,
+                manifest=manifests.of_round(record.round).manifest,
+                round_number=record.round,
+                contributions=contributions,
+                threads=threads,
+            )
+        yield Replayed(record, contributions, found)
 
 
 def difference(layout: Layout, replayed: Replayed) -> str | None:

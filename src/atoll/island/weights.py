@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
+from atoll.compiled import base as compiled
 from atoll.errors import FrameError, ManifestMismatch
 from atoll.island import local_weights
 from atoll.island.group import SOLO, Group
@@ -38,6 +39,8 @@ class IslandWeights:
         self.download = download  # moves with the manifest, between two rounds
         self._trained = True
         self._is_leader = group.is_leader
+        if group.is_leader:
+            compiled.prepare(layout.size)
         # Followers hold no published copy: theirs is the leader's.
         self._published = self.layout.zeros() if group.is_leader else torch.empty(0)
         self._local = local_weights.of(model, self.layout, group)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.compiled.base import loops_for
 from atoll.errors import ConfigError
 from atoll.optim import base
 
@@ -59,6 +60,22 @@ class Adam:
         step_size = self.lr / (1 - power(self.beta1, step))
         root_correction = math.sqrt(1 - power(self.beta2, step))
 
+        loops = loops_for(params.numel())
+        if loops is not None:
+            loops.adam(
+                params.numpy(),
+                gradient.numpy(),
+                first.numpy(),
+                second.numpy(),
+                beta1=np.float32(self.beta1),
+                beta2=np.float32(self.beta2),
+                rest1=np.float32(1 - self.beta1),
+                rest2=np.float32(1 - self.beta2),
+                step_size=np.float32(step_size),
+                root_correction=np.float32(root_correction),
+                eps=np.float32(self.eps),
+            )
+            return
         scratch = gradient * (1 - self.beta1)
         first.mul_(self.beta1).add_(scratch)
         second.mul_(self.beta2).add_(gradient.mul_(gradient).mul_(1 - self.beta2))

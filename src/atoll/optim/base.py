@@ -39,7 +39,7 @@ class OuterOptimizer(Protocol):
 
         `gradient` is the mean displacement (base minus local), so the weights move against it.
         `step` counts rounds from 1 and is the same for all tiles of a round. All tensors are fp32
-        tiles of the same span. **`gradient` is used as scratch**: its values are gone afterwards.
+        tiles of the same span. **`gradient` may be used as scratch**: do not read it afterwards.
         Raises before anything is written when a tile or the step breaks these rules.
         """
         ...
@@ -58,7 +58,7 @@ def check_tiles(
     state: Mapping[str, Tensor],
     step: int,
 ) -> None:
-    """Raises unless all tiles are fp32 of one shape, every slot is there and `step` is above 0."""
+    """Raises unless tiles are flat fp32 of one size, all slots are there and `step` is above 0."""
     if step < 1:
         raise ConfigError(f"{optimizer.name} got step={step}; outer steps count from 1")
     if set(state) != set(optimizer.slots):
@@ -66,10 +66,10 @@ def check_tiles(
             f"{optimizer.name} got state {sorted(state)}; it keeps {sorted(optimizer.slots)}"
         )
     for role, tile in {"params": params, "gradient": gradient, **state}.items():
-        if tile.shape != params.shape or tile.dtype != torch.float32:
+        if tile.shape != params.shape or tile.dim() != 1 or tile.dtype != torch.float32:
             raise LayoutMismatch(
-                f"{optimizer.name} got {role!r} of shape {tuple(tile.shape)} and {tile.dtype}; "
-                f"all tiles must be torch.float32 of the params' shape {tuple(params.shape)}"
+                f"{optimizer.name} got {role!r} of shape {tuple(tile.shape)} and {tile.dtype}; all "
+                f"tiles must be flat torch.float32 of the params' shape {tuple(params.shape)}"
             )
 
 

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
+from atoll.compiled.base import loops_for
 from atoll.optim import base
 
 
@@ -37,6 +39,11 @@ class Nesterov:
         """Moves one tile of weights and momentum in place; `gradient` is used as scratch."""
         base.check_tiles(self, params, gradient=gradient, state=state, step=step)
         momentum = state["momentum"]
+        loops = loops_for(params.numel())
+        if loops is not None:
+            settings = np.float32(self.lr), np.float32(self.momentum)
+            loops.nesterov(params.numpy(), gradient.numpy(), momentum.numpy(), *settings)
+            return
         momentum.mul_(self.momentum).add_(gradient)
         gradient.add_(momentum * self.momentum)
         params.sub_(gradient.mul_(self.lr))

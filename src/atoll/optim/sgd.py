@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
+from atoll.compiled.base import loops_for
 from atoll.optim import base
 
 
@@ -30,4 +32,8 @@ class Sgd:
     ) -> None:
         """Moves one tile of weights in place; `gradient` is used as scratch."""
         base.check_tiles(self, params, gradient=gradient, state=state, step=step)
+        loops = loops_for(params.numel())
+        if loops is not None:
+            loops.sgd(params.numpy(), gradient.numpy(), np.float32(self.lr))
+            return
         params.sub_(gradient.mul_(self.lr))

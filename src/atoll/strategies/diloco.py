@@ -5,8 +5,7 @@
     u    = encode(θ - θ̂),  θ̂ = θ̂ + decode(u)       lossy download codec only; lossless: θ̂ = θ
 
 A pure function of (state, ordered contributions, settings): the same bits for any tile size. Memory
-is a few tiles, whatever the number of contributions. One thread goes through the tiles: a second
-one gains nothing (measured: it waits for the interpreter), so others better hash what is done.
+is a few tiles, whatever the number of contributions. Threads share a step by parts of the layout.
 Owns no file, no ledger, no network; contributions are read and payloads are written through seams.
 """
 
@@ -14,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from atoll.codecs import onepass
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
 from atoll.layout import Layout, Span
@@ -94,14 +95,17 @@ class OuterStep:
         sources: Sequence[DisplacementSource],
         sink: PayloadSink | None,
         *,
+        part: Span | None = None,
         reached: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Moves `state` one version on; `sources` must be in canonical order.
 
-        `reached` is told after each tile up to which element the state is the new version's. When
-        this raises, `state` is torn between two versions and must be rebuilt from the ledger.
+        With `part`, one of the layout's with this tile size, only that; other threads may work on
+        the others, if sources and sink bear it. `reached` is told after each tile up to which
+        element the state is the new version's. When this raises, `state` is torn between two
+        versions and must be rebuilt from the ledger.
         """
-        for span in state.layout.tiles(self.tile_bytes):
+        for span in state.layout.tiles(self.tile_bytes, part):
             self._tile(state, sources, span, sink)
             reached(span.stop)
 
@@ -127,10 +131,13 @@ class OuterStep:
         if self.download.lossless:
             return self.download.encode(master, noise=None, first_group=span.first_group)
         published = state.published[span.start : span.stop]
-        payload = self.download.encode(
-            master - published, noise=self.noise, first_group=span.first_group
-        )
-        apply_update(published, payload, codec=self.download)
+        payload = torch.empty(self.download.encoded_bytes(len(span)), dtype=torch.uint8)
+        if not onepass.publish(self.download, master, published, payload):
+            difference = master - published
+            self.download.encode(
+                difference, noise=self.noise, first_group=span.first_group, out=payload
+            )
+            apply_update(published, payload, codec=self.download)
         return payload
 
 

@@ -6,7 +6,8 @@
 Owns hashing of weights. Does not judge a difference; that is the caller's.
 """
 
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,32 +30,41 @@ class ParamsDigest:
 
 
 class RunningDigest:
-    """The digest of a flat fp32 CPU buffer that becomes final from its start to its end.
+    """The digest of a flat fp32 CPU buffer that becomes final from `first` to its end.
 
-    Each leaf is hashed once, as soon as it is final: in a thread of `pool`, else in the call that
-    completes it. Reads `flat` where it lies. One thread at a time.
+    Each leaf is hashed once, as soon as it is final, in the call that completes it. Reads `flat`
+    where it lies. One thread at a time: threads that make parts of the buffer have one each, and
+    `joined` makes the whole of them.
     """
 
-    def __init__(self, layout: Layout, flat: Tensor, *, pool: Executor | None = None) -> None:
+    def __init__(self, layout: Layout, flat: Tensor, *, first: int = 0) -> None:
         _check_flat(layout, flat)
         self._layout = layout
         self._values = flat.detach().numpy()
-        self._pool = pool
-        self._leaves: list[bytes | Future[bytes]] = []
+        leaves = enumerate(layout.leaves)
+        self._next = next((k for k, leaf in leaves if leaf.start >= first), len(layout.leaves))
+        self._hashed: dict[int, bytes] = {}
 
     def reached(self, stop: int) -> None:
-        """The elements before `stop` are final: they must not change before `finish`."""
+        """The elements from `first` to `stop` are final: they must not change before `finish`."""
         leaves = self._layout.leaves
-        while len(self._leaves) < len(leaves) and leaves[len(self._leaves)].stop <= stop:
-            span = leaves[len(self._leaves)]
-            hashed = self._hash(span) if self._pool is None else self._pool.submit(self._hash, span)
-            self._leaves.append(hashed)
+        while self._next < len(leaves) and leaves[self._next].stop <= stop:
+            self._hashed[self._next] = self._hash(leaves[self._next])
+            self._next += 1
 
     def finish(self) -> ParamsDigest:
         """The digest, once the whole buffer is final."""
-        self.reached(self._layout.size)
+        return self.joined([])
+
+    def joined(self, others: Iterable["RunningDigest"]) -> ParamsDigest:
+        """The digest of the whole buffer, of which `others` have made the other parts."""
+        hashed = dict(self._hashed)
+        for other in others:
+            hashed.update(other._hashed)
+        # A leaf over the edge of two parts was nobody's until now.
         leaves = b"".join(
-            leaf if isinstance(leaf, bytes) else leaf.result() for leaf in self._leaves
+            hashed[k] if k in hashed else self._hash(leaf)
+            for k, leaf in enumerate(self._layout.leaves)
         )
         return ParamsDigest(root_of(leaves), leaves)
 
@@ -77,10 +87,12 @@ def digest(layout: Layout, flat: Tensor, *, threads: int = 1) -> ParamsDigest:
     if threads < 1:
         raise ConfigError(f"digest threads={threads} must be at least 1")
     _check_flat(layout, flat)
+    whole = RunningDigest(layout, flat.cpu())
     if threads == 1:
-        return RunningDigest(layout, flat.cpu()).finish()
+        return whole.finish()
     with ThreadPoolExecutor(threads, thread_name_prefix="digest") as pool:
-        return RunningDigest(layout, flat.cpu(), pool=pool).finish()
+        leaves = b"".join(pool.map(whole._hash, layout.leaves))
+    return ParamsDigest(root_of(leaves), leaves)
 
 
 def first_difference(layout: Layout, mine: bytes, theirs: bytes) -> str | None:

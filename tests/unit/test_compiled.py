@@ -1,0 +1,484 @@
+"""Compiled loops give the bits of torch's separate steps, on every value and every processor."""
+
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import atoll
+from atoll.codecs import feedback, finite, onepass
+from atoll.codecs.base import Codec
+from atoll.codecs.bf16 import Bf16
+from atoll.codecs.int8 import Int8
+from atoll.codecs.noise import Noise
+from atoll.compiled import base as compiled
+from atoll.compiled import loops, warmup
+from atoll.compiled.base import FULL_TILE_ELEMENTS, LARGE_ELEMENTS, Compiled
+from atoll.errors import FrameError, LayoutMismatch
+from atoll.layout import GROUP_ELEMENTS, Layout
+from atoll.optim import registry
+from atoll.strategies.diloco import OuterStep, fresh_state
+from atoll.sums import digest
+
+LOSSY: list[Codec] = [Int8(), Int8(block=16), Int8(block=GROUP_ELEMENTS), Bf16()]
+every_lossy = pytest.mark.parametrize("codec", LOSSY, ids=lambda c: f"{c.name}-{c.block}")
+# A full tile; a short block at its end; more groups, the last one short.
+SIZES = [FULL_TILE_ELEMENTS, FULL_TILE_ELEMENTS + 5, FULL_TILE_ELEMENTS + GROUP_ELEMENTS + 333]
+OUTER = {
+    "sgd": {"lr": 0.3},
+    "nesterov": {"lr": 0.7, "momentum": 0.9},
+    "adam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
+}
+# Numbers at which a rounding, a scale or a class changes.
+SPECIAL = [
+    *(0.0, -0.0, 1e-45, -1e-45, 1e-43, 1.2e-38, -1.2e-38, 2.0**-110, 1.0, -1.0, 0.5, 1.5, 2.5),
+    *(126.5, 127.0, 127.5, 3.3895e38, -3.3895e38, 3.4028234e38, -3.4028234e38, 1e38, 2.0**120),
+]
+
+
+def numbers(size: int, *, seed: int = 0) -> Tensor:
+    """Signs, mantissas and exponents of all kinds, and quiet stretches; all finite."""
+    rng = np.random.default_rng(seed)
+    values = np.ldexp(rng.standard_normal(size), rng.integers(-20, 20, size)).astype(np.float32)
+    values[: size // 4] *= np.float32(1e-40)  # subnormal scales
+    values[size // 4 : size // 4 + 70_000] = 0.0
+    places = rng.integers(0, size, 40 * len(SPECIAL))
+    values[places] = np.tile(np.array(SPECIAL, np.float32), 40)
+    return torch.from_numpy(values)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ready() -> None:
+    prepared()
+
+
+def prepared() -> None:
+    compiled.prepare(LARGE_ELEMENTS)
+    compiled.compiled.wait()
+
+
+def bits(values: Tensor) -> bytes:
+    return values.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Runs a computation twice: with the loops, and with torch's steps alone."""
+
+    def run(computation):
+        assert compiled.loops_for(FULL_TILE_ELEMENTS) is loops
+        fast = computation()
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled.compiled, "loops", None)
+            return fast, computation()
+
+    return run
+
+
+# --- the same bits as without them ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("block", [16, 256, GROUP_ELEMENTS])
+def test_int8_is_encoded_to_the_same_bytes(both, size, block):
+    values = numbers(size)
+
+    fast, plain = both(lambda: Int8(block=block).encode(values, noise=None, first_group=0))
+
+    assert bits(fast) == bits(plain)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("block", [16, 256, GROUP_ELEMENTS])
+def test_int8_is_decoded_to_the_same_bits_whatever_the_payload(both, size, block):
+    """Also scales that no encoder writes, and the level -128."""
+    codec = Int8(block=block)
+    payload = np.random.default_rng(1).integers(0, 256, codec.encoded_bytes(size), np.uint8)
+
+    fast, plain = both(lambda: codec.decode(torch.from_numpy(payload), size))
+
+    sound = ~torch.isnan(plain)  # which NaN it is, is the processor's choice
+    assert bits(torch.isnan(fast)) == bits(torch.isnan(plain))
+    assert bits(fast[sound]) == bits(plain[sound])
+
+
+@every_lossy
+@pytest.mark.parametrize("size", SIZES)
+def test_feedback_gives_the_same_payload_and_residual(both, codec, size):
+    values = numbers(size).clamp(-1e37, 1e37)
+
+    def fed():
+        residual = (numbers(size, seed=2) * 1e-3).clamp(-1e30, 1e30).bfloat16()
+        payload = feedback.encode_with_feedback(codec, values, residual, noise=None, first_group=0)
+        return bits(payload), bits(residual.view(torch.uint16))
+
+    fast, plain = both(fed)
+
+    assert fast == plain
+
+
+@every_lossy
+@pytest.mark.parametrize("optimizer", OUTER)
+def test_outer_step_gives_the_same_weights_and_payloads(both, codec, optimizer):
+    layout = Layout.of([("a", (2 * FULL_TILE_ELEMENTS + GROUP_ELEMENTS + 77,), "float32")])
+    start = numbers(layout.size).clamp(-1e3, 1e3)
+    deltas = [numbers(layout.size, seed=s).clamp(-1e3, 1e3) for s in (3, 4)]
+
+    fast, plain = both(lambda: stepped(layout, start, deltas, codec=codec, optimizer=optimizer))
+
+    assert fast == plain
+
+
+class Whole:
+    """A displacement that lies in memory."""
+
+    def __init__(self, values: Tensor, weight: int) -> None:
+        self._values = values
+        self.weight = weight
+
+    def tile(self, span):
+        return self._values[span.start : span.stop]
+
+
+def stepped(layout, start, deltas, *, codec, optimizer, parts=1):
+    """Digests and payload after two steps; with several parts they are made from the last on."""
+    rule = registry.build(optimizer, OUTER[optimizer])
+    state = fresh_state(layout, start.clone(), optimizer=rule, download=codec)
+    sources = [Whole(delta, weight) for weight, delta in enumerate(deltas, start=1)]
+    payloads = {}
+    for number in (1, 2):
+        step = OuterStep(rule, codec, None, number)
+        for part in reversed(layout.parts(parts, step.tile_bytes)):
+            step.apply(
+                state,
+                sources,
+                lambda span, payload, number=number: payloads.update(
+                    {(number, span.start): bits(payload)}
+                ),
+                part=part,
+            )
+    buffers = [*state.buffers, *state.slots.values()]
+    return [digest.digest(layout, buffer).root for buffer in buffers], payloads
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_outer_step_by_parts_in_any_order_is_that_of_the_whole(parts):
+    layout = Layout.of([("a", (3 * FULL_TILE_ELEMENTS + 77,), "float32")])
+    start, delta = (numbers(layout.size, seed=s).clamp(-1e3, 1e3) for s in (0, 3))
+
+    whole = stepped(layout, start, [delta], codec=Int8(), optimizer="nesterov")
+
+    assert stepped(layout, start, [delta], codec=Int8(), optimizer="nesterov", parts=parts) == whole
+
+
+# --- what is not finite ---
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 7, FULL_TILE_ELEMENTS - 1])
+def test_first_value_that_is_not_finite_is_found(both, bad, place):
+    values = numbers(FULL_TILE_ELEMENTS)
+    values[place] = bad
+
+    assert both(lambda: finite.first_not_finite(values)) == (place, place)
+
+
+def test_values_that_are_all_finite_are_found_so(both):
+    values = numbers(FULL_TILE_ELEMENTS)
+
+    assert both(lambda: finite.first_not_finite(values)) == (None, None)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_block_with_a_value_that_is_not_finite_is_nan_whole(both, bad):
+    values = torch.ones(FULL_TILE_ELEMENTS)
+    values[300] = bad
+
+    fast, plain = both(lambda: Int8().encode(values, noise=None, first_group=0))
+
+    assert bits(fast) == bits(plain)
+    decoded = Int8().decode(fast, FULL_TILE_ELEMENTS)
+    assert bool(torch.isnan(decoded[256:512]).all())
+    assert int(torch.isnan(decoded).sum()) == 256
+
+
+@pytest.mark.parametrize("codec", [Bf16(), Int8()], ids=["bf16", "int8"])
+def test_nan_stays_in_residual_and_payload(codec):
+    values = torch.ones(FULL_TILE_ELEMENTS)
+    values[5] = math.nan
+    residual = torch.zeros(FULL_TILE_ELEMENTS, dtype=torch.bfloat16)
+
+    payload = feedback.encode_with_feedback(codec, values, residual, noise=None, first_group=0)
+
+    assert math.isnan(float(codec.decode(payload, FULL_TILE_ELEMENTS)[5]))
+    assert math.isnan(float(residual[5]))
+
+
+def int8_payload(*, scale: float, level: int) -> Tensor:
+    """A full tile of zeros but for one block of 256."""
+    payload = torch.zeros(Int8().encoded_bytes(FULL_TILE_ELEMENTS), dtype=torch.uint8)
+    payload[:4] = torch.tensor([scale]).view(torch.uint8)
+    cut = GROUP_ELEMENTS // 256 * 4
+    payload[cut : cut + 256] = torch.tensor([level], dtype=torch.int8).view(torch.uint8)
+    return payload
+
+
+def test_square_sum_of_a_payload_is_that_of_its_values():
+    payload = Int8().encode(numbers(FULL_TILE_ELEMENTS).clamp(-1e6, 1e6), noise=None, first_group=0)
+    expected = Int8().decode(payload, FULL_TILE_ELEMENTS).double().square().sum()
+
+    found = onepass.square_sum(Int8(), payload, FULL_TILE_ELEMENTS)
+
+    assert found == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("level", [0, 1, -1, 2, 127, -128])
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 3e38, 2.6e36])
+def test_square_sum_is_finite_exactly_when_every_value_is(scale, level):
+    payload = int8_payload(scale=scale, level=level)
+    values = Int8().decode(payload, FULL_TILE_ELEMENTS)
+
+    found = onepass.square_sum(Int8(), payload, FULL_TILE_ELEMENTS)
+
+    assert found is not None and math.isfinite(found) == bool(torch.isfinite(values).all())
+
+
+@pytest.mark.parametrize("cut", [1, 100_000])
+def test_square_sum_of_a_payload_of_another_size_is_refused(cut):
+    payload = int8_payload(scale=1.0, level=1)
+
+    with pytest.raises(FrameError, match="the header and the payload must agree"):
+        onepass.square_sum(Int8(), payload[:-cut], FULL_TILE_ELEMENTS)
+
+
+# --- every processor: operations are neither joined nor regrouped ---
+
+
+def digests() -> dict[str, str]:
+    """What the loops make of the same numbers; run by a process for another processor too."""
+    values, other = numbers(FULL_TILE_ELEMENTS + 77), numbers(FULL_TILE_ELEMENTS + 77, seed=9)
+    layout = Layout.of([("a", (FULL_TILE_ELEMENTS + 77,), "float32")])
+    found = {}
+    for optimizer in OUTER:
+        start, delta = values.clamp(-1e3, 1e3), other.clamp(-1e3, 1e3)
+        made, _ = stepped(layout, start, [delta], codec=Int8(), optimizer=optimizer)
+        found[optimizer] = " ".join(made)
+    for codec in LOSSY:
+        residual = torch.zeros(values.numel(), dtype=torch.bfloat16)
+        sent = feedback.encode_with_feedback(
+            codec, values.clamp(-1e37, 1e37), residual, noise=None, first_group=0
+        )
+        found[f"{codec.name}-{codec.block}"] = digest.root_of(bits(sent) + bits(residual))
+    return found
+
+
+def is_wide() -> bool:
+    """Whether the loops were compiled for vectors of 256 bits, which not every x86-64 has."""
+    rule: Any = loops.nesterov
+    return any("ymm" in text for text in rule.inspect_asm().values())
+
+
+def test_loops_give_the_same_bits_for_a_processor_without_vectors():
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "PYTHONPATH": str(Path(atoll.__file__).parents[1]),
+    }
+    made = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=True
+    )
+    printed = json.loads(made.stdout)
+
+    assert not printed.pop("wide")
+    assert printed == digests()
+
+
+def test_loops_use_the_vectors_that_this_processor_has(skip):
+    if "avx2" not in Path("/proc/cpuinfo").read_text().split():
+        skip("this CPU has no avx2")
+    digests()
+
+    assert is_wide()
+
+
+def test_joined_multiply_and_add_give_other_bits(skip):
+    """The control of the test above: what it would find if operations were joined."""
+    if "fma" not in Path("/proc/cpuinfo").read_text().split():
+        skip("this CPU has no fused multiply-add")
+    compile_joined: Any = functools.partial(numba.njit, fastmath={"contract"})
+    joined = compile_joined(loops.nesterov.py_func)  # type: ignore[attr-defined]
+
+    def moved(rule):
+        values = [numbers(5000, seed=s).clamp(-1e3, 1e3).numpy() for s in (0, 1, 2)]
+        rule(*values, np.float32(0.7), np.float32(0.9))
+        return [array.tobytes() for array in values]
+
+    assert moved(joined) != moved(loops.nesterov)
+
+
+# --- where there are none ---
+
+
+def test_small_tiles_do_without():
+    assert compiled.loops_for(FULL_TILE_ELEMENTS) is not None
+    assert compiled.loops_for(FULL_TILE_ELEMENTS - 1) is None
+
+
+def test_small_models_compile_nothing():
+    mine = Compiled()
+
+    mine.prepare(LARGE_ELEMENTS - 1)
+    mine.wait()
+
+    assert mine.loops is None
+
+
+def test_large_model_compiles_once(monkeypatch):
+    mine, begun = Compiled(), []
+    monkeypatch.setattr(warmup, "RUNS", [lambda: begun.append(1)])
+
+    mine.prepare(LARGE_ELEMENTS)
+    mine.prepare(LARGE_ELEMENTS)
+    mine.wait()
+
+    assert (begun, mine.loops) == ([1], loops)
+
+
+def test_until_all_are_compiled_there_are_none(monkeypatch):
+    mine, seen = Compiled(), []
+    monkeypatch.setattr(warmup, "RUNS", [lambda: seen.append(mine.loops)] * 2)
+
+    mine.prepare(LARGE_ELEMENTS)
+    mine.wait()
+
+    assert seen == [None, None]
+
+
+def test_without_numba_there_are_none(monkeypatch):
+    monkeypatch.setattr(compiled, "find_spec", lambda _: None)
+    mine = Compiled()
+
+    mine.prepare(LARGE_ELEMENTS)
+    mine.wait()
+
+    assert mine.loops is None
+
+
+def test_numba_that_cannot_be_used_is_told_once_and_torch_goes_on(monkeypatch, caplog):
+    """It refuses a numpy that is newer than it knows."""
+
+    def refuse():
+        raise ImportError("Numba needs NumPy 2.5 or less")
+
+    monkeypatch.setattr(warmup, "RUNS", [refuse])
+    mine = Compiled()
+
+    mine.prepare(LARGE_ELEMENTS)
+    mine.wait()
+    mine.prepare(LARGE_ELEMENTS)
+
+    assert mine.loops is None
+    assert [r.message for r in caplog.records] == ["tile loops cannot be compiled; torch goes on"]
+
+
+def test_process_that_ends_does_not_wait_for_all_of_them():
+    """Nor does it die of a thread that still compiles."""
+    program = (
+        "from atoll.compiled import base, warmup\n"
+        "first = __import__('threading').Event()\n"
+        "ran = []\n"
+        "def run():\n"
+        "    ran.append(1); first.set()\n"
+        "    __import__('threading').main_thread().join(); print(len(ran))\n"
+        "warmup.RUNS = (run, run, run)\n"
+        "base.prepare(base.LARGE_ELEMENTS)\n"
+        "assert first.wait(60)\n"
+    )
+
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert (made.returncode, made.stdout, made.stderr) == (0, "1\n", "")
+
+
+@pytest.mark.parametrize("optimizer", OUTER)
+def test_tiles_that_are_not_flat_are_refused(optimizer):
+    """A loop would run beyond their end."""
+    rule = registry.build(optimizer, OUTER[optimizer])
+    square = torch.zeros(512, 512)
+    slots = {name: torch.zeros(512, 512) for name in rule.slots}
+
+    with pytest.raises(LayoutMismatch, match="must be flat"):
+        rule.update(square, torch.ones(512, 512), slots, step=1)
+
+
+class NoLoops:
+    """Fails whoever takes a loop."""
+
+    def __getattr__(self, name: str) -> None:
+        raise AssertionError(f"{name} was taken")
+
+
+@pytest.mark.parametrize("codec", [Int8(), Bf16()], ids=["int8", "bf16"])
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_payload_at_an_odd_place_goes_through_torch(monkeypatch, codec, shift):
+    values = numbers(FULL_TILE_ELEMENTS).clamp(-1e37, 1e37)
+    nbytes = codec.encoded_bytes(FULL_TILE_ELEMENTS)
+    residuals = [torch.zeros(FULL_TILE_ELEMENTS, dtype=torch.bfloat16) for _ in range(2)]
+    even = feedback.encode_with_feedback(codec, values, residuals[0], noise=None, first_group=0)
+    odd = torch.empty(nbytes + 4, dtype=torch.uint8)[shift : shift + nbytes]
+    monkeypatch.setattr(compiled.compiled, "loops", NoLoops())
+
+    feedback.encode_with_feedback(codec, values, residuals[1], noise=None, first_group=0, out=odd)
+
+    assert bits(odd) == bits(even)
+    assert bits(residuals[0]) == bits(residuals[1])
+
+
+def test_payload_at_an_even_address_of_an_odd_storage_goes_through_torch():
+    """torch sees no wider numbers there, whatever the address."""
+    values = numbers(FULL_TILE_ELEMENTS).clamp(-1e37, 1e37)
+    nbytes = Bf16().encoded_bytes(FULL_TILE_ELEMENTS)
+    whole = torch.empty(nbytes + 8, dtype=torch.uint8)
+    odd = torch.from_numpy(whole.numpy()[3:])
+    place = odd[1 : 1 + nbytes]
+    residual = torch.zeros(FULL_TILE_ELEMENTS, dtype=torch.bfloat16)
+
+    feedback.encode_with_feedback(Bf16(), values, residual, noise=None, first_group=0, out=place)
+
+    assert bits(place) == bits((values + 0.0).bfloat16())  # a residual of 0 makes -0 a 0
+
+
+def test_stochastic_rounding_is_not_done_by_a_loop():
+    codec = Bf16(rounding="stochastic")
+    noise = Noise(seed=5, round=1, lane="a")
+    layout = Layout.of([("a", (FULL_TILE_ELEMENTS,), "float32")])
+    values = numbers(FULL_TILE_ELEMENTS).clamp(-1e3, 1e3)
+    rule = registry.build("sgd", {"lr": 1.0})
+    state = fresh_state(layout, values.clone(), optimizer=rule, download=codec)
+    residual = torch.zeros(FULL_TILE_ELEMENTS, dtype=torch.bfloat16)
+    payloads: list[Tensor] = []
+
+    fed = feedback.encode_with_feedback(codec, values, residual, noise=noise, first_group=0)
+    OuterStep(rule, codec, noise, 1).apply(
+        state, [Whole(values, 1)], lambda _, payload: payloads.append(payload)
+    )
+
+    assert bits(fed) == bits(codec.encode(values + 0.0, noise=noise, first_group=0))
+    difference = state.master - values
+    assert bits(payloads[0]) == bits(codec.encode(difference, noise=noise, first_group=0))
+
+
+if __name__ == "__main__":
+    prepared()
+    print(json.dumps({**digests(), "wide": is_wide()}))
