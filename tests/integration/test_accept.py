@@ -269,7 +269,7 @@ def _planned(island: HandIsland):
     """The assignment of an island that may have contributed already."""
     latest = island.coordinator._rounds.latest
     assert latest is not None
-    return island.coordinator._train(latest, island.name).model_copy(
+    return island.coordinator._assignments._train(latest, island.name).model_copy(
         update={"digest": island.coordinator.versions.current.digests.published.root}
     )
 

@@ -559,13 +559,14 @@ def test_answer_of_another_version_is_not_given_when_a_round_closes_meanwhile(cl
     a, b = cluster.pair()
     a.send(a.frame())
     b.send(b.frame())
-    planned = cluster.coordinator._next
+    assignments = cluster.coordinator._assignments
+    planned = assignments._next
 
     def close_first(*args):
         cluster.coordinator.advance()
         return planned(*args)
 
-    monkeypatch.setattr(cluster.coordinator, "_next", close_first)
+    monkeypatch.setattr(assignments, "_next", close_first)
 
     assert a.assignment().action == "fetch"
 

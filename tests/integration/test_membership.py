@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.coordinator import service
+from atoll.coordinator import membership
 from atoll.coordinator.presence import GRACE_SECONDS, Presence
 from atoll.errors import AddressUnreachable, Evicted, Fenced, StaleGeneration
 from atoll.ledger.records import ContributionRecord, RoundState
@@ -397,7 +397,7 @@ def test_barrier_ends_when_the_generation_does(cluster):
 
 
 def test_unreachable_worker_is_refused_where_ranks_dial_each_other(cluster, monkeypatch):
-    monkeypatch.setattr(service, "DIALLING", frozenset({"diloco"}))
+    monkeypatch.setattr(membership, "DIALLING", frozenset({"diloco"}))
     before = cluster.coordinator.state_hash()
 
     with pytest.raises(AddressUnreachable, match="advertises no port"):

@@ -96,7 +96,7 @@ def without_snapshot_of_the_round(cluster: Cluster, a: HandIsland, b: HandIsland
     """A crash between publish and snapshot."""
     a.contribute()
     b.contribute()
-    setattr(cluster.coordinator, "_snapshot", lambda _: None)  # noqa: B010
+    setattr(cluster.coordinator._snapshots, "published", lambda *_, **__: None)  # noqa: B010
     cluster.settle()
     cluster.restart()
 

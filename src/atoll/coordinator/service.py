@@ -1,47 +1,45 @@
-"""The coordinator as one object: what each message does, without any transport.
+"""The coordinator as one object: one method for each message, without any transport.
 
-Composes registry, rounds, versions and uploads. Adapters (HTTP, gRPC, in-memory) translate; they
-decide nothing. All methods are synchronous and thread-safe; `advance` belongs to one thread.
+Composes membership, assignments, rounds, versions, uploads and closing, and counts what is
+refused. Adapters (HTTP, gRPC, in-memory) translate; they decide nothing. All methods are
+synchronous and thread-safe; `advance` belongs to one thread.
 """
 
 import logging
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
-from atoll.coordinator import agreement, queues, readiness
+from atoll.coordinator import queues, readiness
 from atoll.coordinator.admission import Admission, UploadRequest
+from atoll.coordinator.assignments import Assignments
 from atoll.coordinator.barriers import Barriers
+from atoll.coordinator.closing import Closing
 from atoll.coordinator.control import Control
 from atoll.coordinator.evaluation import Evaluation
 from atoll.coordinator.heartbeats import Heartbeats
 from atoll.coordinator.liveness import Liveness
+from atoll.coordinator.membership import Membership
 from atoll.coordinator.presence import Presence, Stream
-from atoll.coordinator.reach import DIALLING, Reach
+from atoll.coordinator.reach import Reach
 from atoll.coordinator.readiness import Roster
 from atoll.coordinator.registry import Registry
 from atoll.coordinator.report import Report
 from atoll.coordinator.room import Room
-from atoll.coordinator.rounds import LatestRound, Rounds
+from atoll.coordinator.rounds import Rounds
 from atoll.coordinator.samples import SampleStore
+from atoll.coordinator.snapshots import Snapshots
 from atoll.coordinator.spool import Spool, SpooledFrame
+from atoll.coordinator.tally import Tally
 from atoll.coordinator.uploads import Uploads, UploadStream
 from atoll.coordinator.versions import Versions
-from atoll.errors import AtollError, DiskFailed, ProtocolError, StaleContribution, StorageFull
-from atoll.history import boundary, retention
+from atoll.errors import AtollError, DiskFailed, ProtocolError, StorageFull
+from atoll.history import boundary
 from atoll.history.manifests import Manifests, Recorded
 from atoll.layout import Layout
-from atoll.ledger import chain
 from atoll.ledger.base import Ledger
-from atoll.ledger.records import (
-    ContributionRecord,
-    GenerationRecord,
-    Published,
-    RoundState,
-)
+from atoll.ledger.records import ContributionRecord
 from atoll.protocol.control import Action, ControlReply, OuterRateReply
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
@@ -50,7 +48,6 @@ from atoll.protocol.messages import (
     BarrierReply,
     BarrierRequest,
     EvaluationReport,
-    EvaluationTask,
     HeartbeatReply,
     HeartbeatRequest,
     Identity,
@@ -58,7 +55,6 @@ from atoll.protocol.messages import (
     Ready,
     RegisterReply,
     RegisterRequest,
-    RowRange,
     Status,
     Workers,
 )
@@ -66,13 +62,6 @@ from atoll.protocol.samples import SamplesRequest
 from atoll.protocol.work import Work
 
 log = logging.getLogger(__name__)
-
-
-def _ranges(latest: LatestRound, worker_id: str) -> tuple[RowRange, ...]:
-    return tuple(
-        RowRange(start=lease.start, stop=lease.stop, dataset_id=lease.dataset_id)
-        for lease in latest.ranges(worker_id)
-    )
 
 
 class Coordinator:
@@ -96,12 +85,10 @@ class Coordinator:
         self.run_id = run.run_id
         self.transfer_port = 0
         self.samples = SampleStore() if samples is None else samples
-        self.counters: Counter[str] = Counter()
-        self.refusals: Counter[str] = Counter()
-        self._clock = clock
+        self._tally = Tally()
+        self.counters = self._tally.counters
+        self.refusals = self._tally.refusals
         self._ledger = ledger
-        self._blobs = blobs
-        self._run = run
         self._listeners: list[Callable[[], None]] = []
         self.manifests = Manifests.of(ledger)
         manifest = self.manifests.newest.manifest  # here only for what no version changes
@@ -114,11 +101,22 @@ class Coordinator:
             manifest=lambda: self._rounds.in_force.sha256,
         )
         self._control = Control(ledger)
-        self._finish_kicks()
         self._presence = Presence(clock)
+        self._reach = reach or Reach(clock)
+        self._membership = Membership(
+            self._registry,
+            self._heartbeats,
+            self._presence,
+            self._control,
+            self._reach,
+            clock=clock,
+            manifests=self.manifests,
+            layout=layout,
+            on_change=self._changed,
+        )
+        self._membership.finish_kicks()
         self._liveness = Liveness(self._registry, self._heartbeats, self._presence)
         self._barriers = Barriers(on_complete=self._changed)
-        self._reach = reach or Reach(clock)
         self._rounds = Rounds(ledger, self._registry, clock, manifests=self.manifests)
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         self._roster = Roster(
@@ -145,18 +143,37 @@ class Coordinator:
             block=int(manifest.data.identity["block"]),
         )
         self._uploads = Uploads(blobs, admission, clock, record=self._rounds.accept)
-        self._evaluation = Evaluation(
+        evaluation = Evaluation(
             ledger,
             manifest=lambda: self.manifest,
             held_out_rows=int(manifest.data.identity["held_out_rows"]),
             block=int(manifest.data.identity["block"]),
         )
+        self._assignments = Assignments(
+            self._rounds, self.versions, self._control, evaluation, self._tally
+        )
         self._room = Room(blobs, clock, needed_bytes=layout.size * 4)
-        self._owes_snapshot = False
+        self._snapshots = Snapshots(
+            ledger,
+            blobs,
+            self.versions,
+            self._room,
+            manifests=self.manifests,
+            in_flight=self._uploads.in_flight,
+        )
+        self._closing = Closing(
+            ledger,
+            clock,
+            self._rounds,
+            self.versions,
+            run=run,
+            manifests=self.manifests,
+            uploads=self._uploads,
+            snapshots=self._snapshots,
+            on_change=self._changed,
+        )
         self._disk_failure: DiskFailed | None = None
         self._report = Report(ledger, self._registry, self._heartbeats, self._rounds)
-        self._begun: dict[str, int] = {}  # the round that each worker was last given, to show
-        self._counting = threading.Lock()
 
     # The manifest
 
@@ -203,16 +220,8 @@ class Coordinator:
         `peer` is the address the request came from.
         """
         with self._refusals():
-            self._control.check(request.worker_id)
-            agreement.check(request, self._rounds.in_force, self.manifests, layout=self.layout)
-            if self.manifest.strategy in DIALLING:
-                self._reach.check(request.worker_id, request.ip_address or peer, request.port)
-            record = self._registry.register(
-                request, peer=peer, check=lambda: self._control.check(request.worker_id)
-            )
-            self._begun.pop(request.worker_id, None)
-            # A stream of an earlier life says nothing about this one.
-            self._presence.forget(request.worker_id, record.incarnation - 1)
+            record = self._membership.register(request, self._rounds.in_force, peer=peer)
+            self._assignments.forget(request.worker_id)
             self._rounds.admit()
             current = self.versions.current
         log.info(
@@ -230,28 +239,18 @@ class Coordinator:
     def deregister(self, identity: Identity) -> None:
         """Lets a worker go; the round no longer waits for it."""
         with self._refusals():
-            self._enter(identity)
-            self._registry.deregister(identity)
-        self._presence.forget(identity.worker_id, identity.incarnation)
-        log.info("worker left", extra={"worker": identity.worker_id})
-        self._changed()
+            self._membership.deregister(identity)
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """A sign of life and what the worker tells about itself."""
         with self._refusals():
-            generation = self._enter(request.identity)
-            self._heartbeats.hear(request.identity.worker_id, request.telemetry)
-            self._control.acknowledge(request.identity.worker_id, request.acknowledged)
-        return HeartbeatReply(
-            generation=generation.number,
-            command=self._control.command,
-        )
+            return self._membership.heartbeat(request)
 
     def keep_samples(self, request: SamplesRequest) -> None:
         """Keeps what a worker measured; a sign of life, also when there is no room to keep it."""
         identity = request.identity
         with self._refusals():
-            self._enter(identity)
+            self._membership.enter(identity)
             self._heartbeats.hear(identity.worker_id)
             if request.life > identity.incarnation:
                 raise ProtocolError(
@@ -261,33 +260,14 @@ class Coordinator:
                 )
             self.samples.add(identity.worker_id, request.life, request.samples)
 
-    def _enter(self, identity: Identity) -> GenerationRecord:
-        """Who speaks, in which life and generation; refused before anything else is looked at.
-
-        A message belongs to the generation in which it began: what takes long is not asked again.
-        """
-        self._registry.check(identity)
-        return self._registry.generations.check(identity.generation)
-
     def attend(self, identity: Identity, *, close: Callable[[], None]) -> Stream:
         """A presence stream begins; `close` ends it from this side, from any thread."""
         with self._refusals():
-            self._enter(identity)
-            self._heartbeats.hear(identity.worker_id)
-            stream = self._presence.open(identity.worker_id, identity.incarnation, close)
-            try:
-                # That life may have ended in between; its stream would hide the end of the next.
-                self._registry.check(identity)
-            except AtollError:
-                self._presence.forget(identity.worker_id, identity.incarnation)
-                raise
-            return stream
+            return self._membership.attend(identity, close=close)
 
     def absent(self, stream: Stream) -> None:
         """A presence stream ended; harmless when repeated."""
-        if self._presence.lose(stream):
-            log.info("presence lost", extra={"worker": stream.worker_id})
-            self._changed()
+        self._membership.absent(stream)
 
     def stop_watching(self) -> None:
         """The transports close: what ends from now on is no sign of a death."""
@@ -321,7 +301,7 @@ class Coordinator:
                     f"the path names generation {number}, the body {identity.generation}; "
                     f"they must agree"
                 )
-            generation = self._enter(identity)
+            generation = self._membership.enter(identity)
             self._heartbeats.hear(identity.worker_id)
             return self._barriers.arrive(generation, name, identity.worker_id)
 
@@ -336,101 +316,16 @@ class Coordinator:
             if begun:
                 self._registry.check(request.identity)
             else:
-                self._enter(request.identity)
+                self._membership.enter(request.identity)
             self._heartbeats.hear(request.identity.worker_id)
-        reply = self._assignment(request)
+        reply = self._assignments.answer(request)
         return reply.model_copy(update={"generation": self.generation})
-
-    def _assignment(self, request: AssignmentRequest) -> Assignment:
-        current = self.versions.current
-        digest = current.digests.published.root
-        if request.version != current.version or request.digest != digest:
-            if request.version == current.version and request.digest is not None:
-                self._count("resyncs")
-                log.warning(
-                    "worker holds other weights, sent to fetch",
-                    extra={"worker": request.identity.worker_id, "digest": request.digest},
-                )
-            return Assignment(action="fetch", version=current.version, digest=digest)
-        reply = self._next(request.identity.worker_id, current.version, digest)
-        if self.versions.current is not current:
-            # A round was published meanwhile: the answer may belong to the version after it.
-            return Assignment(action="fetch", version=current.version, digest=digest)
-        return reply
-
-    def _next(self, worker_id: str, version: int, digest: str) -> Assignment:
-        latest = self._rounds.latest
-        finished = self._rounds.is_finished()
-        task = self._evaluation_task(worker_id, version)
-        if finished:
-            return Assignment(
-                action="stop",
-                version=version,
-                digest=digest,
-                evaluation=task,
-                reason="the run is finished",
-            )
-        wanted = self._control.command.action
-        if wanted == "stop":
-            reason = "the operator stops the run"
-            return Assignment(action="stop", version=version, digest=digest, reason=reason)
-        if latest is None or latest.record.state is not RoundState.OPEN:
-            return self._planned(latest, worker_id).model_copy(
-                update={"version": version, "digest": digest}
-            )
-        if worker_id not in latest.holding or worker_id in latest.contributions:
-            return Assignment(action="wait", version=version, digest=digest)
-        if wanted == "pause":
-            reason = "the operator has paused the run"
-            return Assignment(action="wait", version=version, digest=digest, reason=reason)
-        self._begun[worker_id] = latest.record.round
-        return self._train(latest, worker_id).model_copy(
-            update={"version": version, "digest": digest, "evaluation": task}
-        )
-
-    def _planned(self, latest: LatestRound | None, worker_id: str) -> Assignment:
-        """`wait`, with the rows of the next round where there are some."""
-        reply = Assignment(action="wait", version=0, digest="0" * 64)
-        if latest is None or latest.record.state is not RoundState.PLANNED:
-            return reply
-        ranges = _ranges(latest, worker_id)
-        known = {"upcoming": latest.record.round, "upcoming_ranges": ranges}
-        return reply.model_copy(update=known) if ranges else reply
-
-    def _evaluation_task(self, worker_id: str, version: int) -> EvaluationTask | None:
-        latest = self._rounds.latest
-        if latest is None:
-            return None
-        return self._evaluation.task(
-            worker_id,
-            version=version,
-            members=sorted(latest.planned),
-            final=self._rounds.is_finished(),
-        )
-
-    def _train(self, latest: LatestRound, worker_id: str) -> Assignment:
-        return Assignment(
-            action="train",
-            version=0,
-            digest="0" * 64,
-            round=latest.record.round,
-            manifest_sha256=latest.record.manifest_sha256,
-            ranges=_ranges(latest, worker_id),
-            global_tokens=self._rounds.tokens,
-            num_planned=len(latest.holding),
-        )
 
     def evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
-        worker_id, version = report.identity.worker_id, self.versions.current.version
         with self._refusals():
-            self._enter(report.identity)
-            asked = self._evaluation.has_asked(worker_id, version=report.version)
-            if report.version == version and not asked:
-                # An earlier life of the coordinator asked: the same share, unless others came.
-                self._evaluation_task(worker_id, version)
-            self._evaluation.check(report)
-            self._evaluation.add(report)
+            self._membership.enter(report.identity)
+            self._assignments.take_evaluation(report)
 
     def advance(self) -> bool:
         """Does what is due: evicts, fills up a short round, closes a round; whether one closed.
@@ -459,112 +354,25 @@ class Coordinator:
         # Whoever is kept from handing in, by a full disk or a pause, must not lose rows over it.
         is_paused = self._control.command.action == "pause"
         for worker_id in [] if is_paused else self._rounds.expire():
-            self._count("expired_leases")
+            self._tally.add("expired_leases")
             log.warning("lease expired", extra={"worker": worker_id})
             self._changed()
         self._rounds.admit()
-        if self._owes_snapshot:
-            self._save_snapshot()
-        frozen = self._frozen_round()
-        if frozen is None:
-            if not self._rounds.is_due():
-                return False
-            latest = self._rounds.latest
-            assert latest is not None
-            frozen = latest.record.round
-            self._rounds.freeze()
-            self._uploads.drop_all()
-            log.info("round frozen", extra={"round": frozen})
-            self._changed()  # islands may read the rows of the next round meanwhile
-        self._close(frozen)
-        return True
-
-    def _frozen_round(self) -> int | None:
-        frozen = self._rounds.frozen
-        return frozen if frozen == self.versions.current.version + 1 else None
-
-    def _close(self, round_number: int) -> None:
-        began = self._clock.now()
-        contributions = self._ledger.contributions(round_number)
-        digests = self.versions.compute(round_number, contributions)
-        computed = self._clock.now()
-        prev_hash = self._chain_head(round_number)
-        published = Published(
-            prev_hash=prev_hash,
-            hash=chain.round_hash(
-                prev_hash=prev_hash,
-                round_number=round_number,
-                manifest_sha256=self.manifests.of_round(round_number).sha256,
-                contributions=contributions,
-                master_digest=digests.master.root,
-                published_digest=digests.published.root,
-            ),
-            master_digest=digests.master.root,
-            published_digest=digests.published.root,
-            leaves=digests.master.leaves,
-            published_leaves=(
-                None if digests.published is digests.master else digests.published.leaves
-            ),
-            published_wall=self._clock.wall(),
-        )
-        self._ledger.publish(round_number, published)
-        self.versions.publish(round_number, digests)
-        self._rounds.refresh()
-        log.info(
-            "round closed",
-            extra={
-                "round": round_number,
-                "accepted": len(contributions),
-                "digest": digests.master.root,
-                "compute_seconds": round(computed - began, 4),
-                "record_seconds": round(self._clock.now() - computed, 4),
-            },
-        )
-        self._changed()
-        self._snapshot(round_number)
-
-    def _chain_head(self, round_number: int) -> str:
-        if round_number == 1:
-            first = self.manifests.first.sha256
-            return chain.genesis_hash(self.run_id, first, self._run.initial_sha256)
-        [before] = self._ledger.rounds(first=round_number - 1, last=round_number - 1)
-        assert before.hash is not None
-        return before.hash
-
-    def _snapshot(self, version: int) -> None:
-        storage = self.manifests.of_round(version).manifest.storage
-        if version % storage.snapshot_every == 0 or self._rounds.is_finished():
-            self._owes_snapshot = True
-            try:
-                self._save_snapshot()
-            except StorageFull as error:
-                self._room.ran_out(error)  # the round is published all the same
-
-    def _save_snapshot(self) -> None:
-        """Writes the snapshot that is due; before the next round is computed, while it can be."""
-        self._add_snapshot()
-        storage = self.manifests.of_round(self.versions.current.version).manifest.storage
-        retention.prune(self._ledger, self._blobs, storage, in_flight=self._uploads.in_flight)
-        self._owes_snapshot = False
-
-    def _add_snapshot(self) -> None:
-        version = self.versions.current.version
-        newest = self._ledger.snapshots()[-1:]
-        if version and not (newest and newest[0].version == version):
-            self._ledger.add_snapshot(self.versions.snapshot())
+        self._snapshots.catch_up()
+        return self._closing.close_due()
 
     # Transfers
 
     def upload_offset(self, request: UploadRequest) -> int:
         """Where an upload of this frame resumes."""
         with self._refusals():
-            self._enter(request.identity)
+            self._membership.enter(request.identity)
             return self._uploads.offset(request)
 
     def begin_upload(self, request: UploadRequest) -> UploadStream | ContributionRecord:
         """Checks everything that can be checked without a body."""
         with self._refusals():
-            self._enter(request.identity)
+            self._membership.enter(request.identity)
             found = self._uploads.begin(request)
             self._heartbeats.hear(request.identity.worker_id)
             return found
@@ -574,7 +382,7 @@ class Coordinator:
         with self._refusals():
             self._uploads.write(stream, chunk)
         self._heartbeats.hear(stream.upload.request.identity.worker_id)
-        self._count("bytes_received", len(chunk))
+        self._tally.add("bytes_received", len(chunk))
 
     def commit_upload(self, stream: UploadStream) -> ContributionRecord:
         """Validates, stores and records; returns once the contribution is durable."""
@@ -590,14 +398,14 @@ class Coordinator:
     def download(self, identity: Identity, *, have_digest: str) -> SpooledFrame:
         """The frame that brings the worker to the current version."""
         with self._refusals():
-            self._enter(identity)
+            self._membership.enter(identity)
             self._heartbeats.hear(identity.worker_id)
             return self.versions.frame_for(have_digest=have_digest)
 
     def sent(self, identity: Identity, nbytes: int) -> None:
         """Progress of a download: a sign of life."""
         self._heartbeats.hear(identity.worker_id)
-        self._count("bytes_sent", nbytes)
+        self._tally.add("bytes_sent", nbytes)
 
     # The operator
 
@@ -624,20 +432,8 @@ class Coordinator:
     def kick(self, worker_id: str) -> ControlReply:
         """Takes a worker out at once and keeps it out; rounds no longer wait for it."""
         with self._refusals():
-            self._registry.must_know(worker_id)
-            # Kept out first: it must not slip in again in between.
-            self._control.kick(worker_id, wall=self._clock.wall())
-            incarnation = self._registry.remove(worker_id)
-        self._presence.forget(worker_id, incarnation)
-        log.info("operator took a worker out", extra={"worker": worker_id})
-        self._changed()
+            self._membership.kick(worker_id)
         return self.control()
-
-    def _finish_kicks(self) -> None:
-        """Takes out who was to be kept out when an earlier life ended between the two."""
-        for worker_id in self._control.kicked:
-            if any(worker.worker_id == worker_id for worker in self._registry.active()):
-                self._registry.remove(worker_id)
 
     def allow(self, worker_id: str) -> ControlReply:
         """Lets a worker in again."""
@@ -664,12 +460,7 @@ class Coordinator:
 
     def save(self) -> None:
         """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
-        if not self.versions.is_settled:
-            return  # a round was computed and found no room to be recorded: the next start does it
-        try:
-            self._add_snapshot()
-        except StorageFull as error:
-            log.warning("no room for a snapshot", extra={"reason": str(error)})
+        self._snapshots.save()
 
     # People
 
@@ -682,7 +473,7 @@ class Coordinator:
             manifest_sha256=self._rounds.in_force.sha256,
             version=current.version,
             digest=current.digests.master.root,
-            begun=self._begun if self._control.command.action == "pause" else None,
+            begun=self._assignments.begun if self._control.command.action == "pause" else None,
             counters=self.counters,
             refusals=self.refusals,
             storage_full=self._room.reason,
@@ -703,7 +494,7 @@ class Coordinator:
 
     def is_closing(self) -> bool:
         """Whether a round is due or being computed."""
-        return self._frozen_round() is not None or self._rounds.is_due()
+        return self._closing.is_due()
 
     def members(self) -> list[str]:
         """Workers that are registered and heard from, in order."""
@@ -729,16 +520,9 @@ class Coordinator:
         for listener in self._listeners:
             listener()
 
-    def _count(self, name: str, amount: int = 1) -> None:
-        with self._counting:
-            self.counters[name] += amount
-
     def refused(self, error: AtollError) -> None:
         """Counts a refusal; adapters call it for what they refuse before a message gets here."""
-        with self._counting:
-            self.refusals[error.code] += 1
-            if isinstance(error, StaleContribution):
-                self.counters["stale_contributions"] += 1
+        self._tally.refused(error)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from atoll.coordinator import quorum, service
+from atoll.coordinator import quorum
+from atoll.coordinator.assignments import Assignments
 from atoll.coordinator.dispatch import Dispatch
 from atoll.coordinator.rounds import LatestRound, Rounds
 from atoll.ledger import rounds as round_statements
@@ -77,7 +78,7 @@ def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
 @mutant("lease-is-stable")
 def a_repeated_question_gets_other_rows(patch: Patch) -> None:
     asked: dict[tuple[int, str], int] = {}
-    real = service.Coordinator._train
+    real = Assignments._train
 
     def train(self: Any, latest: LatestRound, worker_id: str) -> Any:
         key = (latest.record.round, worker_id)
@@ -89,7 +90,7 @@ def a_repeated_question_gets_other_rows(patch: Patch) -> None:
         )
         return given.model_copy(update={"ranges": moved if asked[key] else given.ranges})
 
-    patch.setattr(service.Coordinator, "_train", train)
+    patch.setattr(Assignments, "_train", train)
 
 
 @mutant("next-is-planned")

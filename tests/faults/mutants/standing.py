@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from atoll.coordinator import service
+from atoll.coordinator.assignments import Assignments
 from atoll.coordinator.control import Control
 from atoll.coordinator.generations import Generations
 from atoll.coordinator.heartbeats import Heartbeats
 from atoll.coordinator.liveness import Liveness
+from atoll.coordinator.membership import Membership
 from atoll.coordinator.presence import Presence
 from atoll.coordinator.registry import Registry
 from atoll.errors import WorkerTaken
@@ -66,12 +67,12 @@ def a_kicked_worker_is_taken_in(patch: Patch) -> None:
 
 @mutant("operator-obeyed", having("operator", "crash coordinator"))
 def a_kick_that_a_crash_cut_in_two_stays_so(patch: Patch) -> None:
-    patch.setattr(service.Coordinator, "_finish_kicks", answering(None))
+    patch.setattr(Membership, "finish_kicks", answering(None))
 
 
 @mutant("operator-obeyed", having("operator"))
 def a_pause_gives_rows_out(patch: Patch) -> None:
-    edit(patch, service.Coordinator, "_next", ('wanted == "pause"', "False"))
+    edit(patch, Assignments, "_next", ('wanted == "pause"', "False"))
 
 
 @mutant("acked-is-durable", having("operator"))

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from atoll.coordinator import service, versions
+from atoll.coordinator import versions
+from atoll.coordinator.assignments import Assignments
+from atoll.coordinator.closing import Closing
 from atoll.history import replay
 from atoll.ledger import contributions, schema
 from atoll.simulate.faults import run as simulation
@@ -103,12 +105,12 @@ def a_snapshot_is_named_after_the_version_before(patch: Patch) -> None:
 def a_version_is_published_before_it_is_recorded(patch: Patch) -> None:
     edit(
         patch,
-        service.Coordinator,
+        Closing,
         "_close",
         (
             "    self._ledger.publish(round_number, published)\n"
-            "    self.versions.publish(round_number, digests)\n",
-            "    self.versions.publish(round_number, digests)\n"
+            "    self._versions.publish(round_number, digests)\n",
+            "    self._versions.publish(round_number, digests)\n"
             "    self._ledger.publish(round_number, published)\n",
         ),
     )
@@ -118,9 +120,9 @@ def a_version_is_published_before_it_is_recorded(patch: Patch) -> None:
 def a_version_is_recorded_and_not_published(patch: Patch) -> None:
     edit(
         patch,
-        service.Coordinator,
+        Closing,
         "_close",
-        ("    self.versions.publish(round_number, digests)\n", ""),
+        ("    self._versions.publish(round_number, digests)\n", ""),
     )
 
 
@@ -128,8 +130,8 @@ def a_version_is_recorded_and_not_published(patch: Patch) -> None:
 def other_weights_are_not_sent_to_fetch(patch: Patch) -> None:
     edit(
         patch,
-        service.Coordinator,
-        "_assignment",
+        Assignments,
+        "answer",
         (
             "request.version != current.version or request.digest != digest",
             "request.version != current.version",
@@ -161,9 +163,9 @@ def replay_skips_a_contribution(patch: Patch) -> None:
 def a_round_is_chained_under_the_newest_manifest(patch: Patch) -> None:
     edit(
         patch,
-        service.Coordinator,
+        Closing,
         "_close",
-        ("self.manifests.of_round(round_number).sha256", "self.manifests.newest.sha256"),
+        ("self._manifests.of_round(round_number).sha256", "self._manifests.newest.sha256"),
     )
 
 
