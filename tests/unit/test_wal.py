@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import StateDamaged
-from atoll.ledger import engines, wal
+from atoll.ledger import database, engines, wal
 
 PAGE_BYTES = 4096
 FRAME_BYTES = wal.FRAME_HEADER_BYTES + PAGE_BYTES
@@ -36,6 +36,33 @@ def killed(written: Path, tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
+@pytest.fixture
+def begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three transactions into the second use of the log; beside it, `before`: the end of the first.
+
+    The database is the same for both.
+    """
+    monkeypatch.setattr(database, "CHECKPOINT_BYTES", 200_000)
+    live, copied = tmp_path / "live.sqlite", tmp_path / "ledger.sqlite"
+    ledger = engines.open_ledger(live)
+    number, first = 0, salts(live)
+    while salts(live) == first:
+        shutil.copyfile(wal.path_of(live), tmp_path / "before.sqlite-wal")
+        ledger.register(f"worker-{number % 7}", "key", wall=float(number))
+        number += 1
+    for _ in range(2):
+        ledger.register("worker-0", "key", wall=float(number))
+    for suffix in ("", "-wal"):
+        shutil.copyfile(f"{live}{suffix}", f"{copied}{suffix}")
+    ledger.close()
+    return copied
+
+
+def salts(ledger: Path) -> bytes:
+    """What tells one use of the log's file from another."""
+    return wal.path_of(ledger).read_bytes()[16:24]
+
+
 def frames(log: Path) -> list[int]:
     """Where each frame begins."""
     return list(range(wal.HEADER_BYTES, log.stat().st_size - FRAME_BYTES + 1, FRAME_BYTES))
@@ -54,12 +81,23 @@ def overwrite(path: Path, place: int, data: bytes) -> None:
 
 
 def fold_in(killed: Path) -> None:
-    """The database has all of the log, and the log is still there as a power cut may leave it."""
+    """The database has all of the log, and the log is still there."""
     log = wal.path_of(killed)
     kept = log.read_bytes()
-    with contextlib.closing(sqlite3.connect(killed)) as database:
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    with contextlib.closing(sqlite3.connect(killed)) as opened:
+        opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     log.write_bytes(kept)
+
+
+def committed(killed: Path, *, blob_bytes: int) -> bytes:
+    """What the log is after one more transaction; the ledger and its log stay as they are."""
+    copied = killed.with_name("copied.sqlite")
+    for suffix in ("", "-wal"):
+        shutil.copyfile(f"{killed}{suffix}", f"{copied}{suffix}")
+    with contextlib.closing(sqlite3.connect(copied, isolation_level=None)) as opened:
+        opened.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+        opened.execute("CREATE TABLE more AS SELECT randomblob(?)", (blob_bytes,))
+        return wal.path_of(copied).read_bytes()
 
 
 def test_whole_log_is_sound(killed):
@@ -88,6 +126,18 @@ def test_last_transaction_that_is_torn_is_what_a_power_cut_leaves(killed, part):
     overwrite(log, last + start, bytes(stop - start))
 
     assert wal.check(killed) is None
+
+
+def test_transaction_torn_over_a_longer_one_that_was_torn_is_what_two_power_cuts_leave(killed):
+    """Both go by the same salts, and the end of each is there."""
+    log = wal.path_of(killed)
+    start = log.stat().st_size
+    for blob_bytes in (60_000, 20_000):
+        log.write_bytes(committed(killed, blob_bytes=blob_bytes))
+        overwrite(log, start, bytes(FRAME_BYTES))
+
+        assert wal.check(killed) is None, blob_bytes
+    assert transactions(log)[-2] > start
 
 
 def test_frame_that_is_zero_in_an_earlier_transaction_is_damage(killed):
@@ -154,40 +204,57 @@ def test_log_without_its_first_page_is_damage(killed):
     assert wal.check(killed) is not None
 
 
-@pytest.mark.parametrize("holes", [(0,), (0, 2), (0, -1), (0, 1, 2), (0, -2), (0, -3, -1)])
-def test_log_that_was_being_emptied_may_have_holes(killed, holes):
-    """All of it is in the database by then."""
-    log = wal.path_of(killed)
-    data = log.read_bytes()
-    fold_in(killed)
-    pages = -(-len(data) // PAGE_BYTES)
-    for page in holes:
-        start = page % pages * PAGE_BYTES
-        overwrite(log, start, bytes(min(PAGE_BYTES, len(data) - start)))
-
-    assert wal.check(killed) is None
-
-
-@pytest.mark.parametrize("frame", [0, 1])
+@pytest.mark.parametrize("transaction", [0, 1])
 @pytest.mark.parametrize("is_in_database", [True, False])
-def test_log_without_its_first_transaction_is_damage_unless_the_database_has_the_rest(
-    killed, is_in_database, frame
-):
+def test_hole_before_committed_transactions_is_damage(killed, is_in_database, transaction):
+    """Also when the database has all: SQLite would take old pages before the hole for the newest.
+
+    A log is never cut, so no power cut leaves one.
+    """
     log = wal.path_of(killed)
-    assert frames(log)[frame] < transactions(log)[0]  # so SQLite takes nothing before it
     if is_in_database:
         fold_in(killed)
-    overwrite(log, frames(log)[frame], bytes(FRAME_BYTES))
-
-    found = wal.check(killed)
-
-    assert (found is None) is is_in_database
-
-
-def test_hole_after_a_transaction_is_damage_even_if_the_database_has_all(killed):
-    """SQLite would take the old pages before the hole for the newest."""
-    log = wal.path_of(killed)
-    fold_in(killed)
-    overwrite(log, frames(log)[frames(log).index(transactions(log)[0]) + 1], bytes(FRAME_BYTES))
+    first = [wal.HEADER_BYTES, transactions(log)[0] + FRAME_BYTES][transaction]
+    overwrite(log, first, bytes(FRAME_BYTES))
 
     assert wal.check(killed) is not None
+
+
+def test_log_that_was_begun_anew_has_old_frames_behind_the_new(begun_anew):
+    log = wal.path_of(begun_anew)
+    data = log.read_bytes()
+
+    assert len({data[at + 8 : at + 16] for at in frames(log)}) == 2
+    assert wal.check(begun_anew) is None
+
+
+@pytest.mark.parametrize("frame", [0, 1, -1])
+def test_first_transaction_that_is_torn_before_old_frames_is_no_damage(begun_anew, frame):
+    """Frames that did not reach the disk are still those of the earlier use."""
+    log = wal.path_of(begun_anew)
+    first = [at for at in frames(log) if at <= transactions(log)[0]]
+    old = begun_anew.with_name("before.sqlite-wal").read_bytes()
+    for at in (first[frame], *(at for at in frames(log) if at > first[-1])):
+        overwrite(log, at, old[at : at + FRAME_BYTES])
+
+    assert wal.check(begun_anew) is None
+
+
+def test_old_frame_before_committed_transactions_is_damage(begun_anew):
+    """The control: the first transaction was synced before the second began."""
+    log = wal.path_of(begun_anew)
+    old = begun_anew.with_name("before.sqlite-wal").read_bytes()
+    at = wal.HEADER_BYTES
+    overwrite(log, at, old[at : at + FRAME_BYTES])
+
+    assert wal.check(begun_anew) is not None
+
+
+def test_torn_header_of_a_log_that_is_begun_anew_is_no_damage(begun_anew):
+    """The header before any frame of its own, as it may be when the power goes right then."""
+    log = wal.path_of(begun_anew)
+    header = log.read_bytes()[: wal.HEADER_BYTES]
+    shutil.copyfile(begun_anew.with_name("before.sqlite-wal"), log)
+    overwrite(log, 0, header[:20])
+
+    assert wal.check(begun_anew) is None

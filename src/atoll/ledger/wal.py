@@ -50,6 +50,11 @@ class _Frame:
     page: bytes
 
     @property
+    def number(self) -> int:
+        """Of its page."""
+        return int.from_bytes(self.head[:4], "big")
+
+    @property
     def salts(self) -> bytes:
         return self.head[8:16]
 
@@ -103,7 +108,7 @@ def check(ledger: Path) -> WalDamage | None:
             header = _parse(head)
             if header is None:
                 return _judge_header(path, file, ledger, nbytes=nbytes)
-            return _check_frames(path, file, header, ledger, nbytes=nbytes)
+            return _check_frames(path, file, header, nbytes=nbytes)
     except FileNotFoundError:
         return None
 
@@ -117,23 +122,22 @@ def _parse(head: bytes) -> _Header | None:
     return _Header(order, page_bytes, head[16:24], (first, second))
 
 
-def _check_frames(
-    path: Path, file: BinaryIO, header: _Header, ledger: Path, *, nbytes: int
-) -> WalDamage | None:
+def _check_frames(path: Path, file: BinaryIO, header: _Header, *, nbytes: int) -> WalDamage | None:
     step = FRAME_HEADER_BYTES + header.page_bytes
     sums, offset = header.sums, HEADER_BYTES
-    is_used = False  # whether SQLite takes anything from the frames so far: a whole transaction
     while offset + step <= nbytes:
         frame = _frame(file.read(step), offset)
         found = _sums(frame.summed, sums, order=header.order)
         if frame.salts != header.salts or frame.stored != found:
-            rest = [
-                _frame(file.read(step), at) for at in range(offset + step, nbytes - step + 1, step)
-            ]
-            return _judge(path, header, ledger, [frame, *rest], found=found, is_used=is_used)
-        is_used |= frame.ends_transaction
+            rest = _frames(file, offset + step, step=step, nbytes=nbytes)
+            return _judge(path, header, [frame, *rest], found=found)
         sums, offset = found, offset + step
     return None
+
+
+def _frames(file: BinaryIO, start: int, *, step: int, nbytes: int) -> list[_Frame]:
+    """The frames from where the file stands, `start`, to its end."""
+    return [_frame(file.read(step), at) for at in range(start, nbytes - step + 1, step)]
 
 
 def _frame(data: bytes, offset: int) -> _Frame:
@@ -143,7 +147,8 @@ def _frame(data: bytes, offset: int) -> _Frame:
 def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> WalDamage | None:
     """A header is on the disk before the frames after it; torn, it stands before old frames.
 
-    Those are all in the database by then, so a log that would change nothing is harmless.
+    A log is begun anew only once the database has all of it, so one that would change nothing is
+    harmless. A disk that writes its sectors whole tears no header; SQLite does not count on that.
     """
     with ledger.open("rb") as database:
         [page_bytes] = struct.unpack(">H", database.read(18)[16:18])
@@ -151,70 +156,38 @@ def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> W
     if page_bytes < _MIN_PAGE_BYTES:
         return None  # the database itself is none; SQLite says so
     step = FRAME_HEADER_BYTES + page_bytes
-    frames = [_frame(file.read(step), at) for at in range(HEADER_BYTES, nbytes - step + 1, step)]
+    frames = _frames(file, HEADER_BYTES, step=step, nbytes=nbytes)
     if _is_in(ledger, _newest_pages(frames)):
         return None
     return WalDamage(path, 0, "its header is not as its checksum says; SQLite would skip it whole")
 
 
+def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
+    """The last page of each number; frames of an earlier use have other salts than the first."""
+    return {frame.number: frame.page for frame in frames if frame.salts == frames[0].salts}
+
+
 def _is_in(ledger: Path, pages: dict[int, bytes]) -> bool:
-    """Whether the database holds these pages already: the log that brought them was emptied."""
+    """Whether the database holds these pages already."""
     with ledger.open("rb") as database:
         for number, page in pages.items():
+            if number == 0:  # pages count from 1, so this frame is none
+                return False
             database.seek((number - 1) * len(page))
             if database.read(len(page)) != page:
                 return False
     return True
 
 
-def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
-    """What a log without a header would change: the last page of each number, where it is sure.
-
-    A power cut may leave holes in a log that was being emptied; before one, a page may be an old
-    one, so only what comes after the last counts; the frame after it may be torn, and the sums of
-    those before, which would tell, are gone. Frames of an earlier use have other salts.
-    """
-    newest: dict[int, bytes] = {}
-    before: _Frame | None = None
-    is_after_hole = False
-    for frame in frames:
-        number = int.from_bytes(frame.head[:4], "big")
-        if number == 0:  # pages count from 1, so nothing was written here
-            newest, before, is_after_hole = {}, None, True
-            continue
-        if before is None and is_after_hole:
-            before = frame
-            continue
-        if before is not None:
-            if frame.salts != before.salts:
-                break
-            if not any(_sums(frame.summed, before.stored, order=o) == frame.stored for o in "<>"):
-                newest, before = {}, frame
-                continue
-        newest[number], before = frame.page, frame
-    return newest
-
-
 def _judge(
-    path: Path,
-    header: _Header,
-    ledger: Path,
-    frames: list[_Frame],
-    *,
-    found: tuple[int, int],
-    is_used: bool,
+    path: Path, header: _Header, frames: list[_Frame], *, found: tuple[int, int]
 ) -> WalDamage | None:
     """Whether the log breaks at `frames[0]` as a power cut breaks it; `found` is that one's sum."""
     bad = frames[0]
     # Frames of an earlier use of the file have other salts.
     present = [frame for frame in frames if frame.salts == header.salts]
     commits = [index for index, frame in enumerate(present) if frame.ends_transaction]
-    if commits and commits[0] < len(present) - 1:
-        # Of a log that was being emptied old frames may outlast a power cut; without the first
-        # transaction SQLite skips them all, and they are in the database.
-        after = [frame for frame in present if frame is not bad]
-        if not is_used and _is_in(ledger, _newest_pages(after)):
-            return None
+    if commits and not _is_last(present[commits[0] :], header, found=found):
         return WalDamage(
             path,
             bad.offset,
@@ -225,6 +198,22 @@ def _judge(
     else:
         is_flip = _is_one_bit(bad.salts, header.salts)
     return WalDamage(path, bad.offset, "one bit of a frame has changed") if is_flip else None
+
+
+def _is_last(frames: list[_Frame], header: _Header, *, found: tuple[int, int]) -> bool:
+    """Whether nothing was committed after the transaction that `frames[0]` ends.
+
+    SQLite writes over a torn transaction under the same salts. Where the new one is shorter, and a
+    second power cut tears it too, the end of the old one stands right behind it: a frame that does
+    not go on from its sums, be they those it carries or those `found` in the first bad frame.
+    """
+    if len(frames) == 1:
+        return True
+    end, after = frames[:2]
+    if after.offset != end.offset + FRAME_HEADER_BYTES + header.page_bytes or after.number == 0:
+        return False
+    starts = (end.stored, found)
+    return all(_sums(after.summed, start, order=header.order) != after.stored for start in starts)
 
 
 def _is_one_bit(mine: bytes, theirs: bytes) -> bool:
