@@ -9,7 +9,7 @@ from atoll.coordinator.spool import FrameSpooler
 from atoll.errors import StorageFull
 from atoll.history import replay
 from atoll.layout import GROUP_ELEMENTS, Layout
-from atoll.strategies.diloco import TILE_BYTES
+from atoll.strategies.diloco import TILE_BYTES, PayloadSink
 from tests.clusters import Cluster, one_thread
 
 __all__ = ["one_thread"]
@@ -65,10 +65,21 @@ def test_rounds_with_compiled_loops_have_the_bits_of_those_without(tmp_path, cod
         cluster.close()
 
 
+def apply_first_round(cluster: Cluster, sink: PayloadSink, *, threads: int) -> None:
+    replay.apply_round(
+        replay.initial_state(cluster.ledger, cluster.blobs, cluster.manifest, DEEP),
+        cluster.blobs,
+        manifest=cluster.manifest,
+        round_number=1,
+        contributions=cluster.ledger.contributions(1),
+        sink=sink,
+        threads=threads,
+    )
+
+
 def test_step_that_fails_in_one_thread_has_ended_in_all(tmp_path):
     """Else the others would write on, into files and weights that are somebody else's by then."""
     cluster = trained(tmp_path, codec="int8", threads=1)
-    state = replay.initial_state(cluster.ledger, cluster.blobs, cluster.manifest, DEEP)
     first, second = DEEP.parts(2, TILE_BYTES)
     other_began, failed = threading.Event(), threading.Event()
     ended = []
@@ -83,15 +94,7 @@ def test_step_that_fails_in_one_thread_has_ended_in_all(tmp_path):
         ended.append(span.stop)
 
     with pytest.raises(StorageFull, match="no room"):
-        replay.apply_round(
-            state,
-            cluster.blobs,
-            manifest=cluster.manifest,
-            round_number=1,
-            contributions=cluster.ledger.contributions(1),
-            sink=sink,
-            threads=2,
-        )
+        apply_first_round(cluster, sink, threads=2)
 
     assert ended[-1:] == [second.stop]
     cluster.close()
@@ -99,7 +102,6 @@ def test_step_that_fails_in_one_thread_has_ended_in_all(tmp_path):
 
 def test_failure_in_another_thread_is_raised(tmp_path):
     cluster = trained(tmp_path, codec="int8", threads=1)
-    state = replay.initial_state(cluster.ledger, cluster.blobs, cluster.manifest, DEEP)
     last = list(DEEP.tiles(TILE_BYTES))[-1]
 
     def sink(span, payload):
@@ -107,15 +109,7 @@ def test_failure_in_another_thread_is_raised(tmp_path):
             raise StorageFull("no room")
 
     with pytest.raises(StorageFull, match="no room"):
-        replay.apply_round(
-            state,
-            cluster.blobs,
-            manifest=cluster.manifest,
-            round_number=1,
-            contributions=cluster.ledger.contributions(1),
-            sink=sink,
-            threads=3,
-        )
+        apply_first_round(cluster, sink, threads=3)
     cluster.close()
 
 

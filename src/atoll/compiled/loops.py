@@ -54,17 +54,23 @@ def _quantize(values: Floats, scales: Floats, index: int, levels: NDArray[np.int
 
 
 @loop
+def _group(
+    payload: Bytes, start: int, elements: int, block: int
+) -> tuple[Floats, NDArray[np.int8]]:
+    """Scales and levels, as views, of the group that begins with element `start` of `elements`."""
+    size = min(GROUP_ELEMENTS, elements - start)
+    first = start + _SCALE_BYTES * (start // block)  # only the last group has a short block
+    cut = first + _SCALE_BYTES * ((size + block - 1) // block)
+    return payload[first:cut].view(np.float32), payload[cut : cut + size].view(np.int8)
+
+
+@loop
 def encode_int8(values: Floats, payload: Bytes, block: int) -> None:
     """Group by group: scales, then levels."""
-    offset = 0
     for start in range(0, values.size, GROUP_ELEMENTS):
         group = values[start : start + GROUP_ELEMENTS]
-        blocks = (group.size + block - 1) // block
-        scales = payload[offset : offset + _SCALE_BYTES * blocks].view(np.float32)
-        offset += _SCALE_BYTES * blocks
-        levels = payload[offset : offset + group.size].view(np.int8)
-        offset += group.size
-        for b in range(blocks):
+        scales, levels = _group(payload, start, values.size, block)
+        for b in range(scales.size):
             place = slice(b * block, (b + 1) * block)
             _quantize(group[place], scales, b, levels[place])
 
@@ -72,15 +78,10 @@ def encode_int8(values: Floats, payload: Bytes, block: int) -> None:
 @loop
 def decode_int8(payload: Bytes, values: Floats, block: int) -> None:
     """level * scale."""
-    offset = 0
     for start in range(0, values.size, GROUP_ELEMENTS):
         group = values[start : start + GROUP_ELEMENTS]
-        blocks = (group.size + block - 1) // block
-        scales = payload[offset : offset + _SCALE_BYTES * blocks].view(np.float32)
-        offset += _SCALE_BYTES * blocks
-        levels = payload[offset : offset + group.size].view(np.int8)
-        offset += group.size
-        for b in range(blocks):
+        scales, levels = _group(payload, start, values.size, block)
+        for b in range(scales.size):
             out = group[b * block : (b + 1) * block]
             given = levels[b * block : (b + 1) * block]
             scale = scales[b]
@@ -108,15 +109,9 @@ def _nearest(value: np.float32) -> np.uint32:
 def feed_int8(values: Floats, residual: Halves, payload: Bytes, block: int) -> None:
     """v = values + residual; residual = bf16(v - decode(encode(v)))."""
     wanted = np.empty(block, np.float32)
-    offset = 0
     for start in range(0, values.size, GROUP_ELEMENTS):
-        size = min(GROUP_ELEMENTS, values.size - start)
-        blocks = (size + block - 1) // block
-        scales = payload[offset : offset + _SCALE_BYTES * blocks].view(np.float32)
-        offset += _SCALE_BYTES * blocks
-        levels = payload[offset : offset + size].view(np.int8)
-        offset += size
-        for b in range(blocks):
+        scales, levels = _group(payload, start, values.size, block)
+        for b in range(scales.size):
             sent = levels[b * block : (b + 1) * block]
             first = start + b * block
             new = values[first : first + sent.size]
@@ -143,15 +138,9 @@ def feed_bf16(values: Floats, residual: Halves, payload: Halves) -> None:
 def publish_int8(master: Floats, published: Floats, payload: Bytes, block: int) -> None:
     """published += decode(encode(master - published))."""
     wanted = np.empty(block, np.float32)
-    offset = 0
     for start in range(0, master.size, GROUP_ELEMENTS):
-        size = min(GROUP_ELEMENTS, master.size - start)
-        blocks = (size + block - 1) // block
-        scales = payload[offset : offset + _SCALE_BYTES * blocks].view(np.float32)
-        offset += _SCALE_BYTES * blocks
-        levels = payload[offset : offset + size].view(np.int8)
-        offset += size
-        for b in range(blocks):
+        scales, levels = _group(payload, start, master.size, block)
+        for b in range(scales.size):
             sent = levels[b * block : (b + 1) * block]
             first = start + b * block
             true = master[first : first + sent.size]
@@ -177,15 +166,9 @@ def publish_bf16(master: Floats, published: Floats, payload: Halves) -> None:
 def square_sum_int8(payload: Bytes, elements: int, block: int) -> float:
     """Levels are squared and summed as integers, exactly."""
     total = 0.0
-    offset = 0
     for start in range(0, elements, GROUP_ELEMENTS):
-        size = min(GROUP_ELEMENTS, elements - start)
-        blocks = (size + block - 1) // block
-        scales = payload[offset : offset + _SCALE_BYTES * blocks].view(np.float32)
-        offset += _SCALE_BYTES * blocks
-        levels = payload[offset : offset + size].view(np.int8)
-        offset += size
-        for b in range(blocks):
+        scales, levels = _group(payload, start, elements, block)
+        for b in range(scales.size):
             squares, largest = _I(0), _I(0)
             for level in levels[b * block : (b + 1) * block]:
                 squares = _I(squares + _I(_I(level) * _I(level)))  # at most 2^16 of 2^14
