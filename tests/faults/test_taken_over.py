@@ -68,6 +68,20 @@ def seen(place: Place, spool: Path) -> Seen:
     return Seen(state_hash, rounds, stored)
 
 
+def is_settled(place: Place, spool: Path) -> bool:
+    """Whether the last version has its snapshot and no blob is left that nothing references."""
+    assert place.ledger is not None
+    with create_engine(place.ledger, poolclass=NullPool).connect() as connection:
+        newest = connection.execute(text("SELECT max(version) FROM snapshots")).scalar_one()
+        kept = text(
+            "SELECT initial_sha256 FROM runs UNION "
+            "SELECT master_sha256 || published_sha256 || slots_sha256 FROM snapshots UNION "
+            "SELECT sha256 FROM contributions WHERE round > (SELECT min(version) FROM snapshots)"
+        )
+        names = " ".join(connection.execute(kept).scalars())
+    return newest == ROUNDS and all(name in names for name in seen(place, spool).blobs)
+
+
 def is_stopped(life: Life) -> bool:
     stat = Path(f"/proc/{life.pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "T"
@@ -138,6 +152,9 @@ def wake(home: Path, place: Place, variables: dict[str, str]) -> Woken:
             for name in ISLANDS:
                 run.join(name)
             run.finish(*ISLANDS)
+            # Islands end with the last version; its snapshot and what goes with it come after.
+            look = home / "look"
+            processes.eventually("the last snapshot", lambda: is_settled(place, look))
             before = seen(place, home / "look")
             first.signal(signal.SIGCONT)
             said = answer(waiting)
