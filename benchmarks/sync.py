@@ -133,7 +133,7 @@ def numba_mb() -> float:
         "from atoll.compiled import base\n"
         "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
         "before = peak()\n"
-        "base.prepare(base.LARGE_ELEMENTS); base.compiled.wait()\n"
+        "base.compiled.prepare(base.LARGE_ELEMENTS); base.compiled.wait()\n"
         "print(peak() - before)\n"
     )
     made = subprocess.run(

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from atoll.compiled import base as compiled
+from atoll.compiled import base
 from atoll.coordinator.spool import FrameSpooler
 from atoll.errors import StorageFull
 from atoll.history import replay
@@ -27,9 +27,9 @@ CODECS = ["fp32", "bf16", "int8"]
 
 @pytest.fixture(autouse=True, scope="module")
 def ready() -> None:
-    compiled.prepare(compiled.LARGE_ELEMENTS)
-    compiled.compiled.wait()
-    assert compiled.compiled.loops is not None
+    base.compiled.prepare(base.LARGE_ELEMENTS)
+    base.compiled.wait()
+    assert base.compiled.loops is not None
 
 
 def trained(home, *, codec: str, threads: int) -> Cluster:
@@ -55,7 +55,7 @@ def test_rounds_of_several_threads_have_the_bits_of_one(tmp_path, codec, threads
 @pytest.mark.parametrize("codec", CODECS)
 def test_rounds_with_compiled_loops_have_the_bits_of_those_without(tmp_path, codec, monkeypatch):
     fast = trained(tmp_path / "fast", codec=codec, threads=2)
-    monkeypatch.setattr(compiled.compiled, "loops", None)
+    monkeypatch.setattr(base.compiled, "loops", None)
     plain = trained(tmp_path / "plain", codec=codec, threads=1)
 
     assert fast.digests_by_round() == plain.digests_by_round()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import atoll
-from atoll.compiled import base as compiled
+from atoll.compiled import base
 from atoll.layout import Span
 from atoll.optim import registry
 from atoll.optim.base import OuterOptimizer
@@ -31,7 +31,7 @@ Floats = NDArray[np.float32]
 SIZE = 100_003
 TILES = (4_099, 65_536, SIZE)
 THREADS = (1, 2)
-SMALLEST = (compiled.FULL_TILE_ELEMENTS, 1)  # tiles for compiled loops: none here, all of them
+SMALLEST = (base.FULL_TILE_ELEMENTS, 1)  # tiles for compiled loops: none here, all of them
 STEPS = 3
 WEIGHTS = (1, 7, 1, 3)
 SETTINGS: dict[str, dict[str, float]] = {
@@ -109,11 +109,11 @@ def measure() -> dict[str, object]:
     rounds = [[torch.from_numpy(d) for d in deltas(step)] for step in range(1, STEPS + 1)]
     optimizers = {name: registry.build(name, settings) for name, settings in SETTINGS.items()}
     digests: dict[str, list[str]] = {name: [] for name in GOLDEN}
-    compiled.prepare(compiled.LARGE_ELEMENTS)
-    compiled.compiled.wait()
+    base.compiled.prepare(base.LARGE_ELEMENTS)
+    base.compiled.wait()
     for threads, smallest in product(THREADS, SMALLEST):
         torch.set_num_threads(threads)
-        compiled.FULL_TILE_ELEMENTS = smallest
+        base.FULL_TILE_ELEMENTS = smallest
         for tile in TILES:
             digests["fold"].append(sha(*(mean.numpy() for mean in folded(rounds, tile))))
             for name, optimizer in optimizers.items():
@@ -123,7 +123,7 @@ def measure() -> dict[str, object]:
         "digests": digests,
         "tiles": [sha(mean.numpy()) for mean in folded(rounds, TILES[0])],
         "fused": fused(rounds),
-        "compiled": compiled.compiled.loops is not None,
+        "compiled": base.compiled.loops is not None,
     }
 
 

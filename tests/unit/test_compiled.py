@@ -21,8 +21,7 @@ from atoll.codecs.base import Codec
 from atoll.codecs.bf16 import Bf16
 from atoll.codecs.int8 import Int8
 from atoll.codecs.noise import Noise
-from atoll.compiled import base as compiled
-from atoll.compiled import loops, warmup
+from atoll.compiled import base, loops, warmup
 from atoll.compiled.base import FULL_TILE_ELEMENTS, LARGE_ELEMENTS, Compiled
 from atoll.errors import FrameError, LayoutMismatch
 from atoll.layout import GROUP_ELEMENTS, Layout
@@ -63,8 +62,8 @@ def ready() -> None:
 
 
 def prepared() -> None:
-    compiled.prepare(LARGE_ELEMENTS)
-    compiled.compiled.wait()
+    base.compiled.prepare(LARGE_ELEMENTS)
+    base.compiled.wait()
 
 
 def bits(values: Tensor) -> bytes:
@@ -76,10 +75,10 @@ def both(monkeypatch):
     """Runs a computation twice: with the loops, and with torch's steps alone."""
 
     def run(computation):
-        assert compiled.loops_for(FULL_TILE_ELEMENTS) is loops
+        assert base.loops_for(FULL_TILE_ELEMENTS) is loops
         fast = computation()
         with monkeypatch.context() as patch:
-            patch.setattr(compiled.compiled, "loops", None)
+            patch.setattr(base.compiled, "loops", None)
             return fast, computation()
 
     return run
@@ -331,8 +330,8 @@ def test_joined_multiply_and_add_give_other_bits(skip):
 
 
 def test_small_tiles_do_without():
-    assert compiled.loops_for(FULL_TILE_ELEMENTS) is not None
-    assert compiled.loops_for(FULL_TILE_ELEMENTS - 1) is None
+    assert base.loops_for(FULL_TILE_ELEMENTS) is not None
+    assert base.loops_for(FULL_TILE_ELEMENTS - 1) is None
 
 
 def test_small_models_compile_nothing():
@@ -366,7 +365,7 @@ def test_until_all_are_compiled_there_are_none(monkeypatch):
 
 
 def test_without_numba_there_are_none(monkeypatch):
-    monkeypatch.setattr(compiled, "find_spec", lambda _: None)
+    monkeypatch.setattr(base, "find_spec", lambda _: None)
     mine = Compiled()
 
     mine.prepare(LARGE_ELEMENTS)
@@ -402,7 +401,7 @@ def test_process_that_ends_does_not_wait_for_all_of_them():
         "    ran.append(1); first.set()\n"
         "    __import__('threading').main_thread().join(); print(len(ran))\n"
         "warmup.RUNS = (run, run, run)\n"
-        "base.prepare(base.LARGE_ELEMENTS)\n"
+        "base.compiled.prepare(base.LARGE_ELEMENTS)\n"
         "assert first.wait(60)\n"
     )
 
@@ -437,7 +436,7 @@ def test_payload_at_an_odd_place_goes_through_torch(monkeypatch, codec, shift):
     residuals = [torch.zeros(FULL_TILE_ELEMENTS, dtype=torch.bfloat16) for _ in range(2)]
     even = feedback.encode_with_feedback(codec, values, residuals[0], noise=None, first_group=0)
     odd = torch.empty(nbytes + 4, dtype=torch.uint8)[shift : shift + nbytes]
-    monkeypatch.setattr(compiled.compiled, "loops", NoLoops())
+    monkeypatch.setattr(base.compiled, "loops", NoLoops())
 
     feedback.encode_with_feedback(codec, values, residuals[1], noise=None, first_group=0, out=odd)
 

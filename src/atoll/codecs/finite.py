@@ -7,12 +7,12 @@ from torch import Tensor
 
 from atoll.codecs import buffers
 from atoll.compiled.base import loops_for
+from atoll.compiled.numbers import INFINITY_BITS
 from atoll.layout import GROUP_ELEMENTS
 
 # Between these a sum of fp32 squares neither overflowed nor lost a share that could be seen.
 _EASY_MIN = 2.0**-80
 _EASY_MAX = 2.0**120
-_INFINITY_BITS = 0x7F800000
 
 
 def square_sum(values: Tensor) -> float:
@@ -34,7 +34,7 @@ def first_not_finite(values: Tensor) -> int | None:
     """
     loops = loops_for(values.numel())
     if loops is not None:
-        if loops.largest_bits(values.numpy()) < _INFINITY_BITS:
+        if loops.largest_bits(values.numpy()) < INFINITY_BITS:
             return None
     elif math.isfinite(float(torch.dot(values, values))):
         return None

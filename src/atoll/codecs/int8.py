@@ -12,16 +12,12 @@ from torch import Tensor
 from atoll.codecs import buffers
 from atoll.codecs.noise import Noise
 from atoll.compiled.base import loops_for
+from atoll.compiled.numbers import LEVELS, MAX_SCALE, SCALE_BYTES
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
 
-SCALE_BYTES = 4
 RUN_GROUPS = 4  # groups handled by one call of torch: 1 MiB of fp32
 MIN_BLOCK = 16  # below it the scales take a fifth of the payload and more
-LEVELS = 127.0  # symmetric: -128 is never written
-# The largest fp32 whose product with 127 is finite; the scale of an absmax near the fp32 maximum
-# would round past it.
-_MAX_SCALE = float.fromhex("0x1.020406p+121")
 # Between these an absmax has a normal scale that does not overflow, and the quotient is at most
 # 127 * (1 + 2^-23), which rounds to 127: no clamp, no zero and no NaN to care for.
 _EASY_MIN = 2.0**-110
@@ -154,7 +150,7 @@ class Int8:
 def _quantize_with_care(blocks: Tensor, absmax: Tensor, work: Tensor) -> Tensor:
     """The scales, with the quotients in `work`, where an absmax is zero, extreme or not finite."""
     damaged = ~torch.isfinite(absmax)
-    scales = (absmax / LEVELS).clamp_(max=_MAX_SCALE).masked_fill_(damaged, torch.nan)
+    scales = (absmax / LEVELS).clamp_(max=MAX_SCALE).masked_fill_(damaged, torch.nan)
     # A tiny absmax may round to scale 0 too; dividing by 1 gives q = 0, never 0 / 0.
     divisors = scales.masked_fill(scales == 0, 1.0)
     torch.div(blocks, divisors.unsqueeze(1), out=work)

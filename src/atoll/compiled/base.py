@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from atoll.compiled.arrays import Bytes, Floats, Halves
+from atoll.compiled.arrays import AdamRates, Bytes, Floats, Halves
 from atoll.layout import GROUP_ELEMENTS
 
 log = logging.getLogger(__name__)
@@ -69,18 +69,7 @@ class Loops(Protocol):
     ) -> None: ...
 
     def adam(
-        self,
-        params: Floats,
-        gradient: Floats,
-        first: Floats,
-        second: Floats,
-        beta1: np.float32,
-        beta2: np.float32,
-        rest1: np.float32,
-        rest2: np.float32,
-        step_size: np.float32,
-        root_correction: np.float32,
-        eps: np.float32,
+        self, params: Floats, gradient: Floats, first: Floats, second: Floats, rates: AdamRates
     ) -> None: ...
 
     def largest_bits(self, values: Floats) -> np.int32:
@@ -97,7 +86,7 @@ class Compiled:
         self.loops: Loops | None = None
 
     def prepare(self, elements: int) -> None:
-        """Begins to compile, once a process, where a model of so many `elements` gains by it."""
+        """Compiles the loops, once a process, if a model of so many `elements` gains by it."""
         with self._lock:
             wanted = elements >= LARGE_ELEMENTS and self._thread is None
             if wanted and find_spec("numba") is not None:
@@ -125,11 +114,6 @@ class Compiled:
 
 
 compiled = Compiled()
-
-
-def prepare(elements: int) -> None:
-    """A model of so many elements is about to be worked on."""
-    compiled.prepare(elements)
 
 
 def loops_for(elements: int) -> Loops | None:

@@ -7,16 +7,18 @@ instructions. Every constant is fp32 or an integer, or sums would be taken in fp
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.compiled.arrays import Bytes, Floats, Halves
+from atoll.compiled import numbers
+from atoll.compiled.arrays import AdamRates, Bytes, Floats, Halves
 from atoll.compiled.jit import loop
 from atoll.layout import GROUP_ELEMENTS
 
 _F, _I, _U = np.float32, np.int32, np.uint32
-_SCALE_BYTES = 4
-_MAGNITUDE, _INFINITY = _I(0x7FFFFFFF), _I(0x7F800000)
+_SCALE_BYTES = numbers.SCALE_BYTES
+_MAGNITUDE, _INFINITY = _I(0x7FFFFFFF), _I(numbers.INFINITY_BITS)
 _NAN, _ZERO, _ONE = _F(np.nan), _F(0.0), _F(1.0)
-_LEVELS, _MAX_LEVEL, _MIN_LEVEL = _F(127.0), _I(127), _I(-127)
-_MAX_SCALE = _F(float.fromhex("0x1.020406p+121"))  # as in codecs.int8
+_LEVELS = _F(numbers.LEVELS)
+_MAX_LEVEL, _MIN_LEVEL = _I(numbers.LEVELS), _I(-numbers.LEVELS)
+_MAX_SCALE = _F(numbers.MAX_SCALE)
 # 1.5 * 2^23: what is below 2^22 becomes an integer when this is added, ties to even.
 _ROUNDER = _F(12582912.0)
 
@@ -199,24 +201,13 @@ def nesterov(
 
 
 @loop
-def adam(
-    params: Floats,
-    gradient: Floats,
-    first: Floats,
-    second: Floats,
-    beta1: np.float32,
-    beta2: np.float32,
-    rest1: np.float32,
-    rest2: np.float32,
-    step_size: np.float32,
-    root_correction: np.float32,
-    eps: np.float32,
-) -> None:
-    """The rule of `optim.adam`; rest1 is 1 - beta1."""
+def adam(params: Floats, gradient: Floats, first: Floats, second: Floats, rates: AdamRates) -> None:
+    """The rule of `optim.adam`."""
     for i in range(params.size):
         g = gradient[i]
-        m = first[i] * beta1 + g * rest1
-        v = second[i] * beta2 + g * g * rest2
+        m = first[i] * rates.beta1 + g * rates.rest1
+        v = second[i] * rates.beta2 + g * g * rates.rest2
         first[i] = m
         second[i] = v
-        params[i] = params[i] - m * step_size / (np.sqrt(v) / root_correction + eps)
+        divisor = np.sqrt(v) / rates.root_correction + rates.eps
+        params[i] = params[i] - m * rates.step_size / divisor

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.compiled import loops
-from atoll.compiled.arrays import Bytes, Floats, Halves
+from atoll.compiled.arrays import AdamRates, Bytes, Floats, Halves
 
 _SIZE = 16
 _ONE = np.float32(1.0)
@@ -34,7 +34,5 @@ RUNS: tuple[Callable[[], object], ...] = (
     lambda: loops.square_sum_int8(_payload(), _SIZE, _SIZE),
     lambda: loops.sgd(_floats(), _floats(), _ONE),
     lambda: loops.nesterov(_floats(), _floats(), _floats(), _ONE, _ONE),
-    lambda: loops.adam(
-        _floats(), _floats(), _floats(), _floats(), _ONE, _ONE, _ONE, _ONE, _ONE, _ONE, _ONE
-    ),
+    lambda: loops.adam(_floats(), _floats(), _floats(), _floats(), AdamRates(*[_ONE] * 7)),
 )

@@ -121,11 +121,10 @@ class TransferService:
                 )
             )
             while offset < spooled.nbytes:
-                for part in await self._run(_parts, spooled, offset):
+                for part, nbytes in await self._run(_parts, spooled, offset):
                     yield part
-                    sent = min(CHUNK_BYTES, spooled.nbytes - offset)
-                    offset += sent
-                    self._coordinator.sent(identity, sent)
+                    offset += nbytes
+                    self._coordinator.sent(identity, nbytes)
 
     async def Presence(
         self, asked: transfer_pb2.PresenceOpen | None, context: "Context"
@@ -164,8 +163,8 @@ class TransferService:
         return asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
 
-def _parts(spooled: SpooledFrame, offset: int) -> list[bytes]:
-    """The next two chunks from `offset`, ready to be sent: one call of a thread for both."""
+def _parts(spooled: SpooledFrame, offset: int) -> list[tuple[bytes, int]]:
+    """The next two chunks from `offset`, ready to be sent, with their sizes."""
     stop = min(offset + 2 * CHUNK_BYTES, spooled.nbytes)
     parts = []
     for start in range(offset, stop, CHUNK_BYTES):
@@ -176,7 +175,7 @@ def _parts(spooled: SpooledFrame, offset: int) -> list[bytes]:
                 f"{str(spooled.path)!r} ends at byte {start + len(data)} of {spooled.nbytes}; "
                 f"restart the coordinator, which computes it again"
             )
-        parts.append(chunks.data_part(data))
+        parts.append((chunks.data_part(data), wanted))
     return parts
 
 

@@ -14,7 +14,7 @@ from atoll.blobs.base import Blobs
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
-from atoll.compiled import base as compiled
+from atoll.compiled.base import compiled
 from atoll.coordinator.spool import Spool, SpooledFrame
 from atoll.errors import Diverged, NotReady, StateDamaged
 from atoll.history import replay, weights

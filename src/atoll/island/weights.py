@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32 import Fp32
-from atoll.compiled import base as compiled
+from atoll.compiled.base import compiled
 from atoll.errors import FrameError, ManifestMismatch
 from atoll.island import local_weights
 from atoll.island.group import SOLO, Group

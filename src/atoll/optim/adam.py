@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.compiled.arrays import AdamRates
 from atoll.compiled.base import loops_for
 from atoll.errors import ConfigError
 from atoll.optim import base
@@ -62,11 +63,7 @@ class Adam:
 
         loops = loops_for(params.numel())
         if loops is not None:
-            loops.adam(
-                params.numpy(),
-                gradient.numpy(),
-                first.numpy(),
-                second.numpy(),
+            rates = AdamRates(
                 beta1=np.float32(self.beta1),
                 beta2=np.float32(self.beta2),
                 rest1=np.float32(1 - self.beta1),
@@ -75,6 +72,8 @@ class Adam:
                 root_correction=np.float32(root_correction),
                 eps=np.float32(self.eps),
             )
+            tiles = params.numpy(), gradient.numpy(), first.numpy(), second.numpy()
+            loops.adam(*tiles, rates)
             return
         scratch = gradient * (1 - self.beta1)
         first.mul_(self.beta1).add_(scratch)
