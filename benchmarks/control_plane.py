@@ -24,8 +24,8 @@ import torch
 import torch.multiprocessing as mp
 
 from atoll.codecs.fp32 import Fp32
-from atoll.island.network import NetworkLink
-from atoll.island.store import StoredFrame
+from atoll.island.link.network import NetworkLink
+from atoll.island.state.store import StoredFrame
 from atoll.launch import local, memory
 from atoll.layout import byte_view
 from atoll.models import registry as models

@@ -18,7 +18,7 @@ from atoll.config import RunFile
 from atoll.data import base, batches
 from atoll.data import registry as datasets
 from atoll.data.plan import Range
-from atoll.island import inner
+from atoll.island import inner_optimizer
 from atoll.models import gpt, init
 from atoll.models import registry as models
 from atoll.protocol.manifest import InnerSettings
@@ -36,7 +36,7 @@ def single_process(run_file: RunFile) -> float:
     dataset = datasets.open_dataset(run_file.data)
     model = models.build(run_file.model)
     init.fill(model, run_file.settings["seed"])
-    optimizer = inner.build_optimizer(model, settings)
+    optimizer = inner_optimizer.build_optimizer(model, settings)
     rows = Range(0, steps * settings.batch * ISLANDS)
     seed = run_file.settings["seed"]
     for batch in batches.batches(dataset, [rows], batch=settings.batch * ISLANDS, seed=seed):

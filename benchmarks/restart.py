@@ -20,9 +20,7 @@ from atoll import config
 from atoll.clock import SystemClock
 from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
-from atoll.coordinator.dispatch import Dispatch
-from atoll.history import recorded, replay, weights
-from atoll.history.manifests import Manifests
+from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.launch import local, state
 from atoll.launch.state import Addresses
 from atoll.ledger import chain
@@ -33,6 +31,8 @@ from atoll.ledger.records import (
     SnapshotRecord,
 )
 from atoll.protocol.manifest import Manifest
+from atoll.versions import recorded, replay, weights
+from atoll.versions.manifests import Manifests
 from benchmarks.report import Bar, report, show
 from benchmarks.sync import TOKENS, processor_seconds
 

@@ -20,11 +20,12 @@ import torch
 from atoll.clock import SystemClock
 from atoll.compiled.base import compiled
 from atoll.data import registry as datasets
-from atoll.island import contribution, fetch
-from atoll.island.network import NetworkLink
+from atoll.island import fetch
+from atoll.island.link.network import NetworkLink
 from atoll.island.pulse import Pulse
 from atoll.island.run import Run
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.state import encoding
+from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import memory
 from atoll.models import registry as models
 from atoll.sums.digest import RunningDigest
@@ -49,7 +50,7 @@ def main() -> None:
     url, state, worker_id, result = sys.argv[1:5]
     torch.set_num_threads(1)
     memory.keep_freed_tiles()  # as `atoll.join` does
-    timed(contribution, "encode", "encode")
+    timed(encoding, "encode", "encode")
     timed(NetworkLink, "upload", "upload")
     timed(NetworkLink, "assignment", "wait")
     timed(fetch, "fetch", "fetch")

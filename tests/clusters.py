@@ -24,15 +24,12 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.codecs.base import Codec
 from atoll.config import RunFile
-from atoll.coordinator.admission import UploadRequest
+from atoll.coordinator.accept.admission import UploadRequest
+from atoll.coordinator.accept.uploads import UploadStream
 from atoll.coordinator.boot import Stores
+from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.spool import Spool
-from atoll.coordinator.uploads import UploadStream
-from atoll.history import audit as auditing
-from atoll.history import recorded, weights
-from atoll.history.audit import AuditReport
-from atoll.island.weights import IslandWeights
+from atoll.island.state.weights import IslandWeights
 from atoll.layout import Layout, byte_view
 from atoll.ledger import engines, schema
 from atoll.ledger.base import Ledger
@@ -44,6 +41,8 @@ from atoll.ledger.records import (
     RunRecord,
 )
 from atoll.ledger.sql import SqlLedger
+from atoll.proof import audit as auditing
+from atoll.proof.audit import AuditReport
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.protocol.messages import (
     Assignment,
@@ -55,6 +54,7 @@ from atoll.protocol.messages import (
 )
 from atoll.strategies import build
 from atoll.sums import digest as digests
+from atoll.versions import recorded, weights
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
@@ -326,16 +326,16 @@ class Cluster:
 
     @property
     def version(self) -> int:
-        return self.coordinator.versions.current.version
+        return self.coordinator.weights.current.version
 
     @property
     def digest(self) -> str:
         """Of the fp32 master."""
-        return self.coordinator.versions.current.digests.master.root
+        return self.coordinator.weights.current.digests.master.root
 
     @property
     def published_digest(self) -> str:
-        return self.coordinator.versions.current.digests.published.root
+        return self.coordinator.weights.current.digests.published.root
 
     def digests_by_round(self) -> list[str | None]:
         """The recorded master digest of every published round."""
@@ -441,7 +441,7 @@ class HandIsland:
 
     def assignment(self) -> Assignment:
         """The assignment of an island that holds the published weights."""
-        current = self.coordinator.versions.current
+        current = self.coordinator.weights.current
         return self.ask(version=current.version, digest=current.digests.published.root)
 
     def header(self, assignment: Assignment, **changes: Any) -> FrameHeader:

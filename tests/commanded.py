@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atoll.cli import serve as command
 from atoll.cli.serve import ServeOptions
-from atoll.coordinator.server import Server
+from atoll.coordinator.planes.server import Server
 from tests import served
 
 RUN_FILE = """

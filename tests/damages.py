@@ -14,10 +14,11 @@ from typing import Any
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.errors import StoreError
-from atoll.history import recorded, soundness
 from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger.records import EvaluationRecord
+from atoll.proof import soundness
+from atoll.versions import recorded
 from tests.clusters import Cluster, HandIsland
 
 PAGE_BYTES = 4096
@@ -76,7 +77,7 @@ def start(home: Path) -> Served | Refused:
             manifest = recorded.manifest_of(stores.ledger)
             assert manifest is not None
             coordinator = boot.open_coordinator(stores, ManualClock(), manifest)
-            current = coordinator.versions.current
+            current = coordinator.weights.current
             return Served(
                 stores.ledger.state_hash(),
                 current.version,

@@ -15,10 +15,10 @@ from atoll import errors
 from atoll.clock import Clock
 from atoll.errors import AtollError, GroupBroken
 from atoll.island import trainer
-from atoll.island.led_link import LedLink
-from atoll.island.link import Link
+from atoll.island.link.base import Link
+from atoll.island.link.led import LedLink
 from atoll.island.run import Run
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch.joining import NO_KEY
 from atoll.simulate.fibers import Fiber
 from tests.seas import FaultyLink, Sea

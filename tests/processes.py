@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from atoll.cli.app import app
 from atoll.clock import SystemClock
 from atoll.errors import AtollError
-from atoll.island.network import NetworkLink
+from atoll.island.link.network import NetworkLink
 from atoll.launch import local, state
 from atoll.launch.local import LocalCoordinator, LocalIsland, LocalProcess, Tokens
 from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundRecord, WorkerRecord

@@ -9,12 +9,13 @@ from typing import Any
 from atoll.coordinator import boot
 from atoll.coordinator.service import Coordinator
 from atoll.errors import CoordinatorUnreachable
-from atoll.history import audit, recorded
 from atoll.island import trainer
 from atoll.island.run import Run
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.state.store import IslandIdentity, IslandStore
+from atoll.proof import audit
 from atoll.simulate.fibers import Scheduler
 from atoll.simulate.link import MemoryLink
+from atoll.versions import recorded
 from tests import clusters
 from tests.tiny import TABLE
 

@@ -19,16 +19,17 @@ import torch
 
 from atoll import config
 from atoll.clock import Clock, SystemClock
-from atoll.coordinator import access, boot, heads
-from atoll.coordinator.access import Access, Role
-from atoll.coordinator.certificate import Certificate
-from atoll.coordinator.server import Address, Listen, Server
+from atoll.coordinator import boot
+from atoll.coordinator.planes import access, head_timeout
+from atoll.coordinator.planes.access import Access, Role
+from atoll.coordinator.planes.server import Address, Listen, Server
 from atoll.coordinator.service import Coordinator
-from atoll.island.network import NetworkLink
+from atoll.island.link.network import NetworkLink
 from atoll.layout import byte_view
 from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
 from atoll.strategies import build
 from atoll.wire import frame
+from atoll.wire.certificate import Certificate
 from atoll.wire.header import FrameHeader
 from atoll.wire.proto import transfer_pb2, transfer_pb2_grpc
 from tests import clusters
@@ -122,7 +123,7 @@ def serving(
     certificate: Certificate | None = None,
     clock: Clock | None = None,
     stay: bool = True,
-    head_seconds: float = heads.HEAD_SECONDS,
+    head_seconds: float = head_timeout.HEAD_SECONDS,
     ledger: str | None = None,
     **changes: Any,
 ) -> Iterator[Served]:

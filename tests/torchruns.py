@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from atoll.coordinator.access import Role
+from atoll.coordinator.planes.access import Role
 from tests.processes import LIMIT_SECONDS, eventually
 from tests.served import TOKENS
 

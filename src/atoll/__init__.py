@@ -10,8 +10,8 @@ for rows in run.batches(dataset):
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll.client.info import get_info as get_info
     from atoll.island.run import Run as Run
-    from atoll.launch.info import get_info as get_info
     from atoll.launch.joining import join as join
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ __all__ = ["Run", "__version__", "get_info", "join"]
 
 # Loaded on first use: importing atoll must not wait for torch.
 _PLACES = {
-    "get_info": "atoll.launch.info",
+    "get_info": "atoll.client.info",
     "join": "atoll.launch.joining",
     "Run": "atoll.island.run",
 }

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.coordinator.access import Role
-from atoll.history import weights
+from atoll.coordinator.planes.access import Role
 from atoll.island import trainer
 from atoll.launch import joining
+from atoll.versions import weights
 from tests import served, torchruns
 from tests.clusters import one_thread  # noqa: F401
 from tests.processes import FAULTS, eventually
@@ -71,7 +71,7 @@ def settings(inner: dict[str, Any]) -> dict[str, Any]:
 def flat(run: Served) -> Tensor:
     """The run's weights now."""
     blobs = DirectoryBlobs(run.directory / "blobs")
-    snapshot = run.coordinator.versions.snapshot()
+    snapshot = run.coordinator.weights.snapshot()
     return weights.load(blobs, snapshot.master_sha256, run.coordinator.layout)
 
 

@@ -27,12 +27,12 @@ from typing import Any
 
 from atoll import cli
 from atoll.cli import serve as serve  # loaded before the wait, not after it
-from atoll.coordinator import transfer
-from atoll.coordinator.closer import Closer
+from atoll.coordinator.accept.uploads import Uploads, UploadStream
+from atoll.coordinator.planes import transfer
+from atoll.coordinator.planes.closing_thread import ClosingThread
+from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.spool import SpooledFrame
-from atoll.coordinator.uploads import Uploads, UploadStream
-from atoll.coordinator.versions import Versions
 from atoll.ledger import contributions
 from atoll.ledger.sql import SqlLedger
 
@@ -92,7 +92,7 @@ def download(round_number: int, die: Die) -> None:
 
 
 def idle(round_number: int, die: Die) -> None:
-    assignment, advance, start = Coordinator.assignment, Coordinator.advance, Closer.start
+    assignment, advance, start = Coordinator.assignment, Coordinator.advance, ClosingThread.start
     training: set[tuple[int | None, str]] = set()
 
     def assigned(self: Coordinator, request: Any, *, begun: bool = False) -> Any:
@@ -112,24 +112,24 @@ def idle(round_number: int, die: Die) -> None:
             die(open_round=current)
         return moved
 
-    def started(self: Closer) -> None:
+    def started(self: ClosingThread) -> None:
         self._tick_seconds = TICK_SECONDS
         start(self)
 
     Coordinator.assignment = assigned  # type: ignore[method-assign] # the point of this program
     Coordinator.advance = advanced  # type: ignore[method-assign] # the point of this program
-    Closer.start = started  # type: ignore[method-assign] # the point of this program
+    ClosingThread.start = started  # type: ignore[method-assign] # the point of this program
 
 
 def computing(round_number: int, hold: Die) -> None:
-    compute = Versions.compute
+    compute = RunWeights.compute
 
-    def wrapped(self: Versions, number: int, contributions: Any) -> Any:
+    def wrapped(self: RunWeights, number: int, contributions: Any) -> Any:
         if number == round_number:
             hold()
         return compute(self, number, contributions)
 
-    Versions.compute = wrapped  # type: ignore[method-assign,assignment] # the point of this program
+    RunWeights.compute = wrapped  # type: ignore[method-assign,assignment] # the point of this program
 
 
 POINTS: dict[str, Callable[[int, Die], None]] = {

@@ -31,23 +31,24 @@ from sqlalchemy import Connection
 
 from atoll import config
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.blobs.files import SystemFiles
 from atoll.config import RunFile
-from atoll.coordinator.rounds import Rounds
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.versions import Versions
 from atoll.errors import StoreError
-from atoll.history import audit, recorded
-from atoll.history.manifests import Manifests
-from atoll.island import store as island_store
-from atoll.island.continuity import Continuity
-from atoll.island.store import IslandStore
+from atoll.files import SystemFiles
+from atoll.island.state import store as island_store
+from atoll.island.state.continuity import Continuity
+from atoll.island.state.store import IslandStore
 from atoll.ledger import engines, members, whole
 from atoll.ledger.database import Database
 from atoll.ledger.records import ContributionRecord, RoundState
+from atoll.proof import audit
 from atoll.simulate import cluster as simulation
 from atoll.simulate.fibers import Fiber, Scheduler
 from atoll.simulate.link import MemoryLink
+from atoll.versions import recorded
+from atoll.versions.manifests import Manifests
 from atoll.wire.header import FrameHeader
 
 ROUNDS = 3
@@ -275,10 +276,10 @@ def write_in_place() -> None:
 def weights_left_torn() -> None:
     """A round that found no room halfway is computed again on top of itself."""
 
-    def left(self: Versions) -> None:
+    def left(self: RunWeights) -> None:
         del self
 
-    Versions._mend = left  # type: ignore[method-assign] # the point of this program
+    RunWeights._mend = left  # type: ignore[method-assign] # the point of this program
 
 
 def sync_again() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from atoll import cli
 from atoll.cli import join as join  # loaded before the wait, not after it
-from atoll.island.network import NetworkLink
+from atoll.island.link.network import NetworkLink
 from atoll.island.run import Run
 
 STEP = 2  # of 3 in a round

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.history import weights
 from atoll.launch import repair
 from atoll.ledger import wal
+from atoll.versions import weights
 from tests import damages
 from tests.clusters import SMALL, Cluster, one_thread  # noqa: F401
 from tests.damages import Refused, Served

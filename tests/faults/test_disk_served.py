@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atoll.coordinator.access import Role
+from atoll.coordinator.planes.access import Role
 from atoll.errors import StorageFull
-from atoll.island.link import DownloadProgress
+from atoll.island.link.base import DownloadProgress
 from atoll.protocol.messages import HeartbeatRequest, Ready, Status
 from tests import mounts, processes, served, strace
 from tests.mounts import SmallDisk

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from atoll.errors import AtollError
-from atoll.island.network import NetworkLink
+from atoll.island.link.network import NetworkLink
 from atoll.protocol.messages import WorkerEntry
 from tests import processes
 from tests.processes import BF16, ISLANDS, TOKENS, Cluster, Finished

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from atoll import cli
-from atoll.coordinator.liveness import Liveness
+from atoll.coordinator.members.liveness import Liveness
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults.invariants.base import INVARIANTS

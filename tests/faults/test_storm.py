@@ -16,7 +16,7 @@ import pytest
 
 from atoll.clock import SystemClock
 from atoll.errors import StaleGeneration
-from atoll.island.link import Attendance
+from atoll.island.link.base import Attendance
 from atoll.protocol.messages import BarrierRequest, HeartbeatRequest, Ready
 from tests import served
 from tests.served import Served, Worker

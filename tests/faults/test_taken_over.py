@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from atoll.blobs.registry import open_blobs
-from atoll.island.network import NetworkLink
+from atoll.island.link.network import NetworkLink
 from atoll.ledger import whole
 from atoll.protocol.messages import RegisterRequest
 from tests import lives, processes, servers

@@ -16,9 +16,9 @@ from atoll.errors import (
     NotFinite,
     StaleContribution,
 )
-from atoll.history import retention
 from atoll.layout import Layout
 from atoll.ledger.records import LeaseState
+from atoll.proof import retention
 from atoll.wire import frame
 from tests import clusters
 from tests.clusters import Cluster, Frame, HandIsland, one_thread  # noqa: F401
@@ -270,7 +270,7 @@ def _planned(island: HandIsland):
     latest = island.coordinator._rounds.latest
     assert latest is not None
     return island.coordinator._assignments._train(latest, island.name).model_copy(
-        update={"digest": island.coordinator.versions.current.digests.published.root}
+        update={"digest": island.coordinator.weights.current.digests.published.root}
     )
 
 

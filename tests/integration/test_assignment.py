@@ -345,7 +345,7 @@ def test_download_never_mixes_two_versions(tmp_path, codec):
     a.contribute()
     b.contribute()
     cluster.coordinator._rounds.freeze()
-    cluster.coordinator.versions.compute(1, cluster.ledger.contributions(1))
+    cluster.coordinator.weights.compute(1, cluster.ledger.contributions(1))
 
     with pytest.raises(NotReady, match="ask again"):
         late.fetch()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.history import weights
-from atoll.history.audit import AuditReport
 from atoll.layout import LEAF_ELEMENTS
 from atoll.ledger import chain
 from atoll.ledger.records import RoundState
+from atoll.proof.audit import AuditReport
 from atoll.sums.digest import LEAF_DIGEST_BYTES, root_of
+from atoll.versions import weights
 from tests import clusters
 from tests.clusters import SMALL, Cluster, one_thread  # noqa: F401
 

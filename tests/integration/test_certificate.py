@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll.cli import serve as command
 from atoll.cli.serve import ServeOptions
-from atoll.coordinator import certificate
-from atoll.coordinator.certificate import Certificate
 from atoll.errors import ConfigError
+from atoll.wire import certificate
+from atoll.wire.certificate import Certificate
 from tests.commanded import options_in
 
 NOW = datetime.datetime.now(datetime.UTC)

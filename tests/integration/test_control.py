@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atoll.coordinator import agreement, metrics
-from atoll.coordinator.access import Role
+from atoll.coordinator.members import agreement
+from atoll.coordinator.planes.access import Role
+from atoll.coordinator.shown import metrics
 from atoll.errors import Forbidden, ProtocolError, StorageFull, UnknownWorker
 from atoll.protocol.messages import HeartbeatRequest, Telemetry
 from atoll.protocol.samples import Sample, SamplesRequest

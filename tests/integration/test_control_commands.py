@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atoll.cli.app import app
-from atoll.coordinator.access import Role
+from atoll.coordinator.planes.access import Role
 from atoll.errors import AtollError, Forbidden, UnknownWorker
 from tests import served
 from tests.served import TOKENS, Served

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atoll.coordinator import uploads
+from atoll.coordinator.accept import uploads
 from atoll.errors import ContributionError, Diverged
 from atoll.ledger.records import RoundState
 from tests.clusters import SMALL, Cluster, HandIsland, one_thread

@@ -14,13 +14,13 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
-from atoll.coordinator.spool import Spool
+from atoll.coordinator.rounds.spool import Spool
 from atoll.errors import ConfigError, LayoutMismatch, StateDamaged, StoreError
-from atoll.history import export as exporting
-from atoll.history import recorded, weights_file
 from atoll.ledger import engines
 from atoll.models import registry as models
+from atoll.proof import export as exporting
 from atoll.sums import digest as digests
+from atoll.versions import recorded, weights_file
 from tests import clusters
 from tests.clusters import SMALL, Cluster, one_thread  # noqa: F401
 from tests.integration.test_restart import run_file
@@ -220,7 +220,7 @@ def test_run_starts_from_the_files_weights(tmp_path):
 
     flat = torch.cat([tensor.flatten() for tensor in named.values()])
     expected = digests.digest(recorded.layout_of(manifest), flat).root
-    current = coordinator.versions.current
+    current = coordinator.weights.current
     assert (current.version, current.digests.master.root) == (0, expected)
     assert manifest.model.initial_digest == expected
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atoll.coordinator.server import Listen
+from atoll.coordinator.planes.server import Listen
 from atoll.protocol.messages import AssignmentRequest
 from tests import served
 from tests.served import SOCKET_SECONDS, Served

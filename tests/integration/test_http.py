@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from atoll import errors
-from atoll.coordinator import gate, server, status
-from atoll.coordinator.access import Role
+from atoll.coordinator.planes import request_guard, server
+from atoll.coordinator.planes.access import Role
 from atoll.errors import (
     AtollError,
     ConfigError,
@@ -24,9 +24,10 @@ from atoll.errors import (
     ProtocolError,
     StoreError,
 )
-from atoll.island import network
-from atoll.island.network import NetworkLink
+from atoll.island.link import network
+from atoll.island.link.network import NetworkLink
 from atoll.protocol.messages import AssignmentRequest, ErrorReply, HeartbeatRequest
+from atoll.wire import statuses
 from tests import served
 from tests.served import SOCKET_SECONDS, TOKENS, Served, Worker
 
@@ -91,7 +92,7 @@ def refusal(answer: bytes) -> tuple[int, ErrorReply]:
 @pytest.mark.parametrize(
     "lines",
     [
-        (f"Content-Length: {gate.MAX_BODY_BYTES + 1}",),
+        (f"Content-Length: {request_guard.MAX_BODY_BYTES + 1}",),
         ("Content-Length: 99999999999999999999",),
         ("Transfer-Encoding: chunked",),
         ("Transfer-Encoding: chunked", "Content-Type: application/json"),
@@ -122,11 +123,11 @@ def test_stranger_with_a_body_is_refused_before_any_of_it_is_sent(coordinator: S
 
 
 def test_body_of_the_largest_size_is_read(client: httpx.Client) -> None:
-    content = b'{"x": "' + b"a" * (gate.MAX_BODY_BYTES - 9) + b'"}'
+    content = b'{"x": "' + b"a" * (request_guard.MAX_BODY_BYTES - 9) + b'"}'
 
     reply = client.post("/workers/register", content=content)
 
-    assert len(content) == gate.MAX_BODY_BYTES
+    assert len(content) == request_guard.MAX_BODY_BYTES
     assert (reply.status_code, reply.json()["code"]) == (422, ProtocolError.code)
 
 
@@ -265,12 +266,12 @@ TREE = errors._tree(AtollError)
 
 @pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.code)
 def test_every_error_has_its_row_in_the_table_of_statuses(cls: type[AtollError]) -> None:
-    assert status.has_row(cls.code)
+    assert statuses.has_row(cls.code)
 
 
 def test_codes_of_errors_are_their_own() -> None:
     assert len({cls.code for cls in TREE}) == len(TREE)
-    assert status.INTERNAL not in {cls.code for cls in TREE}
+    assert statuses.INTERNAL not in {cls.code for cls in TREE}
 
 
 @pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.code)
@@ -304,7 +305,7 @@ def test_unexpected_error_is_logged_and_its_text_stays_here(
     reply = client.get("/status")
 
     assert reply.status_code == 500
-    assert reply.json() == {"code": "INTERNAL", "message": status.ACCIDENT, "retry": True}
+    assert reply.json() == {"code": "INTERNAL", "message": statuses.ACCIDENT, "retry": True}
     [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert record.exc_info is not None
     assert "password" in str(record.exc_info[1])
@@ -348,15 +349,17 @@ def test_faults_of_the_coordinators_own_state_are_logged(
 def test_long_sentence_keeps_its_beginning_and_its_way_out() -> None:
     error = ProtocolError("rows " + "7, " * 5000 + "are too many; send fewer")
 
-    text = status.sentence(error)
+    text = statuses.sentence(error)
 
-    assert len(text) <= status.MAX_SENTENCE
+    assert len(text) <= statuses.MAX_SENTENCE
     assert text.startswith("rows 7, ")
     assert text.endswith("are too many; send fewer")
 
 
 def test_sentence_can_always_be_encoded() -> None:
-    assert status.sentence(ProtocolError("name=\ud800 …")).encode() == b"name=\\ud800 \xe2\x80\xa6"
+    assert (
+        statuses.sentence(ProtocolError("name=\ud800 …")).encode() == b"name=\\ud800 \xe2\x80\xa6"
+    )
 
 
 # The ledger's copy

@@ -9,7 +9,7 @@ import pytest
 
 import atoll
 from atoll import cli
-from atoll.coordinator.access import Role
+from atoll.coordinator.planes.access import Role
 from atoll.errors import CoordinatorUnreachable, Unauthenticated
 from atoll.protocol.manifest import Manifest
 from tests import served as kit

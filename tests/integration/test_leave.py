@@ -9,9 +9,9 @@ import pytest
 from atoll.clock import ManualClock
 from atoll.errors import CoordinatorUnreachable
 from atoll.ids import WorkerId
-from atoll.island.reconnect import Reconnect
-from atoll.island.session import Session
-from atoll.island.store import IslandIdentity
+from atoll.island.link.reconnect import Reconnect
+from atoll.island.link.session import Session
+from atoll.island.state.store import IslandIdentity
 from atoll.protocol.messages import Identity
 from atoll.simulate.link import MemoryLink
 from tests.clusters import Cluster

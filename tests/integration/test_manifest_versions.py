@@ -10,10 +10,10 @@ import torch
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.errors import ConfigError, ManifestMismatch, StaleContribution, WrongRound
-from atoll.history import replay
-from atoll.history.manifests import Manifests
 from atoll.protocol.manifest import FIXED
 from atoll.strategies import build
+from atoll.versions import replay
+from atoll.versions.manifests import Manifests
 from tests import clusters
 from tests.clusters import (
     SMALL,
@@ -51,7 +51,7 @@ def record(cluster: Cluster, **changes: Any) -> None:
 
 
 def weights_of(cluster: Cluster) -> torch.Tensor:
-    return cluster.coordinator.versions._state.master.clone()
+    return cluster.coordinator.weights._state.master.clone()
 
 
 def stepped(start: torch.Tensor, round_number: int, *, lr: float) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from atoll.coordinator import membership
-from atoll.coordinator.presence import GRACE_SECONDS, Presence
+from atoll.coordinator.members import membership
+from atoll.coordinator.members.presence import GRACE_SECONDS, Presence
 from atoll.errors import AddressUnreachable, Evicted, Fenced, StaleGeneration
 from atoll.ledger.records import ContributionRecord, RoundState
 from atoll.protocol.messages import AssignmentRequest, BarrierRequest, HeartbeatRequest
@@ -141,7 +141,7 @@ def test_upload_of_an_old_generation_is_refused_before_its_body_and_then_accepte
 def test_waiting_for_an_assignment_goes_on_when_somebody_joins(tmp_path):
     cluster = Cluster(tmp_path, {"membership.min_workers": 2})
     a = cluster.island("a")
-    current = cluster.coordinator.versions.current
+    current = cluster.coordinator.weights.current
     request = AssignmentRequest(
         identity=a.identity, version=0, digest=current.digests.published.root
     )

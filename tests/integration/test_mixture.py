@@ -8,13 +8,14 @@ from typer.testing import CliRunner
 
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.cli.app import app
-from atoll.coordinator import queues
+from atoll.coordinator.shown import queues
 from atoll.data import parts
-from atoll.history import audit, recorded
 from atoll.ledger import engines
+from atoll.proof import audit
 from atoll.protocol.manifest import WorkSettings
 from atoll.simulate import cluster as simulation
 from atoll.simulate.cluster import Outage
+from atoll.versions import recorded
 from tests import clusters
 from tests.clusters import one_thread  # noqa: F401
 from tests.tiny import MODEL

@@ -15,14 +15,15 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
-from atoll.coordinator.spool import Spool
+from atoll.coordinator.rounds.spool import Spool
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError, LayoutMismatch
-from atoll.history import export, recorded
 from atoll.island import trainer
 from atoll.island.run import Run
 from atoll.ledger import engines
+from atoll.proof import export
 from atoll.simulate import cluster as simulation
+from atoll.versions import recorded
 from tests.clusters import audited, one_thread  # noqa: F401
 from tests.tiny import simulate
 

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from atoll.coordinator.access import Role
+from atoll.coordinator.planes.access import Role
 from tests import served
 from tests.served import TOKENS, Served
 

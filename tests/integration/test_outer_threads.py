@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from atoll.compiled import base
-from atoll.coordinator.spool import FrameSpooler
+from atoll.coordinator.rounds.spool import FrameSpooler
 from atoll.errors import StorageFull
-from atoll.history import replay
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.strategies.diloco import TILE_BYTES, PayloadSink
+from atoll.versions import replay
 from tests.clusters import Cluster, one_thread
 
 __all__ = ["one_thread"]
@@ -138,7 +138,7 @@ def test_disk_that_fills_up_under_any_thread_leaves_the_version_and_is_tried_aga
 
     with monkeypatch.context() as patch:
         patch.setattr(FrameSpooler, "__call__", write)
-        versions = cluster.coordinator.versions
+        versions = cluster.coordinator.weights
         contributions = cluster.coordinator._rounds.freeze()
         with pytest.raises(StorageFull):
             versions.compute(1, contributions)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from atoll.cli.app import app
 from atoll.errors import ConfigError, StateDamaged, StateHeld, StorageFull
-from atoll.island import adoption
+from atoll.island.link import adoption
 from atoll.launch import repair, state
 from atoll.launch.repair import RepairReport
 from atoll.launch.state import Addresses

@@ -16,14 +16,14 @@ from atoll.blobs.access import S3Access
 from atoll.cli import main
 from atoll.cli.app import app
 from atoll.cli.repair import explained
-from atoll.coordinator.spool import Spool
+from atoll.coordinator.rounds.spool import Spool
 from atoll.errors import BlobMissing, ConfigError, StateDamaged
-from atoll.history import soundness
 from atoll.launch import repair, reset, state
 from atoll.launch.state import Addresses
 from atoll.ledger import engines, lock
 from atoll.ledger.base import Ledger
 from atoll.ledger.sql import SqlLedger
+from atoll.proof import soundness
 from tests import damages, lives, servers
 from tests.clusters import Cluster, one_thread  # noqa: F401
 

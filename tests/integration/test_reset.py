@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from atoll.cli import reset
 from atoll.cli.serve import ServeOptions, serve
-from atoll.coordinator.server import Server
+from atoll.coordinator.planes.server import Server
 from atoll.errors import ConfigError, StateHeld, StoreError
 from atoll.launch import reset as resetting
 from atoll.launch import state

@@ -11,11 +11,12 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
-from atoll.coordinator.spool import Spool
+from atoll.coordinator.rounds.spool import Spool
 from atoll.errors import BlobChanged, BlobMissing, ConfigError, StateDamaged, VersionMismatch
-from atoll.history import recorded, retention
 from atoll.ledger import engines
 from atoll.ledger.records import LeaseRecord
+from atoll.proof import retention
+from atoll.versions import recorded
 from tests import clusters
 from tests.clusters import Cluster, HandIsland, one_thread  # noqa: F401
 
@@ -81,7 +82,7 @@ def after_the_outer_step(cluster: Cluster, a: HandIsland, b: HandIsland) -> None
     a.contribute()
     b.contribute()
     frozen = cluster.coordinator._rounds.freeze()
-    cluster.coordinator.versions.compute(frozen[0].round, frozen)
+    cluster.coordinator.weights.compute(frozen[0].round, frozen)
     cluster.restart()
 
 
@@ -436,7 +437,7 @@ def test_same_run_file_opens_the_same_run(stores):
 
     assert again == first
     assert coordinator.run_id == "one"
-    assert coordinator.versions.current.digests.master.root == first.model.initial_digest
+    assert coordinator.weights.current.digests.master.root == first.model.initial_digest
 
 
 def test_changed_run_file_is_refused_with_the_fields_that_differ(stores):

@@ -16,11 +16,11 @@ from sqlalchemy import Engine, event
 from atoll import config
 from atoll.clock import SystemClock
 from atoll.coordinator import boot
-from atoll.coordinator.registry import key_hash
-from atoll.history import soundness
-from atoll.island.network import NetworkLink
+from atoll.coordinator.members.workers import key_hash
+from atoll.island.link.network import NetworkLink
 from atoll.launch import state
 from atoll.launch.state import Addresses
+from atoll.proof import soundness
 from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
 from benchmarks import restart
 from tests import processes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import CoordinatorUnreachable, Fenced, FrameError
-from atoll.island.link import DownloadProgress
+from atoll.island.link.base import DownloadProgress
 from tests.clusters import one_thread  # noqa: F401
 from tests.seas import (
     NAMES,
@@ -130,7 +130,7 @@ def test_download_that_breaks_off_resumes_where_it_stood(sea, calm):
     def broken(sea: Sea, call: Call) -> Any:
         progress: DownloadProgress = sea.kwargs["progress"]
         sink = sea.kwargs["sink"]
-        spooled = sea.coordinator.versions.frame_for(have_digest=sea.kwargs["have_digest"])
+        spooled = sea.coordinator.weights.frame_for(have_digest=sea.kwargs["have_digest"])
         progress.opened(spooled.tag, 0)
         sink(spooled.read(0, 1000))
         progress.offset = 1000
@@ -148,7 +148,7 @@ def test_download_overtaken_by_a_newer_version_is_fetched_whole(sea, calm):
 
     def overtaken(sea: Sea, _: Call) -> Any:
         progress: DownloadProgress = sea.kwargs["progress"]
-        spooled = sea.coordinator.versions.frame_for(have_digest=sea.kwargs["have_digest"])
+        spooled = sea.coordinator.weights.frame_for(have_digest=sea.kwargs["have_digest"])
         progress.opened(spooled.tag, 0)
         sea.kwargs["sink"](spooled.read(0, 1000))
         progress.offset, progress.tag = 1000, "weights-0-gone"
@@ -161,7 +161,7 @@ def test_download_overtaken_by_a_newer_version_is_fetched_whole(sea, calm):
 
 def test_damaged_download_is_fetched_whole(sea, calm):
     def damaged(sea: Sea, _: Call) -> Any:
-        spooled = sea.coordinator.versions.frame_for(have_digest=sea.kwargs["have_digest"])
+        spooled = sea.coordinator.weights.frame_for(have_digest=sea.kwargs["have_digest"])
         data = bytearray(spooled.read(0, spooled.nbytes))
         data[3000] ^= 1
         sea.kwargs["sink"](bytes(data))

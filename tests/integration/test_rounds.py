@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from atoll.errors import AtollError
-from atoll.history import replay, sources
 from atoll.layout import GROUP_ELEMENTS
 from atoll.ledger.records import LeaseRecord, LeaseState, RoundState
 from atoll.strategies import build
 from atoll.sums import digest as digests
+from atoll.versions import replay, sources
 from tests import clusters
 from tests.clusters import SMALL, WIDE, Cluster, HandIsland, TrackingIsland, one_thread  # noqa: F401
 
@@ -398,7 +398,7 @@ def by_hand(layout, names: str, rounds: int, *, weight: int = 1):
 
 
 def master_of(cluster: Cluster) -> torch.Tensor:
-    return cluster.coordinator.versions._state.master
+    return cluster.coordinator.weights._state.master
 
 
 @pytest.mark.parametrize(
@@ -544,7 +544,7 @@ def lossy(request, tmp_path_factory):
         cluster.rounds(1, *islands)
         for island in islands:
             island.fetch()
-        state = cluster.coordinator.versions._state
+        state = cluster.coordinator.weights._state
         errors.append((state.master - state.published).abs().max().item())
         steps.append((state.master - before).abs().max().item())
         before.copy_(state.master)
@@ -555,7 +555,7 @@ def lossy(request, tmp_path_factory):
 def test_islands_hold_the_coordinators_published_weights_bit_for_bit(lossy):
     _, cluster, islands, _, _ = lossy
 
-    published = cluster.coordinator.versions._state.published
+    published = cluster.coordinator.weights._state.published
 
     assert all(torch.equal(island.weights._published, published) for island in islands)
     assert {island.weights.digest for island in islands} == {cluster.published_digest}

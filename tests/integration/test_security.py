@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from atoll.clock import SystemClock
-from atoll.coordinator import access, app, gate, transfer
-from atoll.coordinator.access import Access, Role
+from atoll.coordinator.planes import access, app, request_guard, transfer
+from atoll.coordinator.planes.access import Access, Role
 from atoll.errors import (
     AtollError,
     Fenced,
@@ -191,7 +191,7 @@ def test_walk_finds_no_fault_in_an_application_without_a_mutation(
 def test_walk_finds_a_route_that_lets_strangers_in(
     coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "OPEN_PATHS", frozenset({"/health", "/status"}))
+    monkeypatch.setattr(request_guard, "OPEN_PATHS", frozenset({"/health", "/status"}))
     application = mutant(coordinator)
 
     faults = http_faults(application, in_memory(application), alice, FEW)
@@ -205,7 +205,7 @@ def test_walk_finds_a_route_that_lets_strangers_in(
 def test_walk_finds_a_mutating_route_that_lets_strangers_in(
     coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "OPEN_PATHS", frozenset({"/health", "/workers/register"}))
+    monkeypatch.setattr(request_guard, "OPEN_PATHS", frozenset({"/health", "/workers/register"}))
     application = mutant(coordinator)
 
     faults = http_faults(application, in_memory(application), alice, {"none": None})

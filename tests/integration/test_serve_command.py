@@ -11,10 +11,10 @@ import pytest
 
 from atoll.cli import serve as command
 from atoll.cli.serve import ServeOptions
-from atoll.coordinator.access import Role
+from atoll.client.info import get_info
+from atoll.coordinator.planes.access import Role
 from atoll.errors import ConfigError
 from atoll.launch import local
-from atoll.launch.info import get_info
 from tests import served
 from tests.commanded import RUN_FILE, commanded, options_in, port_of
 from tests.served import TOKENS

@@ -26,10 +26,10 @@ from atoll.errors import (
     ProtocolError,
     VersionMismatch,
 )
-from atoll.island.network import NetworkLink
-from atoll.island.reconnect import Reconnect
-from atoll.island.session import Session
-from atoll.island.store import IslandIdentity
+from atoll.island.link.network import NetworkLink
+from atoll.island.link.reconnect import Reconnect
+from atoll.island.link.session import Session
+from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import FIXED, Difference, Manifest
 from atoll.protocol.messages import Info
 from tests import served as kit

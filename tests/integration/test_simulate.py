@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.coordinator import evaluation, quorum
+from atoll.coordinator.rounds import evaluation, quorum
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, ConfigError, NotFinite, WrongRound
-from atoll.island import inner, presence, trainer
+from atoll.island import inner_optimizer, presence, trainer
 from atoll.models import gpt
 from atoll.models import registry as models
 from atoll.simulate import cluster as simulation
@@ -154,7 +154,7 @@ def test_any_number_of_islands_is_simulated(islands):
 def _drawing_trainer(run, *, after_step, **_) -> None:
     """The built-in loop, but with a seeded noise in each step, as dropout has it."""
     model = models.build(run.manifest.model.definition)
-    optimizer = inner.build_optimizer(model, run.manifest.inner)
+    optimizer = inner_optimizer.build_optimizer(model, run.manifest.inner)
     run.load(model, optimizer)
     for rows in run.batches(datasets.open_dataset(run.manifest.data.definition)):
         optimizer.zero_grad()

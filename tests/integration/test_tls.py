@@ -19,13 +19,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from atoll.coordinator import certificate
-from atoll.coordinator.access import Role
-from atoll.coordinator.certificate import Certificate
+from atoll.coordinator.planes.access import Role
 from atoll.errors import ConfigError, CoordinatorUnreachable, Unauthenticated
-from atoll.island import pinning
-from atoll.island.link import DownloadProgress
-from atoll.island.network import NetworkLink
+from atoll.island.link.base import DownloadProgress
+from atoll.island.link.network import NetworkLink
+from atoll.wire import certificate, pinning
+from atoll.wire.certificate import Certificate
 from atoll.wire.proto import transfer_pb2
 from tests import served
 from tests.served import SOCKET_SECONDS, TOKENS, Served

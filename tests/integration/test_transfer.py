@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from atoll import errors
-from atoll.coordinator import status, transfer
+from atoll.coordinator.planes import transfer
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -24,8 +24,8 @@ from atoll.errors import (
     ProtocolError,
     StoreError,
 )
-from atoll.island.link import DownloadProgress
-from atoll.wire import frame
+from atoll.island.link.base import DownloadProgress
+from atoll.wire import frame, statuses
 from atoll.wire.proto import transfer_pb2
 from tests import served
 from tests.served import SOCKET_SECONDS, BytesFrame, Served, Worker
@@ -353,7 +353,7 @@ def test_download_is_a_whole_frame_of_the_current_version(
     opened, data = download(alice)
 
     header, _ = frame.parse_preamble(data)
-    current = coordinator.coordinator.versions.current
+    current = coordinator.coordinator.weights.current
     assert (opened.offset, opened.nbytes, opened.version) == (0, len(data), current.version)
     assert header.result_digest == current.digests.published.root
 
@@ -573,8 +573,8 @@ def test_unexpected_error_is_logged_and_its_text_stays_here(
         list(call(requests[method], metadata=served.metadata()))
 
     found: Any = raised.value
-    assert (found.code(), found.details()) == (grpc.StatusCode.INTERNAL, status.ACCIDENT)
-    assert dict(found.trailing_metadata())["atoll-code"] == status.INTERNAL
+    assert (found.code(), found.details()) == (grpc.StatusCode.INTERNAL, statuses.ACCIDENT)
+    assert dict(found.trailing_metadata())["atoll-code"] == statuses.INTERNAL
     [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert record.exc_info is not None
     assert "password" in str(record.exc_info[1])

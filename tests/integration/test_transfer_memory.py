@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from atoll.compiled.base import compiled
-from atoll.coordinator import transfer
-from atoll.island import network
-from atoll.island.link import DownloadProgress
-from atoll.island.store import StoredFrame
+from atoll.coordinator.planes import transfer
+from atoll.island.link import network
+from atoll.island.link.base import DownloadProgress
+from atoll.island.state.store import StoredFrame
 from atoll.wire import frame
 from tests import served
 from tests.served import Served, Worker

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.coordinator.registry import Registry
+from atoll.coordinator.members.workers import Registry
 from atoll.data.base import dataset_id
 from atoll.errors import (
     DatasetMismatch,
@@ -20,10 +20,10 @@ from atoll.errors import (
     StorageFull,
     UnknownWorker,
 )
-from atoll.history.balance import EpochBalance
 from atoll.ledger import queues
 from atoll.ledger.records import DatasetRecord, EvaluationRecord, LeaseState, QueueRecord
 from atoll.ledger.sql import SqlLedger
+from atoll.proof.balance import EpochBalance
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, HandIsland, one_thread  # noqa: F401
 
@@ -376,7 +376,7 @@ def test_tick_costs_no_more_for_islands_that_wait_for_the_next_round(cluster, mo
 
 def test_message_costs_no_more_after_many_rounds(tmp_path, monkeypatch):
     """Counted in the steps of SQLite's machine: what looks at every lease or round grows."""
-    monkeypatch.setattr("atoll.coordinator.report.HISTORY_ROUNDS", 5)
+    monkeypatch.setattr("atoll.coordinator.shown.status.HISTORY_ROUNDS", 5)
     settings = {"storage.snapshot_every": 10**6}
     cluster = Cluster(tmp_path, settings, data={**WORDS, "rows": 100_000})
     a, b = cluster.pair()
@@ -724,7 +724,7 @@ def test_work_tells_the_queues_as_json(cluster):
 
 def test_work_shows_the_newest_queue_of_every_dataset(tmp_path, monkeypatch):
     """A short one has many more epochs, and a stream only ever one."""
-    monkeypatch.setattr("atoll.coordinator.queues.MAX_QUEUES", 4)
+    monkeypatch.setattr("atoll.coordinator.shown.queues.MAX_QUEUES", 4)
     data = mixed(("words", 3, 1), ("code", 500, 1), ("flood", 0, 1))
     cluster = Cluster(tmp_path, data=data)
     cluster.rounds(6, *cluster.pair())
@@ -749,7 +749,7 @@ def test_work_is_told_for_every_seed_that_a_run_may_have(tmp_path):
 
 
 def test_work_shows_the_newest_queues_and_says_how_many_it_left_off(cluster, monkeypatch):
-    monkeypatch.setattr("atoll.coordinator.queues.MAX_QUEUES", 2)
+    monkeypatch.setattr("atoll.coordinator.shown.queues.MAX_QUEUES", 2)
     a, b = cluster.pair()
     cluster.rounds(8, a, b)
 

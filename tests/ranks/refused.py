@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 import atoll
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, Conflict, CoordinatorUnreachable
-from atoll.island import parallel
-from atoll.island.parallel import Parallel
+from atoll.island.ranks import parallel
+from atoll.island.ranks.parallel import Parallel
+from atoll.island.ranks.torch_group import MAX_OUTCOME_BYTES, TorchGroup
 from atoll.island.run import Run
-from atoll.island.torch_group import MAX_OUTCOME_BYTES, TorchGroup
 from atoll.models import registry as models
 
 FOLDER = Path(sys.argv[1])

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 import atoll
 from atoll.codecs.fp32 import Fp32
-from atoll.island import parallel, trainer
-from atoll.island.parallel import Parallel
-from atoll.island.share import Share
-from atoll.island.torch_group import TorchGroup
-from atoll.island.weights import IslandWeights
+from atoll.island import trainer
+from atoll.island.ranks import parallel
+from atoll.island.ranks.batch_slice import BatchSlice
+from atoll.island.ranks.parallel import Parallel
+from atoll.island.ranks.torch_group import TorchGroup
+from atoll.island.state.weights import IslandWeights
 from atoll.layout import Layout
 
 
-def plain_mean(self: Share, gradient: Tensor) -> None:
+def plain_mean(self: BatchSlice, gradient: Tensor) -> None:
     gradient.div_(dist.get_world_size())
 
 
@@ -49,11 +50,11 @@ def main() -> None:
     folder, words = Path(sys.argv[1]), sys.argv[2:]
     dist.init_process_group("gloo")  # as a script of its own does; atoll.join takes it as it is
     torch.set_num_threads(1)
-    honest = Share.scale
+    honest = BatchSlice.scale
     rank = dist.get_rank()
     found = []
     for number, (kind, url) in enumerate(zip(words[::2], words[1::2], strict=True)):
-        Share.scale = plain_mean if kind == "naive" else honest  # type: ignore[method-assign] # the control
+        BatchSlice.scale = plain_mean if kind == "naive" else honest  # type: ignore[method-assign] # the control
         run = atoll.join(
             url,
             token=os.environ["ATOLL_TOKEN"],

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator import access
-from atoll.coordinator.access import Access
+from atoll.coordinator.planes import access
+from atoll.coordinator.planes.access import Access
 from atoll.errors import (
     Unauthenticated,
 )
@@ -14,7 +14,7 @@ from atoll.errors import (
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["coordinator/access.py", "coordinator/registry.py"])
+@pytest.mark.parametrize("name", ["coordinator/planes/access.py", "coordinator/members/workers.py"])
 def test_secrets_are_compared_in_constant_time_only(name: str) -> None:
     tree = ast.parse((ROOT / "src" / "atoll" / name).read_text())
     compared = {
@@ -45,7 +45,7 @@ def test_unknown_token_is_compared_with_every_known_hash(monkeypatch: pytest.Mon
         compared.append(known)
         return False
 
-    monkeypatch.setattr("atoll.coordinator.access.hmac.compare_digest", compare)
+    monkeypatch.setattr("atoll.coordinator.planes.access.hmac.compare_digest", compare)
 
     with pytest.raises(Unauthenticated):
         roles.role("Bearer something")

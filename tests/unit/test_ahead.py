@@ -9,7 +9,7 @@ from atoll.data import batches
 from atoll.data.plan import Range
 from atoll.data.synthetic import SyntheticCorpus
 from atoll.errors import StoreError
-from atoll.island.ahead import DEPTH, RowsAhead
+from atoll.island.prefetch import DEPTH, RowPrefetch
 
 CORPUS = SyntheticCorpus(seed=1, rows=100, held_out_rows=1, block=4)
 
@@ -47,7 +47,7 @@ def watched():
 
 @pytest.fixture
 def ahead(watched):
-    made = RowsAhead(watched)
+    made = RowPrefetch(watched)
     yield made
     made.close()
 
@@ -106,7 +106,7 @@ def test_rows_begun_twice_are_read_once(ahead, watched):
 
 def test_row_that_cannot_be_read_is_an_error_where_it_is_needed():
     broken = Watched(broken_after=2)
-    ahead = RowsAhead(broken)
+    ahead = RowPrefetch(broken)
     source = ahead.batches([Range(0, 10)], batch=2, seed=1)
 
     assert same([next(source)], expected(Range(0, 2)))

@@ -25,6 +25,7 @@ HEAVY = {
     "httpx",
     "transformers",
 }
+MAX_TRACKED_BYTES = 1_000_000
 BANNED_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 
 
@@ -118,6 +119,28 @@ def test_module_says_what_it_is_for(path):
 
 def test_no_module_is_named_after_nothing():
     assert [p for p in MODULES if p.stem in BANNED_MODULE_NAMES] == []
+
+
+def oversized(root: Path) -> list[str]:
+    """Files that git tracks below `root` and that every clone would carry for ever."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True, timeout=60
+    )
+    names = [name for name in listed.stdout.split("\0") if name and (root / name).is_file()]
+    return [name for name in names if (root / name).stat().st_size > MAX_TRACKED_BYTES]
+
+
+def test_no_tracked_file_is_large():
+    assert oversized(ROOT) == []
+
+
+def test_large_tracked_file_is_found(tmp_path):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True, timeout=60)
+    (tmp_path / "left.bin").write_bytes(b"0" * (MAX_TRACKED_BYTES + 1))
+    (tmp_path / "small.txt").write_text("kept")
+    subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True, timeout=60)
+
+    assert oversized(tmp_path) == ["left.bin"]
 
 
 def test_packages_export_nothing_by_accident():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.coordinator.barriers import MAX_COMPLETE, MAX_OPEN, Barriers
+from atoll.coordinator.members.barriers import MAX_COMPLETE, MAX_OPEN, Barriers
 from atoll.errors import ProtocolError, StaleGeneration
 from atoll.ledger.records import GenerationRecord, MemberRecord
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from atoll.clock import ManualClock
-from atoll.coordinator.samples import SampleStore
+from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import CoordinatorUnreachable, Evicted, StorageFull
 from atoll.island import presence
 from atoll.island.presence import Presence
 from atoll.island.pulse import Pulse
 from atoll.island.run import Run
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.protocol.control import Command
 from atoll.protocol.messages import (
     HeartbeatReply,

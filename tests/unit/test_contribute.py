@@ -13,13 +13,13 @@ from atoll.codecs.bf16 import Bf16
 from atoll.codecs.noise import Noise
 from atoll.errors import AtollError, FrameError, StaleContribution
 from atoll.ids import WorkerId
-from atoll.island import contribute
-from atoll.island.continuity import Continuity, InnerState
-from atoll.island.link import Link
-from atoll.island.reconnect import Reconnect
-from atoll.island.session import Session
-from atoll.island.store import IslandIdentity, IslandStore
-from atoll.island.weights import IslandWeights
+from atoll.island import hand_in
+from atoll.island.link.base import Link
+from atoll.island.link.reconnect import Reconnect
+from atoll.island.link.session import Session
+from atoll.island.state.continuity import Continuity, InnerState
+from atoll.island.state.store import IslandIdentity, IslandStore
+from atoll.island.state.weights import IslandWeights
 from atoll.models import registry as models
 from atoll.protocol.messages import Info
 from atoll.wire.header import FrameHeader
@@ -85,7 +85,7 @@ def continuity(store: IslandStore) -> SlowToSave:
     return made
 
 
-def hand_in(continuity: Continuity, error: AtollError | None) -> bool:
+def handed_in(continuity: Continuity, error: AtollError | None) -> bool:
     """Whether round 1's contribution is in."""
     link = cast(Link, Refusing(error))
     reconnect = Reconnect(ManualClock(), random.Random(1))
@@ -108,7 +108,7 @@ def hand_in(continuity: Continuity, error: AtollError | None) -> bool:
         loss_sum=1.0,
         ranges=((0, 1),),
     )
-    return contribute.contribute(
+    return hand_in.contribute(
         session, continuity, weights, header, codec=Bf16(), noise=Noise(1, 1, NAME)
     )
 
@@ -117,7 +117,7 @@ def test_frame_that_is_refused_for_what_it_holds_is_rolled_back_after_it_was_sav
     continuity: SlowToSave, store: IslandStore
 ) -> None:
     with pytest.raises(FrameError, match="bad"):
-        hand_in(continuity, FrameError("bad"))
+        handed_in(continuity, FrameError("bad"))
 
     assert continuity.events == ["saved", "rolled back"]
     assert store.pending() is None
@@ -126,7 +126,7 @@ def test_frame_that_is_refused_for_what_it_holds_is_rolled_back_after_it_was_sav
 def test_frame_whose_round_is_over_is_rolled_back_after_it_was_saved(
     continuity: SlowToSave, store: IslandStore
 ) -> None:
-    is_in = hand_in(continuity, StaleContribution("closed"))
+    is_in = handed_in(continuity, StaleContribution("closed"))
 
     assert not is_in
     assert continuity.events == ["saved", "rolled back"]
@@ -136,7 +136,7 @@ def test_frame_whose_round_is_over_is_rolled_back_after_it_was_saved(
 def test_accepted_frame_becomes_the_checkpoint_after_it_was_saved(
     continuity: SlowToSave, store: IslandStore
 ) -> None:
-    is_in = hand_in(continuity, None)
+    is_in = handed_in(continuity, None)
 
     found = store.checkpoint()
     assert is_in

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.blobs import spool
+from atoll.blobs import drafts
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.blobs.files import SystemFiles
 from atoll.errors import BlobChanged, DiskFailed, StorageFull, StoreError
+from atoll.files import SystemFiles
 
 TEXT = b"an atoll is a ring of islands"
 NAME = hashlib.sha256(TEXT).hexdigest()
@@ -141,13 +141,13 @@ def root(tmp_path: Path) -> Path:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The paths whose bytes were hashed on reading."""
     paths: list[Path] = []
-    real = spool.hash_file
+    real = drafts.hash_file
 
     def counting(fd: int, nbytes: int, *, path: Path) -> str:
         paths.append(path)
         return real(fd, nbytes, path=path)
 
-    monkeypatch.setattr(spool, "hash_file", counting)
+    monkeypatch.setattr(drafts, "hash_file", counting)
     return paths
 
 
@@ -162,7 +162,7 @@ def put(blobs: DirectoryBlobs, data: bytes = TEXT) -> Path:
     return blobs._root / name[:2] / name
 
 
-def drafts(root: Path) -> list[str]:
+def drafts_in(root: Path) -> list[str]:
     return os.listdir(root / "tmp")
 
 
@@ -271,7 +271,7 @@ def test_full_disk_leaves_no_draft(root: Path) -> None:
     with pytest.raises(StorageFull):
         writer.write(TEXT)
 
-    assert drafts(root) == []
+    assert drafts_in(root) == []
 
 
 def test_writer_refuses_to_commit_after_a_full_disk(root: Path) -> None:
@@ -297,7 +297,7 @@ def test_refused_reservation_leaves_no_draft(root: Path) -> None:
     with pytest.raises(StorageFull):
         blobs.writer(expect_bytes=len(TEXT))
 
-    assert drafts(root) == []
+    assert drafts_in(root) == []
 
 
 def test_other_error_of_a_reservation_is_no_full_disk(root: Path) -> None:
@@ -400,7 +400,7 @@ def test_failed_file_sync_stores_nothing(root: Path) -> None:
     with pytest.raises(StoreError):
         put(blobs)
 
-    assert (list(blobs.stored()), drafts(root)) == ([], [])
+    assert (list(blobs.stored()), drafts_in(root)) == ([], [])
 
 
 def test_failed_folder_sync_is_a_store_error_and_not_retried(root: Path) -> None:
@@ -498,7 +498,7 @@ def test_draft_names_of_an_earlier_life_are_stepped_over(
 ) -> None:
     blobs = DirectoryBlobs(root)
     (root / "tmp" / f"{os.getpid()}-0.part").write_bytes(b"left by a process of the same pid")
-    monkeypatch.setattr(spool, "_SERIAL", iter([0, 1]))
+    monkeypatch.setattr(drafts, "_SERIAL", iter([0, 1]))
 
     path = put(blobs)
 

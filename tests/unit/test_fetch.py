@@ -14,12 +14,13 @@ from atoll.codecs.bf16 import Bf16
 from atoll.codecs.fp32 import Fp32
 from atoll.errors import AtollError, FrameError, LayoutMismatch, ManifestMismatch
 from atoll.ids import WorkerId
-from atoll.island import fetch, reconnect
-from atoll.island.link import DownloadProgress, Link
-from atoll.island.reconnect import Reconnect
-from atoll.island.session import Session
-from atoll.island.store import IslandIdentity
-from atoll.island.weights import IslandWeights
+from atoll.island import fetch
+from atoll.island.link import reconnect
+from atoll.island.link.base import DownloadProgress, Link
+from atoll.island.link.reconnect import Reconnect
+from atoll.island.link.session import Session
+from atoll.island.state.store import IslandIdentity
+from atoll.island.state.weights import IslandWeights
 from atoll.layout import Layout
 from atoll.protocol.messages import Identity, Info
 from atoll.sums import digest as digests

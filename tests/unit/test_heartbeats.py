@@ -1,7 +1,7 @@
 """Who counts as live."""
 
 from atoll.clock import ManualClock
-from atoll.coordinator.heartbeats import Heartbeats
+from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.protocol.messages import Telemetry
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from atoll import ids
 from atoll.errors import ConfigError
-from atoll.protocol.message import WorkerName
+from atoll.protocol.fields import WorkerName
 from atoll.protocol.messages import Identity, Info, RegisterRequest
 
 GOOD = ["a", "0", "_", "a.b-c_D", "a..", "x" * 64]

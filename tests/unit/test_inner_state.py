@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from atoll.errors import StoreError
-from atoll.island import inner_state
+from atoll.island.state import optimizer_state
 
 MAKERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "adamw": lambda model: AdamW(model.parameters(), lr=0.01),
@@ -44,13 +44,13 @@ def test_restored_optimizer_goes_on_as_if_it_had_paused(make):
     first = model()
     earlier = make(first)
     train(first, earlier, range(3))
-    tensors, numbers = inner_state.flatten(earlier)
+    tensors, numbers = optimizer_state.flatten(earlier)
     kept = {name: tensor.clone() for name, tensor in tensors.items()}
 
     second = model()
     second.load_state_dict(first.state_dict())
     later = make(second)
-    inner_state.restore(later, kept, json.loads(json.dumps(numbers)))
+    optimizer_state.restore(later, kept, json.loads(json.dumps(numbers)))
     found = train(second, later, range(3, 6))
 
     assert torch.equal(found, expected)
@@ -73,10 +73,10 @@ def test_rates_stay_the_optimizers_own():
     made = model()
     earlier = AdamW(made.parameters(), lr=0.5)
     train(made, earlier, range(1))
-    tensors, numbers = inner_state.flatten(earlier)
+    tensors, numbers = optimizer_state.flatten(earlier)
     later = AdamW(made.parameters(), lr=0.01)
 
-    inner_state.restore(later, tensors, numbers)
+    optimizer_state.restore(later, tensors, numbers)
 
     assert later.param_groups[0]["lr"] == 0.01
 
@@ -85,17 +85,19 @@ def test_state_of_a_larger_model_is_refused_by_number():
     made = model()
     earlier = AdamW(made.parameters(), lr=0.01)
     train(made, earlier, range(1))
-    tensors, numbers = inner_state.flatten(earlier)
+    tensors, numbers = optimizer_state.flatten(earlier)
     smaller = AdamW(nn.Linear(4, 3, bias=False).parameters(), lr=0.01)
 
     with pytest.raises(StoreError, match="state of parameter 1 where the model has 1"):
-        inner_state.restore(smaller, tensors, numbers)
+        optimizer_state.restore(smaller, tensors, numbers)
 
 
 def test_other_tensors_of_a_checkpoint_are_left_alone():
     optimizer = AdamW(model().parameters(), lr=0.01)
 
-    inner_state.restore(optimizer, {"random/torch": torch.zeros(3), "residual": torch.ones(2)}, {})
+    optimizer_state.restore(
+        optimizer, {"random/torch": torch.zeros(3), "residual": torch.ones(2)}, {}
+    )
 
     assert len(optimizer.state) == 0
 
@@ -103,11 +105,11 @@ def test_other_tensors_of_a_checkpoint_are_left_alone():
 def test_random_state_continues_its_stream():
     torch.manual_seed(5)
     torch.rand(3)
-    saved = inner_state.random_state()
+    saved = optimizer_state.random_state()
     expected = torch.rand(4)
 
     torch.manual_seed(99)
-    inner_state.set_random_state(saved)
+    optimizer_state.set_random_state(saved)
 
     assert torch.equal(torch.rand(4), expected)
 
@@ -117,6 +119,6 @@ def test_checkpoint_without_random_state_leaves_the_stream_alone():
     expected = torch.rand(4)
 
     torch.manual_seed(5)
-    inner_state.set_random_state({})
+    optimizer_state.set_random_state({})
 
     assert torch.equal(torch.rand(4), expected)

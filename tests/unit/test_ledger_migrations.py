@@ -12,10 +12,10 @@ from sqlalchemy import Connection, NullPool, create_engine, inspect
 
 from atoll.data import base
 from atoll.errors import LedgerTooNew, StateDamaged, StoreError
-from atoll.history import balance
 from atoll.ledger import engines, epochs, migrations, schema, seals, sql
 from atoll.ledger.database import Database
 from atoll.ledger.migrations import STEPS, Step
+from atoll.proof import balance
 from tests import servers
 
 # A released step is never edited: ledgers in the world have it behind them. Add a step instead.

@@ -1,7 +1,7 @@
 """Presence streams: noticed when they end, forgiven when they come back in time."""
 
 from atoll.clock import ManualClock
-from atoll.coordinator.presence import GRACE_SECONDS, Presence
+from atoll.coordinator.members.presence import GRACE_SECONDS, Presence
 
 
 class Bench:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator import quorum
-from atoll.coordinator.quorum import RoundView
+from atoll.coordinator.rounds import quorum
+from atoll.coordinator.rounds.quorum import RoundView
 from atoll.protocol.manifest import MembershipSettings
 
 WORKERS = st.frozensets(st.sampled_from("abcdef"))

@@ -13,12 +13,13 @@ from torch import nn
 from atoll.codecs.bf16 import Bf16
 from atoll.codecs.fp32 import Fp32
 from atoll.errors import ConfigError, StoreError
-from atoll.island import combine, parallel, ranks
-from atoll.island.continuity import WHOLE, Continuity, Part
-from atoll.island.group import SoloGroup
-from atoll.island.session import Session
-from atoll.island.share import Share
-from atoll.island.store import IslandStore
+from atoll.island import collective
+from atoll.island.link.session import Session
+from atoll.island.ranks import combine, parallel
+from atoll.island.ranks.batch_slice import BatchSlice
+from atoll.island.ranks.group import SoloGroup
+from atoll.island.state.continuity import WHOLE, Continuity, Part
+from atoll.island.state.store import IslandStore
 from atoll.launch import placement
 from atoll.launch.placement import Placement
 from atoll.protocol.messages import Info
@@ -79,14 +80,14 @@ def resume(store: IslandStore, part: Part, *told: Any) -> torch.optim.SGD:
     """The optimizer of the next life, after the leader told its rounds."""
     made, optimizer = continuity(store, part)
     optimizer.state.clear()
-    ranks.resume(FollowerGroup(*told), cast(Session, None), made)
+    collective.resume(FollowerGroup(*told), cast(Session, None), made)
     return optimizer
 
 
 @given(rows=st.integers(1, 40), size=st.integers(1, 9))
 def test_slices_are_the_batch_and_counts_are_honest(rows, size):
     batch = torch.arange(rows)
-    shares = [Share(rank, size) for rank in range(size)]
+    shares = [BatchSlice(rank, size) for rank in range(size)]
 
     slices = [share.slice(batch) for share in shares]
 
@@ -97,7 +98,7 @@ def test_slices_are_the_batch_and_counts_are_honest(rows, size):
 
 
 def test_gradient_of_a_rank_without_rows_counts_as_zero_even_if_it_overflowed():
-    share = Share(0, 2)
+    share = BatchSlice(0, 2)
     share.slice(torch.zeros(1, 3))
     gradient = torch.tensor([float("inf"), float("nan"), 1.0])
 
@@ -107,10 +108,10 @@ def test_gradient_of_a_rank_without_rows_counts_as_zero_even_if_it_overflowed():
 
 
 def test_step_of_a_rank_without_rows_adds_no_loss():
-    share = Share(0, 2)
+    share = BatchSlice(0, 2)
     share.slice(torch.zeros(1, 9))
 
-    step = ranks.step(SoloGroup(), share, loss=float("nan"), row_tokens=8)
+    step = collective.step(SoloGroup(), share, loss=float("nan"), row_tokens=8)
 
     assert (step.rows, step.tokens, step.loss_sum) == (0, 0, 0.0)
 
@@ -120,7 +121,7 @@ def test_interrupted_rank_ends_the_step_of_all():
         is_interrupted = True
 
     with pytest.raises(KeyboardInterrupt):
-        ranks.step(Interrupted(), Share(0, 1), loss=1.0, row_tokens=8)
+        collective.step(Interrupted(), BatchSlice(0, 1), loss=1.0, row_tokens=8)
 
 
 def test_follower_takes_up_the_round_that_the_leader_has(store):
@@ -162,7 +163,7 @@ def test_follower_does_with_a_resent_round_as_the_leader_did(store, accepted, ro
         (FOLLOWER, (3, None)),  # the leader is at another round
         (FOLLOWER, (None, None)),  # the leader has nothing
         (Part(1, 4), (4, None)),  # more ranks than before
-        (Part(1, 2, is_sharded=True), (4, None)),  # copies before, shards now
+        (Part(1, 2, is_fsdp2=True), (4, None)),  # copies before, shards now
     ],
 )
 def test_follower_whose_state_does_not_fit_starts_anew(store, part, told):
@@ -203,7 +204,7 @@ def test_failure_of_one_rank_to_resume_is_told_to_all(store, monkeypatch, told, 
     monkeypatch.setattr(made, step, broken)
 
     with pytest.raises(StoreError):
-        ranks.resume(Telling(*told), cast(Session, None), made)
+        collective.resume(Telling(*told), cast(Session, None), made)
 
     assert [str(error) for error in shared] == [step]
 
@@ -238,7 +239,7 @@ def test_follower_draws_from_a_random_stream_of_its_own(store):
 
 def test_model_by_itself_on_several_ranks_is_refused():
     with pytest.raises(ConfigError, match="DistributedDataParallel"):
-        combine.install(nn.Linear(2, 2), Share(0, 2), ranks=2)
+        combine.install(nn.Linear(2, 2), BatchSlice(0, 2), ranks=2)
 
 
 def test_unknown_way_to_spread_a_model_lists_the_known_ones():

@@ -5,13 +5,13 @@ import socket
 import pytest
 
 from atoll.clock import ManualClock, SystemClock
-from atoll.coordinator.reach import DIAL_SECONDS, PINGS, Reach
+from atoll.coordinator.members.dialback import DIAL_SECONDS, PINGS, Dialback
 from atoll.errors import AddressUnreachable
 
 
 def test_worker_that_listens_is_reached_and_its_ping_reported():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        reach = Reach(SystemClock())
+        reach = Dialback(SystemClock())
 
         reach.check("a", "127.0.0.1", listener.getsockname()[1])
 
@@ -21,7 +21,7 @@ def test_worker_that_listens_is_reached_and_its_ping_reported():
 def test_worker_that_does_not_listen_is_refused_by_name_and_address():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    reach = Reach(SystemClock())
+    reach = Dialback(SystemClock())
 
     with pytest.raises(AddressUnreachable, match=rf"'a' is not reached at 127\.0\.0\.1:{port}"):
         reach.check("a", "127.0.0.1", port)
@@ -31,7 +31,7 @@ def test_worker_that_does_not_listen_is_refused_by_name_and_address():
 
 def test_worker_without_a_port_is_refused():
     with pytest.raises(AddressUnreachable, match="'a' advertises no port"):
-        Reach(SystemClock()).check("a", "127.0.0.1", 0)
+        Dialback(SystemClock()).check("a", "127.0.0.1", 0)
 
 
 def test_fastest_of_a_few_pings_is_reported():
@@ -43,7 +43,7 @@ def test_fastest_of_a_few_pings_is_reported():
         dialled.append((address, port, limit))
         clock.advance(seconds=next(seconds))
 
-    reach = Reach(clock, dial=dial)
+    reach = Dialback(clock, dial=dial)
     reach.check("a", "10.0.0.1", 5)
 
     assert reach.pings_ms() == {"a": pytest.approx(50.0)}
@@ -55,4 +55,4 @@ def test_address_that_times_out_is_refused():
         raise TimeoutError(f"timed out after {limit}")
 
     with pytest.raises(AddressUnreachable, match="timed out"):
-        Reach(ManualClock(), dial=dial).check("a", "10.0.0.1", 5)
+        Dialback(ManualClock(), dial=dial).check("a", "10.0.0.1", 5)

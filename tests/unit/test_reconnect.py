@@ -6,8 +6,8 @@ import pytest
 
 from atoll.clock import ManualClock
 from atoll.errors import AtollError, CoordinatorUnreachable, NotReady, StaleContribution
-from atoll.island import reconnect
-from atoll.island.reconnect import Reconnect
+from atoll.island.link import reconnect
+from atoll.island.link.reconnect import Reconnect
 
 
 class Away:

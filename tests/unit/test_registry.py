@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from atoll.clock import ManualClock
-from atoll.coordinator import registry
-from atoll.coordinator.heartbeats import Heartbeats
-from atoll.coordinator.registry import Registry, key_hash
+from atoll.coordinator.members import workers
+from atoll.coordinator.members.heartbeats import Heartbeats
+from atoll.coordinator.members.workers import Registry, key_hash
 from atoll.errors import AtollError, Fenced, TooManyWorkers, UnknownWorker, WorkerTaken
 from atoll.ledger import engines
 from atoll.ledger.base import Ledger
@@ -295,7 +295,7 @@ def test_earlier_life_is_not_invited_back_at_any_moment_of_a_registration(bench,
 
 
 def test_names_are_bounded_and_a_name_that_has_left_is_the_way_in(bench, monkeypatch):
-    monkeypatch.setattr(registry, "MAX_NAMES", 2)
+    monkeypatch.setattr(workers, "MAX_NAMES", 2)
     a = bench.register("a")
     bench.register("b")
 
@@ -309,7 +309,7 @@ def test_names_are_bounded_and_a_name_that_has_left_is_the_way_in(bench, monkeyp
 
 
 def test_bound_of_names_holds_after_a_restart(bench, monkeypatch):
-    monkeypatch.setattr(registry, "MAX_NAMES", 1)
+    monkeypatch.setattr(workers, "MAX_NAMES", 1)
     bench.register("a")
     bench.open()
 

@@ -5,7 +5,6 @@ import hashlib
 import pytest
 
 from atoll.blobs.memory import MemoryBlobs
-from atoll.history import retention
 from atoll.ledger import engines
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import (
@@ -17,6 +16,7 @@ from atoll.ledger.records import (
     RunRecord,
     SnapshotRecord,
 )
+from atoll.proof import retention
 from atoll.protocol.manifest import StorageSettings
 
 MANIFEST = hashlib.sha256(b"{}").hexdigest()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.clock import ManualClock
-from atoll.coordinator import samples as stored
-from atoll.coordinator.samples import SampleStore
+from atoll.coordinator.shown import samples as stored
+from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import StorageFull, StoreError
 from atoll.island.telemetry import Samples
 from atoll.protocol.messages import Telemetry

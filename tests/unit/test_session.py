@@ -19,14 +19,14 @@ from atoll.errors import (
     Superseded,
     UnknownWorker,
 )
-from atoll.history import boundary
-from atoll.island import session as sessions
-from atoll.island.group import SOLO, Group, SoloGroup
-from atoll.island.reconnect import Reconnect
-from atoll.island.session import Session
-from atoll.island.store import IslandIdentity
+from atoll.island.link import session as sessions
+from atoll.island.link.reconnect import Reconnect
+from atoll.island.link.session import Session
+from atoll.island.ranks.group import SOLO, Group, SoloGroup
+from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import RegisterReply
+from atoll.versions import manifest_change
 from tests.clusters import SMALL, info_of, manifest_for
 
 
@@ -88,7 +88,7 @@ def joined(coordinator: Coordinator, *, group: Group = SOLO) -> Session:
     return made
 
 
-@pytest.mark.parametrize("how", ["call", "knock"])
+@pytest.mark.parametrize("how", ["call", "try_once"])
 def test_refused_message_is_repeated_at_once_in_the_present_generation(session, coordinator, how):
     coordinator.answers = [StaleGeneration(present=5), StaleGeneration(present=7)]
 
@@ -105,7 +105,7 @@ def test_coordinator_that_refuses_every_generation_is_not_asked_for_ever(session
         session.call(lambda: coordinator.message(session))
 
 
-@pytest.mark.parametrize("how", ["call", "knock"])
+@pytest.mark.parametrize("how", ["call", "try_once"])
 @pytest.mark.parametrize("error", [Evicted(), UnknownWorker()])
 def test_worker_that_is_out_registers_again_and_repeats_its_message(
     session, coordinator, how, error
@@ -123,7 +123,7 @@ def test_worker_fenced_by_its_own_later_life_goes_on(session, coordinator):
 
     def evicted_meanwhile() -> Fenced:
         coordinator.answers.insert(0, Evicted())
-        session.knock(lambda: coordinator.message(session))
+        session.try_once(lambda: coordinator.message(session))
         return Fenced()
 
     coordinator.answers = [evicted_meanwhile]
@@ -153,7 +153,7 @@ def test_worker_fenced_before_its_later_life_is_known_here_waits_for_the_answer(
         threading.Timer(0.2, may_answer.set).start()
         return Fenced()
 
-    beats = threading.Thread(target=lambda: session.knock(lambda: coordinator.message(session)))
+    beats = threading.Thread(target=lambda: session.try_once(lambda: coordinator.message(session)))
     coordinator.answers = [fenced_meanwhile]
 
     assert session.call(lambda: coordinator.message(session)) == "done"
@@ -176,7 +176,7 @@ def test_worker_fenced_by_a_registration_that_got_no_answer_registers_again(
     coordinator.register = lost
     coordinator.answers = [Evicted(), Fenced(), "done", Fenced()]
     with pytest.raises(doubt):
-        session.knock(lambda: coordinator.message(session))
+        session.try_once(lambda: coordinator.message(session))
 
     assert session.call(lambda: coordinator.message(session)) == "done"
     assert coordinator.seen[-1] == (3, 1)
@@ -206,7 +206,7 @@ def test_knock_tries_once_when_the_coordinator_is_away(session, coordinator):
     coordinator.answers = [CoordinatorUnreachable()]
 
     with pytest.raises(CoordinatorUnreachable):
-        session.knock(lambda: coordinator.message(session))
+        session.try_once(lambda: coordinator.message(session))
 
     assert len(coordinator.seen) == 1
 
@@ -216,7 +216,7 @@ def test_worker_that_is_out_comes_back_beside_the_training_under_a_new_manifest(
 ):
     """Evicted during a long step, in which the operator changed the outer learning rate."""
     first = coordinator.info()
-    manifest = boundary.with_outer_lr(first.manifest(), first.outer.lr / 2)
+    manifest = manifest_change.with_outer_lr(first.manifest(), first.outer.lr / 2)
     settings = {name: getattr(manifest, name) for name in Manifest.model_fields}
     newer = first.model_copy(update={**settings, "manifest_sha256": manifest.sha256()})
     register = coordinator.register
@@ -229,7 +229,7 @@ def test_worker_that_is_out_comes_back_beside_the_training_under_a_new_manifest(
     coordinator.info, coordinator.register = lambda: newer, under_newer
     coordinator.answers = [Evicted()]
 
-    assert session.knock(lambda: coordinator.message(session)) == "done"
+    assert session.try_once(lambda: coordinator.message(session)) == "done"
     assert coordinator.seen[-1] == (2, 1)
 
 
@@ -237,7 +237,7 @@ def test_worker_that_left_is_not_brought_back_by_its_heartbeats(session, coordin
     def beat_meanwhile() -> None:
         coordinator.answers = [UnknownWorker()]
         with pytest.raises(UnknownWorker):
-            session.knock(lambda: coordinator.message(session))
+            session.try_once(lambda: coordinator.message(session))
         coordinator.left += 1
 
     coordinator.leave = lambda _: beat_meanwhile()
@@ -260,7 +260,7 @@ def test_leader_registers_alone_beside_the_training(coordinator, group):
     session = joined(coordinator, group=group)
     coordinator.answers = [UnknownWorker("gone")]
 
-    session.knock(lambda: coordinator.message(session))
+    session.try_once(lambda: coordinator.message(session))
 
     assert (coordinator.beside, coordinator.registrations) == (1, 2)
     assert coordinator.seen == [(1, 1), (2, 1)]

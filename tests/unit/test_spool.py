@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atoll.codecs.fp32 import Fp32
-from atoll.coordinator.spool import Spool, SpooledFrame
+from atoll.coordinator.rounds.spool import Spool, SpooledFrame
 from atoll.errors import StorageFull, StoreError
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.wire import frame

@@ -22,11 +22,12 @@ from atoll.errors import (
     StoreError,
     Superseded,
 )
-from atoll.history import soundness, weights
 from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger import lock
 from atoll.ledger.records import ManifestRecord, RunRecord
+from atoll.proof import soundness
+from atoll.versions import weights
 from tests import clusters, damages, lives, mounts, servers
 from tests.lives import Place
 
@@ -294,7 +295,7 @@ def test_sync_of_the_addresses_that_fails_is_a_failed_disk(tmp_path, monkeypatch
 
     (tmp_path / "c").mkdir()
     monkeypatch.setattr("atoll.launch.state.os.fsync", refused)
-    monkeypatch.setattr("atoll.blobs.files.make_directories", lambda *_: None)
+    monkeypatch.setattr("atoll.files.make_directories", lambda *_: None)
 
     with pytest.raises(DiskFailed, match=r"stores\.json"):
         open_at(tmp_path / "c", Addresses())

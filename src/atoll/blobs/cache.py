@@ -9,10 +9,10 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from atoll.blobs import files as filesystem
-from atoll.blobs.files import Files, Identity
-from atoll.blobs.spool import Draft, FileReader
+from atoll import files as filesystem
+from atoll.blobs.drafts import Draft, FileReader
 from atoll.errors import StoreError
+from atoll.files import Files, Identity
 
 
 class CachedFiles:

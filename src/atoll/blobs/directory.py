@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.blobs import files as filesystem
-from atoll.blobs import names, spool
+from atoll import files as filesystem
+from atoll.blobs import drafts, names
 from atoll.blobs.base import BlobRef
-from atoll.blobs.files import Files, Identity, SystemFiles
-from atoll.blobs.spool import Draft, DraftWriter, FileReader
+from atoll.blobs.drafts import Draft, DraftWriter, FileReader
 from atoll.errors import DiskFailed, StoreError
+from atoll.files import Files, Identity, SystemFiles
 
 _DRAFTS = "tmp"
 
@@ -119,7 +119,7 @@ class DirectoryBlobs:
         with filesystem.naming("read", path):
             identity = self._files.identity(fd)
             if self._verified.get(sha256) != identity:
-                found, identity = spool.settled_hash(self._files, fd, path=path)
+                found, identity = drafts.settled_hash(self._files, fd, path=path)
                 if found != sha256:
                     raise names.changed(sha256, str(path), found=found, nbytes=identity.nbytes)
                 self._verified[sha256] = identity

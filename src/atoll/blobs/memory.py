@@ -4,7 +4,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 
-from atoll.blobs import names, spool
+from atoll.blobs import drafts, names
 from atoll.blobs.base import BlobReader, BlobRef
 from atoll.errors import StoreError
 
@@ -131,5 +131,5 @@ class MemoryReader(BlobReader):
     def _piece(self, offset: int, nbytes: int) -> memoryview:
         if self._data is None:
             raise StoreError(f"the reader of blob {self._name} is closed; open the blob again")
-        spool.check_range(offset, nbytes, size=self._nbytes, name=self._name)
+        drafts.check_range(offset, nbytes, size=self._nbytes, name=self._name)
         return self._data[offset : offset + nbytes]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.blobs.access import S3Access
-from atoll.blobs.files import SystemFiles
 from atoll.errors import ConfigError, StoreError, Superseded
+from atoll.files import SystemFiles
 
 KEY = "owner.json"
 MAX_BYTES = 4096

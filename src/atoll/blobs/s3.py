@@ -13,15 +13,15 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.blobs import files as filesystem
+from atoll import files as filesystem
 from atoll.blobs import names
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import BlobRef
 from atoll.blobs.cache import CachedFiles
-from atoll.blobs.files import SystemFiles
+from atoll.blobs.drafts import Draft, DraftWriter, FileReader
 from atoll.blobs.objects import Bucket, ObjectTag
-from atoll.blobs.spool import Draft, DraftWriter, FileReader
 from atoll.errors import StoreError
+from atoll.files import SystemFiles
 
 CACHE_BYTES = 8 << 30
 

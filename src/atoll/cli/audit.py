@@ -16,13 +16,13 @@ from atoll.cli.link import linked
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
 from atoll.errors import ConfigError, StateHeld
-from atoll.history import audit as auditing
-from atoll.history import recorded
 from atoll.launch import state
 from atoll.layout import Layout
 from atoll.ledger import engines
 from atoll.ledger.base import Ledger
+from atoll.proof import audit as auditing
 from atoll.protocol.manifest import Manifest
+from atoll.versions import recorded
 
 
 @dataclass(frozen=True)

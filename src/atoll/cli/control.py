@@ -6,8 +6,8 @@ from rich.table import Table
 from atoll import ids
 from atoll.cli import output
 from atoll.cli.link import linked
+from atoll.client.operator import Operator
 from atoll.errors import ConfigError
-from atoll.island.operator import Operator
 from atoll.protocol.control import Action, ControlReply
 from atoll.protocol.messages import Workers
 

@@ -20,10 +20,10 @@ from atoll.clock import SystemClock
 from atoll.data import base as data
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
-from atoll.history import audit, losses
-from atoll.island.network import NetworkLink
+from atoll.island.link.network import NetworkLink
 from atoll.launch import local
 from atoll.launch.local import LocalCoordinator, LocalIsland, LocalProcess, Tokens
+from atoll.proof import audit, losses
 from atoll.protocol.messages import Status
 from atoll.simulate.cluster import worker_name
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from atoll.cli import output
 from atoll.cli.audit import Live, opened
 from atoll.cli.s3 import s3_access
-from atoll.history import export as exporting
-from atoll.history import weights_file
 from atoll.launch import state
+from atoll.proof import export as exporting
+from atoll.versions import weights_file
 
 
 def export(

@@ -2,7 +2,7 @@
 
 from atoll.cli import output
 from atoll.cli.token import required_token
-from atoll.launch.info import get_info
+from atoll.client.info import get_info
 from atoll.protocol.manifest import leaves
 
 

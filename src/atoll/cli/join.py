@@ -11,7 +11,8 @@ import typer
 from atoll.cli import factory, output
 from atoll.cli.token import required_token
 from atoll.errors import ConfigError
-from atoll.island import parallel, trainer
+from atoll.island import trainer
+from atoll.island.ranks import parallel
 from atoll.island.run import Run
 from atoll.launch import joining, placement
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from atoll.cli.token import required_token
-from atoll.island.network import NetworkLink
+from atoll.island.link.network import NetworkLink
 
 
 @contextmanager

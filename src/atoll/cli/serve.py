@@ -20,15 +20,17 @@ from atoll.cli.reset import Fresh
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
 from atoll.config import RunFile
-from atoll.coordinator import access, boot, certificate
-from atoll.coordinator.access import Access, Role
-from atoll.coordinator.certificate import Certificate
-from atoll.coordinator.server import STOP_SIGNALS, Address, Listen, Server
+from atoll.coordinator import boot
+from atoll.coordinator.planes import access
+from atoll.coordinator.planes.access import Access, Role
+from atoll.coordinator.planes.server import STOP_SIGNALS, Address, Listen, Server
 from atoll.errors import ConfigError
-from atoll.history import soundness
 from atoll.launch import memory, state
 from atoll.ledger import epochs
 from atoll.ledger.base import Ledger
+from atoll.proof import soundness
+from atoll.wire import certificate
+from atoll.wire.certificate import Certificate
 
 MIN_TOKEN_CHARACTERS = 16
 MAX_PORT = 65535
@@ -160,13 +162,13 @@ def _serve(
                 secured,
                 tokens,
                 title=f"run {manifest.name!r} ({coordinator.run_id}), "
-                f"version {coordinator.versions.current.version}, state in {str(directory)!r}",
+                f"version {coordinator.weights.current.version}, state in {str(directory)!r}",
             )
             started(server)
 
         stopping.EARLY.check()  # something on the way may have swallowed what was raised
         server.run(ready, signals=signals)
-        current = coordinator.versions.current
+        current = coordinator.weights.current
         output.say(
             f"coordinator stopped at version {current.version}, "
             f"params digest {current.digests.master.root}"

@@ -9,7 +9,7 @@ from atoll.cli import output
 from atoll.cli.link import linked
 from atoll.clock import SystemClock
 from atoll.errors import CoordinatorUnreachable
-from atoll.island.network import NetworkLink
+from atoll.island.link.network import NetworkLink
 from atoll.protocol.messages import Status
 
 REFRESH_SECONDS = 1.0

@@ -7,20 +7,20 @@ from typing import Any
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
 from atoll.config import RunFile
-from atoll.coordinator import dispatch
-from atoll.coordinator.samples import SampleStore
+from atoll.coordinator.rounds import dispatch
+from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.spool import Spool
+from atoll.coordinator.shown.samples import SampleStore
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError
-from atoll.history import boundary, manifests, recorded, weights, weights_file
-from atoll.history.manifests import Manifests, Recorded
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.models import custom, init
 from atoll.models import registry as models
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.sums import digest as digests
+from atoll.versions import manifest_change, manifests, recorded, weights, weights_file
+from atoll.versions.manifests import Manifests, Recorded
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def _found(known: Manifest, run_file: RunFile) -> Manifest:
 
 def _checked(known: Manifests, found: Manifest) -> Manifest:
     # What an operator changed while serving is not in the file and stands.
-    changed = boundary.changes(known.newest_of_file.manifest, found)
+    changed = manifest_change.changes(known.newest_of_file.manifest, found)
     if changed:
         fixed = [difference.field for difference in changed if difference.is_fixed]
         way_out = (
@@ -164,11 +164,11 @@ def record_manifest(ledger: Ledger, found: Manifest) -> Manifest:
     For a run that nobody serves; while serving, `Coordinator` does the same under its locks.
     """
     known = Manifests.of(ledger)
-    changed = boundary.changes(known.newest.manifest, found)
+    changed = manifest_change.changes(known.newest.manifest, found)
     if not changed:
         log.info("the run file has not changed, no new manifest", extra=_named(known.newest))
         return known.newest.manifest
-    made = boundary.next_version(known.newest.manifest, found)
+    made = manifest_change.next_version(known.newest.manifest, found)
     dispatch.check(made)
     latest = ledger.latest_round()
     first = 1 if latest is None else latest.round + 1

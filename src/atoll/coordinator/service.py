@@ -11,32 +11,31 @@ from contextlib import contextmanager
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
-from atoll.coordinator import queues, readiness
-from atoll.coordinator.admission import Admission, UploadRequest
-from atoll.coordinator.assignments import Assignments
-from atoll.coordinator.barriers import Barriers
-from atoll.coordinator.closing import Closing
-from atoll.coordinator.control import Control
-from atoll.coordinator.evaluation import Evaluation
-from atoll.coordinator.heartbeats import Heartbeats
-from atoll.coordinator.liveness import Liveness
-from atoll.coordinator.membership import Membership
-from atoll.coordinator.presence import Presence, Stream
-from atoll.coordinator.reach import Reach
-from atoll.coordinator.readiness import Roster
-from atoll.coordinator.registry import Registry
-from atoll.coordinator.report import Report
-from atoll.coordinator.room import Room
-from atoll.coordinator.rounds import Rounds
-from atoll.coordinator.samples import SampleStore
-from atoll.coordinator.snapshots import Snapshots
-from atoll.coordinator.spool import Spool, SpooledFrame
-from atoll.coordinator.tally import Tally
-from atoll.coordinator.uploads import Uploads, UploadStream
-from atoll.coordinator.versions import Versions
+from atoll.coordinator.accept.admission import Admission, UploadRequest
+from atoll.coordinator.accept.uploads import Uploads, UploadStream
+from atoll.coordinator.counters import Counters
+from atoll.coordinator.members import readiness
+from atoll.coordinator.members.barriers import Barriers
+from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.dialback import Dialback
+from atoll.coordinator.members.heartbeats import Heartbeats
+from atoll.coordinator.members.liveness import Liveness
+from atoll.coordinator.members.membership import Membership
+from atoll.coordinator.members.presence import Presence, Stream
+from atoll.coordinator.members.readiness import MemberTable
+from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.rounds.assignments import Assignments
+from atoll.coordinator.rounds.closing import Closing
+from atoll.coordinator.rounds.disk_space import DiskSpace
+from atoll.coordinator.rounds.evaluation import Evaluation
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.coordinator.rounds.snapshots import Snapshots
+from atoll.coordinator.rounds.spool import Spool, SpooledFrame
+from atoll.coordinator.shown import queues
+from atoll.coordinator.shown.samples import SampleStore
+from atoll.coordinator.shown.status import Report
 from atoll.errors import AtollError, DiskFailed, ProtocolError, StorageFull
-from atoll.history import boundary
-from atoll.history.manifests import Manifests, Recorded
 from atoll.layout import Layout
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ContributionRecord
@@ -60,6 +59,8 @@ from atoll.protocol.messages import (
 )
 from atoll.protocol.samples import SamplesRequest
 from atoll.protocol.work import Work
+from atoll.versions import manifest_change
+from atoll.versions.manifests import Manifests, Recorded
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Coordinator:
         layout: Layout,
         samples: SampleStore | None = None,
         threads: int = 1,
-        reach: Reach | None = None,
+        dialback: Dialback | None = None,
     ) -> None:
         run = ledger.run()
         assert run is not None, "boot creates the run before the coordinator opens it"
@@ -85,9 +86,9 @@ class Coordinator:
         self.run_id = run.run_id
         self.transfer_port = 0
         self.samples = SampleStore() if samples is None else samples
-        self._tally = Tally()
-        self.counters = self._tally.counters
-        self.refusals = self._tally.refusals
+        self._counters = Counters()
+        self.counters = self._counters.counters
+        self.refusals = self._counters.refusals
         self._ledger = ledger
         self._listeners: list[Callable[[], None]] = []
         self.manifests = Manifests.of(ledger)
@@ -102,13 +103,13 @@ class Coordinator:
         )
         self._control = Control(ledger)
         self._presence = Presence(clock)
-        self._reach = reach or Reach(clock)
+        self._dialback = dialback or Dialback(clock)
         self._membership = Membership(
             self._registry,
             self._heartbeats,
             self._presence,
             self._control,
-            self._reach,
+            self._dialback,
             clock=clock,
             manifests=self.manifests,
             layout=layout,
@@ -119,13 +120,13 @@ class Coordinator:
         self._barriers = Barriers(on_complete=self._changed)
         self._rounds = Rounds(ledger, self._registry, clock, manifests=self.manifests)
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
-        self._roster = Roster(
+        self._members = MemberTable(
             self._registry,
             self._heartbeats,
             self._presence,
             heartbeat_interval=manifest.heartbeat_interval,
         )
-        self.versions = Versions(
+        self.weights = RunWeights(
             ledger,
             blobs,
             spool,
@@ -137,7 +138,7 @@ class Coordinator:
         admission = Admission(
             self._registry,
             self._rounds,
-            self.versions,
+            self.weights,
             manifests=self.manifests,
             layout=layout,
             block=int(manifest.data.identity["block"]),
@@ -150,14 +151,14 @@ class Coordinator:
             block=int(manifest.data.identity["block"]),
         )
         self._assignments = Assignments(
-            self._rounds, self.versions, self._control, evaluation, self._tally
+            self._rounds, self.weights, self._control, evaluation, self._counters
         )
-        self._room = Room(blobs, clock, needed_bytes=layout.size * 4)
+        self._disk = DiskSpace(blobs, clock, needed_bytes=layout.size * 4)
         self._snapshots = Snapshots(
             ledger,
             blobs,
-            self.versions,
-            self._room,
+            self.weights,
+            self._disk,
             manifests=self.manifests,
             in_flight=self._uploads.in_flight,
         )
@@ -165,10 +166,10 @@ class Coordinator:
             ledger,
             clock,
             self._rounds,
-            self.versions,
+            self.weights,
             run=run,
             manifests=self.manifests,
-            uploads=self._uploads,
+            end_uploads=self._uploads.drop_all,
             snapshots=self._snapshots,
             on_change=self._changed,
         )
@@ -191,7 +192,9 @@ class Coordinator:
         return self._with_outer_lr(lr).from_round
 
     def _with_outer_lr(self, lr: float) -> Recorded:
-        changed = self._rounds.add_manifest(lambda newest: boundary.with_outer_lr(newest, lr))
+        changed = self._rounds.add_manifest(
+            lambda newest: manifest_change.with_outer_lr(newest, lr)
+        )
         log.info(
             "outer learning rate changed",
             extra={"lr": lr, "from_round": changed.from_round, "manifest": changed.sha256},
@@ -209,7 +212,7 @@ class Coordinator:
                 "run_id": self.run_id,
                 "manifest_sha256": found.sha256,
                 "model_hash": self.layout.digest,
-                "version": self.versions.current.version,
+                "version": self.weights.current.version,
                 "transfer_port": self.transfer_port,
             }
         )
@@ -223,7 +226,7 @@ class Coordinator:
             record = self._membership.register(request, self._rounds.in_force, peer=peer)
             self._assignments.forget(request.worker_id)
             self._rounds.admit()
-            current = self.versions.current
+            current = self.weights.current
         log.info(
             "worker registered",
             extra={"worker": request.worker_id, "incarnation": record.incarnation},
@@ -275,17 +278,17 @@ class Coordinator:
 
     def workers(self) -> Workers:
         """Every worker that ever registered, and how it fares."""
-        return self._roster.workers(self._reach.pings_ms())
+        return self._members.workers(self._dialback.pings_ms())
 
     def ready(self, min_workers: int | None = None) -> Ready:
         """Whether so many workers are in (the manifest's `min_workers` if none is given)."""
         wanted = self.manifest.membership.min_workers if min_workers is None else min_workers
         found = readiness.ready(self._registry.generations.current, min_workers=wanted)
-        return found.model_copy(update={"ready": False}) if self._room.reason else found
+        return found.model_copy(update={"ready": False}) if self._disk.reason else found
 
     def check_health(self) -> None:
         """StorageFull while the disk has no room."""
-        self._room.check()
+        self._disk.check()
 
     @property
     def generation(self) -> int:
@@ -339,22 +342,22 @@ class Coordinator:
         try:
             return self._advance()
         except StorageFull as error:
-            self._room.ran_out(error)
+            self._disk.ran_out(error)
             return False
 
     def _advance(self) -> bool:
         self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         if self._liveness.scan():
             self._changed()
-        was_full = bool(self._room.reason)
-        if not self._room.is_there():
+        was_full = bool(self._disk.reason)
+        if not self._disk.is_there():
             return False
         if was_full:
             self._rounds.restart_deadlines()
         # Whoever is kept from handing in, by a full disk or a pause, must not lose rows over it.
         is_paused = self._control.command.action == "pause"
         for worker_id in [] if is_paused else self._rounds.expire():
-            self._tally.add("expired_leases")
+            self._counters.add("expired_leases")
             log.warning("lease expired", extra={"worker": worker_id})
             self._changed()
         self._rounds.admit()
@@ -382,7 +385,7 @@ class Coordinator:
         with self._refusals():
             self._uploads.write(stream, chunk)
         self._heartbeats.hear(stream.upload.request.identity.worker_id)
-        self._tally.add("bytes_received", len(chunk))
+        self._counters.add("bytes_received", len(chunk))
 
     def commit_upload(self, stream: UploadStream) -> ContributionRecord:
         """Validates, stores and records; returns once the contribution is durable."""
@@ -400,12 +403,12 @@ class Coordinator:
         with self._refusals():
             self._membership.enter(identity)
             self._heartbeats.hear(identity.worker_id)
-            return self.versions.frame_for(have_digest=have_digest)
+            return self.weights.frame_for(have_digest=have_digest)
 
     def sent(self, identity: Identity, nbytes: int) -> None:
         """Progress of a download: a sign of life."""
         self._heartbeats.hear(identity.worker_id)
-        self._tally.add("bytes_sent", nbytes)
+        self._counters.add("bytes_sent", nbytes)
 
     # The operator
 
@@ -466,7 +469,7 @@ class Coordinator:
 
     def status(self) -> Status:
         """What an operator sees."""
-        current = self.versions.current
+        current = self.weights.current
         return self._report.status(
             run_id=self.run_id,
             manifest=self.manifest,
@@ -476,7 +479,7 @@ class Coordinator:
             begun=self._assignments.begun if self._control.command.action == "pause" else None,
             counters=self.counters,
             refusals=self.refusals,
-            storage_full=self._room.reason,
+            storage_full=self._disk.reason,
         )
 
     def work(self) -> Work:
@@ -522,7 +525,7 @@ class Coordinator:
 
     def refused(self, error: AtollError) -> None:
         """Counts a refusal; adapters call it for what they refuse before a message gets here."""
-        self._tally.refused(error)
+        self._counters.refused(error)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -531,7 +534,7 @@ class Coordinator:
         except AtollError as exc:
             self.refused(exc)
             if isinstance(exc, StorageFull):
-                self._room.ran_out(exc)
+                self._disk.ran_out(exc)
             if isinstance(exc, DiskFailed):
                 self._disk_failure = exc
                 self._changed()  # `advance` ends the process

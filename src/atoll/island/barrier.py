@@ -2,7 +2,7 @@
 
 from atoll.clock import Clock
 from atoll.errors import BarrierTimeout
-from atoll.island.link import Link
+from atoll.island.link.base import Link
 from atoll.protocol.messages import BarrierRequest, Identity
 
 POLL_SECONDS = 20.0  # of one request; well below any proxy's idle limit

@@ -3,9 +3,9 @@
 import logging
 
 from atoll.errors import FrameError
-from atoll.island.link import DownloadProgress
-from atoll.island.session import Session
-from atoll.island.weights import IslandWeights
+from atoll.island.link.base import DownloadProgress
+from atoll.island.link.session import Session
+from atoll.island.state.weights import IslandWeights
 
 log = logging.getLogger(__name__)
 

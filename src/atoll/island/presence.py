@@ -8,7 +8,7 @@ import logging
 import threading
 
 from atoll.errors import AtollError, Fenced
-from atoll.island.link import Attendance
+from atoll.island.link.base import Attendance
 from atoll.island.run import Run
 
 log = logging.getLogger(__name__)

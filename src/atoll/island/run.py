@@ -33,18 +33,18 @@ from atoll.errors import (
     StoreError,
     WrongRound,
 )
-from atoll.history import recorded
-from atoll.island import combine, contribute, inner, ranks
-from atoll.island.ahead import RowsAhead
-from atoll.island.continuity import Continuity, Part
-from atoll.island.group import SOLO, Group
-from atoll.island.link import Attendance, Link
-from atoll.island.reconnect import Reconnect
-from atoll.island.session import Session
-from atoll.island.share import Share
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island import collective, hand_in, inner_optimizer
+from atoll.island.link.base import Attendance, Link
+from atoll.island.link.reconnect import Reconnect
+from atoll.island.link.session import Session
+from atoll.island.prefetch import RowPrefetch
+from atoll.island.ranks import combine
+from atoll.island.ranks.batch_slice import BatchSlice
+from atoll.island.ranks.group import SOLO, Group
+from atoll.island.state.continuity import Continuity, Part
+from atoll.island.state.store import IslandIdentity, IslandStore
+from atoll.island.state.weights import IslandWeights
 from atoll.island.telemetry import Meter, Samples
-from atoll.island.weights import IslandWeights
 from atoll.models import fingerprint
 from atoll.protocol.control import Command
 from atoll.protocol.manifest import Manifest
@@ -60,6 +60,7 @@ from atoll.protocol.messages import (
 )
 from atoll.protocol.samples import SamplesRequest
 from atoll.strategies import build
+from atoll.versions import recorded
 from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class _Loaded:
     evaluate: Evaluate | None
     weights: IslandWeights
     continuity: Continuity
-    share: Share
+    share: BatchSlice
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +177,7 @@ class Run:
     ) -> _Loaded:
         layout = recorded.layout_of(self.manifest)
         fingerprint.check(combine.unwrapped(model), layout)
-        share = Share(self.group.rank, self.group.size)
+        share = BatchSlice(self.group.rank, self.group.size)
         combine.install(model, share, ranks=self.group.size)
         download = build.codec(self.manifest.download)
         weights = IslandWeights(model, layout, download=download, group=self.group)
@@ -186,7 +187,7 @@ class Run:
             worker_id=self.worker_id,
             codec=self._codec,
             elements=layout.size,
-            part=Part(self.group.rank, self.group.size, combine.is_sharded(model)),
+            part=Part(self.group.rank, self.group.size, combine.is_fsdp2(model)),
         )
         continuity.start(optimizer)
         return _Loaded(model, optimizer, evaluate, weights, continuity, share)
@@ -201,9 +202,9 @@ class Run:
         self._session.register(
             layout_digest=loaded.weights.layout.digest, data_identity=dict(dataset.identity())
         )
-        ranks.check_data(self.group, self.manifest, dataset)
-        ranks.resume(self.group, self._session, loaded.continuity)
-        with closing(RowsAhead(dataset)) as ahead:
+        collective.check_data(self.group, self.manifest, dataset)
+        collective.resume(self.group, self._session, loaded.continuity)
+        with closing(RowPrefetch(dataset)) as ahead:
             while (assignment := self._next_assignment(loaded, dataset, ahead)) is not None:
                 yield from self._train(loaded, dataset, assignment, ahead)
                 self._sync(loaded)
@@ -218,7 +219,7 @@ class Run:
             )
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
         share = self._must_be_loaded().share
-        done = ranks.step(self.group, share, loss=value, row_tokens=current.row_tokens)
+        done = collective.step(self.group, share, loss=value, row_tokens=current.row_tokens)
         current.steps += 1
         current.rows += done.rows
         current.tokens += done.tokens
@@ -276,10 +277,10 @@ class Run:
             return work(self._session.identity(self._beats_under))
 
         try:
-            return self._session.knock(try_once)
+            return self._session.try_once(try_once)
         except ManifestMismatch:
             self._beats_under = self._session.look()
-            return self._session.knock(try_once)
+            return self._session.try_once(try_once)
 
     def _beat(self, identity: Identity) -> None:
         for _ in range(MAX_BEATS):
@@ -324,7 +325,7 @@ class Run:
         return self._loaded
 
     def _next_assignment(
-        self, loaded: _Loaded, dataset: Dataset, ahead: RowsAhead
+        self, loaded: _Loaded, dataset: Dataset, ahead: RowPrefetch
     ) -> Assignment | None:
         """The next rows to train, from the published weights; None when the run is over."""
         while True:
@@ -333,7 +334,7 @@ class Run:
                 ahead.round = reply.upcoming
                 ahead.begin(_spans(reply.upcoming_ranges), **self._reading())
             if reply.action == "fetch":
-                ranks.fetch(self.group, self._session, loaded.weights)
+                collective.fetch(self.group, self._session, loaded.weights)
                 continue
             loaded.weights.reset()
             if reply.evaluation is not None:
@@ -392,7 +393,7 @@ class Run:
         return {"batch": self.manifest.inner.batch, "seed": self.manifest.seed}
 
     def _train(
-        self, loaded: _Loaded, dataset: Dataset, assignment: Assignment, ahead: RowsAhead
+        self, loaded: _Loaded, dataset: Dataset, assignment: Assignment, ahead: RowPrefetch
     ) -> Iterator[Tensor]:
         settings = self.manifest.inner
         self._round = current = _Round(assignment, dataset.block)
@@ -401,7 +402,7 @@ class Run:
         for rows in ahead.batches(_spans(assignment.ranges), **self._reading()):
             if loaded.optimizer is not None:
                 done = assignment.global_tokens + current.steps * per_step
-                inner.set_rate(loaded.optimizer, settings, global_tokens=done)
+                inner_optimizer.set_rate(loaded.optimizer, settings, global_tokens=done)
             current.awaits_step = True
             yield loaded.share.slice(rows).to(loaded.device)
             if current.awaits_step:
@@ -412,11 +413,11 @@ class Run:
         assert self._round is not None
         header = self._header(loaded.weights, self._round)
         loaded.weights.gather()
-        accepted = ranks.contribute(
+        accepted = collective.contribute(
             self.group,
             loaded.continuity,
             header.round,
-            lambda: contribute.contribute(
+            lambda: hand_in.contribute(
                 self._session,
                 loaded.continuity,
                 loaded.weights,
@@ -464,7 +465,7 @@ class Run:
                 if loaded.share.rows:
                     loss_sum, tokens = loss_sum + loss, tokens + count
         loaded.model.train(was_training)
-        loss_sum, tokens = ranks.total(self.group, loss_sum, tokens)
+        loss_sum, tokens = collective.total(self.group, loss_sum, tokens)
         if tokens and math.isfinite(loss_sum):
             self._report(task, loss_sum, tokens)
 

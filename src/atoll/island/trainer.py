@@ -8,12 +8,13 @@ from torch.optim import Optimizer
 
 from atoll.data import registry as datasets
 from atoll.data.base import Dataset
-from atoll.history import recorded
-from atoll.island import inner, parallel
-from atoll.island.parallel import Parallel
+from atoll.island import inner_optimizer
+from atoll.island.ranks import parallel
+from atoll.island.ranks.parallel import Parallel
 from atoll.island.run import Run
 from atoll.models import fingerprint, gpt
 from atoll.models import registry as models
+from atoll.versions import recorded
 
 
 def train(
@@ -38,7 +39,7 @@ def train(
     model = model.to(place)
     if run.group.size > 1:
         model = parallel.spread(model, kind, device=place, ranks=run.group.size)
-    optimizer = inner.build_optimizer(model, manifest.inner)
+    optimizer = inner_optimizer.build_optimizer(model, manifest.inner)
     dataset = datasets.open_dataset(manifest.data.definition, location=location)
     run.load(model, optimizer, evaluate=gpt.loss_sum)
     with run.group.training():
@@ -56,7 +57,7 @@ def _loop(
     for rows in run.batches(dataset):
         if run.manifest is not manifest:  # a new version, at a round boundary
             manifest = run.manifest
-            inner.adjust(optimizer, manifest.inner)
+            inner_optimizer.adjust(optimizer, manifest.inner)
         settings = manifest.inner
         with torch.autocast(rows.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
             loss = gpt.loss(model, rows)

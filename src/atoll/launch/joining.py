@@ -9,15 +9,15 @@ from pathlib import Path
 from atoll import ids
 from atoll.clock import SystemClock
 from atoll.errors import ConfigError, StateHeld
-from atoll.island.group import Group
-from atoll.island.led_link import LedLink
-from atoll.island.link import Link
-from atoll.island.network import NetworkLink
+from atoll.island.link.base import Link
+from atoll.island.link.led import LedLink
+from atoll.island.link.network import NetworkLink
+from atoll.island.link.reconnect import Reconnect
 from atoll.island.presence import Presence
 from atoll.island.pulse import Pulse
-from atoll.island.reconnect import Reconnect
+from atoll.island.ranks.group import Group
 from atoll.island.run import Run
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import memory, placement
 
 MAX_SLOTS = 256

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.blobs import files as filesystem
+from atoll import files as filesystem
 from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from atoll.errors import ConfigError
-from atoll.island.group import SOLO, Group
-from atoll.island.torch_group import DEADLINE_SECONDS, TorchGroup
+from atoll.island.ranks.group import SOLO, Group
+from atoll.island.ranks.torch_group import DEADLINE_SECONDS, TorchGroup
 
 # What torchrun sets, and what `init_process_group` reads.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

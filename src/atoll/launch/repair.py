@@ -16,15 +16,12 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.blobs import files as filesystem
+from atoll import files as filesystem
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.coordinator import dispatch
+from atoll.coordinator.rounds import dispatch
 from atoll.errors import AtollError, BlobChanged, BlobMissing, StateDamaged, StorageFull
-from atoll.history import audit, recorded, retention, soundness
-from atoll.history.manifests import Manifests
-from atoll.history.soundness import Findings
 from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger import chain, engines, lock, queues, salvage, truncation, wal
@@ -32,6 +29,10 @@ from atoll.ledger.base import Ledger
 from atoll.ledger.records import RoundState
 from atoll.ledger.salvage import Counts, Salvaged
 from atoll.ledger.sql import SqlLedger
+from atoll.proof import audit, retention, soundness
+from atoll.proof.soundness import Findings
+from atoll.versions import recorded
+from atoll.versions.manifests import Manifests
 from atoll.wire import frame
 
 LEDGER = "ledger.sqlite"

@@ -9,14 +9,15 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from atoll.blobs import files as filesystem
+from atoll import files as filesystem
 from atoll.errors import AtollError, ConfigError, StateDamaged
-from atoll.history import export, recorded
 from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger import engines, lock, salvage
 from atoll.ledger.salvage import Counts
 from atoll.ledger.sql import SqlLedger
+from atoll.proof import export
+from atoll.versions import recorded
 
 CERTIFICATE_FILES = ("certificate.pem", "certificate.key")
 _NO_RUN = {lock.FILE_NAME, *CERTIFICATE_FILES}  # all there is of a start that made no run

@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.blobs import files as filesystem
+from atoll import files as filesystem
 from atoll.blobs import owner
 from atoll.blobs import registry as blob_stores
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.fenced import FencedBlobs
-from atoll.blobs.files import SystemFiles
 from atoll.blobs.owner import Ownership
 from atoll.coordinator.boot import Stores
-from atoll.coordinator.samples import SampleStore
-from atoll.coordinator.spool import Spool
+from atoll.coordinator.rounds.spool import Spool
+from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import ConfigError, StateDamaged
+from atoll.files import SystemFiles
 from atoll.ledger import engines, epochs, lock
 from atoll.ledger.base import Ledger
 from atoll.ledger.lock import Lock

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from atoll.protocol.fields import Message, Whole, WorkerName
 from atoll.protocol.manifest import OuterRate
-from atoll.protocol.message import Message, Whole, WorkerName
 
 Action = Literal["run", "pause", "stop"]
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
+from atoll.protocol.fields import Message, Number, RunName, Whole, WorkerName
 from atoll.protocol.manifest import Manifest, Sha256
-from atoll.protocol.message import Message, Number, RunName, Whole, WorkerName
 
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 DatasetId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.protocol.message import Message, NotNegative, Number, Whole
+from atoll.protocol.fields import Message, NotNegative, Number, Whole
 from atoll.protocol.messages import Identity
 
 MAX_BATCH = 256

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from atoll.protocol.message import Message, Whole
+from atoll.protocol.fields import Message, Whole
 
 MAX_QUEUES = 64  # newest epochs shown
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import torch
 
-from atoll.blobs import files as filesystem
+from atoll import files as filesystem
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.config import RunFile
 from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
+from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.spool import Spool
 from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
 from atoll.island import trainer
 from atoll.island.presence import Attending
 from atoll.island.run import Run
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.ledger import engines
 from atoll.protocol.messages import Status
 from atoll.simulate.fibers import Scheduler
@@ -137,7 +137,7 @@ class _Cluster:
             self._scheduler.run_until(
                 lambda: all(fiber.done for fiber in fibers), limit_seconds=LIMIT_SECONDS
             )
-            current = self._coordinator.versions.current
+            current = self._coordinator.weights.current
             return Simulated(
                 digest=current.digests.master.root,
                 published_digest=current.digests.published.root,
@@ -167,7 +167,7 @@ class _Cluster:
 
     def _outage_if_due(self) -> None:
         outage = self._outage
-        if outage is not None and self._coordinator.versions.current.version == outage.version:
+        if outage is not None and self._coordinator.weights.current.version == outage.version:
             self._outage = None
             self._go_away(outage.seconds)
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from atoll.clock import Clock
-from atoll.coordinator.admission import UploadRequest
+from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.service import Coordinator
 from atoll.errors import CoordinatorUnreachable
-from atoll.island.link import DownloadProgress, FrameSource
+from atoll.island.link.base import DownloadProgress, FrameSource
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import (
     Assignment,

@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from atoll.coordinator import admission, leases, uploads
-from atoll.coordinator.rounds import Rounds
+from atoll.coordinator.accept import admission, uploads
+from atoll.coordinator.rounds import leases
+from atoll.coordinator.rounds.rounds import Rounds
 from atoll.ledger import contributions, rows, schema, sql
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having
 

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atoll.coordinator import dispatch, leases, service
-from atoll.coordinator.dispatch import Dispatch
-from atoll.coordinator.rounds import Rounds
+from atoll.coordinator import service
+from atoll.coordinator.rounds import dispatch, leases
+from atoll.coordinator.rounds.dispatch import Dispatch
+from atoll.coordinator.rounds.rounds import Rounds
 from atoll.data import plan as plans
 from atoll.ledger import queues, schema, sql
 from atoll.ledger import rounds as round_statements

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from atoll.coordinator import quorum
-from atoll.coordinator.assignments import Assignments
-from atoll.coordinator.dispatch import Dispatch
-from atoll.coordinator.rounds import LatestRound, Rounds
+from atoll.coordinator.rounds import quorum
+from atoll.coordinator.rounds.assignments import Assignments
+from atoll.coordinator.rounds.dispatch import Dispatch
+from atoll.coordinator.rounds.rounds import LatestRound, Rounds
 from atoll.ledger import rounds as round_statements
 from atoll.ledger import rows, schema, sql
 from atoll.ledger.records import RoundState

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from atoll.coordinator.assignments import Assignments
-from atoll.coordinator.control import Control
-from atoll.coordinator.generations import Generations
-from atoll.coordinator.heartbeats import Heartbeats
-from atoll.coordinator.liveness import Liveness
-from atoll.coordinator.membership import Membership
-from atoll.coordinator.presence import Presence
-from atoll.coordinator.registry import Registry
+from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.generations import Generations
+from atoll.coordinator.members.heartbeats import Heartbeats
+from atoll.coordinator.members.liveness import Liveness
+from atoll.coordinator.members.membership import Membership
+from atoll.coordinator.members.presence import Presence
+from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.rounds.assignments import Assignments
 from atoll.errors import WorkerTaken
 from atoll.ledger import generations, members
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having

@@ -1,7 +1,7 @@
 """Mutants of storage: what is pruned, and what is left over."""
 
-from atoll.blobs.spool import DraftWriter
-from atoll.history import retention
+from atoll.blobs.drafts import DraftWriter
+from atoll.proof import retention
 from atoll.simulate.faults.scenario import Scenario
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit
 

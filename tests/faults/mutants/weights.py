@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from atoll.coordinator import versions
-from atoll.coordinator.assignments import Assignments
-from atoll.coordinator.closing import Closing
-from atoll.history import replay
+from atoll.coordinator.rounds import run_weights
+from atoll.coordinator.rounds.assignments import Assignments
+from atoll.coordinator.rounds.closing import Closing
 from atoll.ledger import contributions, schema
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults.scenario import Scenario
 from atoll.sums import fold
+from atoll.versions import replay
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, edit, having
 
 MUTANTS: list[Mutant] = []
@@ -84,18 +84,18 @@ def momentum_is_not_carried_on(patch: Patch) -> None:
 def momentum_is_not_saved(patch: Patch) -> None:
     edit(
         patch,
-        versions.Versions,
+        run_weights.RunWeights,
         "snapshot",
         ("self._state.slots[buffer]", "torch.zeros_like(self._state.slots[buffer])"),
     )
-    patch.setattr(versions, "torch", torch, raising=False)
+    patch.setattr(run_weights, "torch", torch, raising=False)
 
 
 @mutant("snapshot-bits")
 def a_snapshot_is_named_after_the_version_before(patch: Patch) -> None:
     edit(
         patch,
-        versions.Versions,
+        run_weights.RunWeights,
         "snapshot",
         ("return SnapshotRecord(version,", "return SnapshotRecord(max(1, version - 1),"),
     )

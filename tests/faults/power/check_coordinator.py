@@ -6,14 +6,15 @@ from functools import cache
 from pathlib import Path
 
 from atoll.clock import ManualClock
-from atoll.coordinator import boot, certificate
+from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
-from atoll.history import audit
 from atoll.launch import state
 from atoll.layout import Layout
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import RoundState
 from atoll.models import registry as models
+from atoll.proof import audit
+from atoll.wire import certificate
 from tests.faults.power import machines
 from tests.faults.power.promises import Broken, Mark, same, values
 
@@ -39,7 +40,7 @@ def _start(stores: Stores, clock: ManualClock, promised: Sequence[Mark]) -> None
     coordinator = boot.open_coordinator(stores, clock, manifest)
     _check_ledger(stores.ledger, promised)
     newest = max(values(promised, "published"), default=0)
-    if coordinator.versions.current.version < newest:
+    if coordinator.weights.current.version < newest:
         raise Broken(f"version {newest} was published, an older one is served")
     report = audit.audit(stores.ledger, stores.blobs, layout=_layout(), with_replay=True)
     if not report.clean:

@@ -4,9 +4,9 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.coordinator import certificate
 from atoll.launch import repair, state
 from atoll.launch.state import Addresses
+from atoll.wire import certificate
 from tests.faults.power import machines
 from tests.faults.power.promises import Broken, Mark, same, sha256_of, values
 

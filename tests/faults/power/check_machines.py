@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atoll.blobs import owner
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.island.store import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, IslandStore, Saved
+from atoll.island.state.store import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, IslandStore, Saved
 from atoll.launch import state
 from atoll.ledger import engines
 from tests.faults.power import machines

@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from atoll.coordinator import certificate
 from atoll.launch import repair, reset, state
 from atoll.ledger import engines
+from atoll.wire import certificate
 from tests.faults.power import machines
 from tests.faults.power.marks import Marks
 from tests.faults.power.promises import sha256_of

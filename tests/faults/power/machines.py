@@ -13,7 +13,7 @@ from typing import Any
 from atoll import config
 from atoll.config import RunFile
 from atoll.coordinator.boot import Stores
-from atoll.island.store import IslandIdentity, IslandStore
+from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import state
 from atoll.protocol.messages import Status
 from atoll.simulate import cluster

@@ -23,13 +23,15 @@ from typing import Any
 
 from atoll.blobs import owner
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.coordinator import boot, certificate
-from atoll.history import export, recorded
-from atoll.island.store import IslandStore
+from atoll.coordinator import boot
+from atoll.island.state.store import IslandStore
 from atoll.launch import state
 from atoll.ledger import connect, database
+from atoll.proof import export
 from atoll.simulate.cluster import Outage
 from atoll.simulate.link import MemoryLink
+from atoll.versions import recorded
+from atoll.wire import certificate
 from tests.faults.power import damaged, machines, sites
 from tests.faults.power.marks import Marks
 

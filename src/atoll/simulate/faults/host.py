@@ -6,14 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.blobs.directory import DirectoryBlobs
+from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.spool import Spool
 from atoll.errors import AtollError, CoordinatorUnreachable
-from atoll.history import audit as auditing
-from atoll.history import balance as balances
 from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
 from atoll.ledger.sql import SqlLedger
+from atoll.proof import audit as auditing
+from atoll.proof import balance as balances
 from atoll.protocol.manifest import Manifest
 from atoll.simulate.faults import seams, standin
 from atoll.simulate.faults.calls import Answer, Call
@@ -216,7 +216,7 @@ class Host:
                 self._closing = False
             self._checker.advanced(coordinator, before, self.view())
             if closed:
-                self._loop.note("round closed", str(coordinator.versions.current.version))
+                self._loop.note("round closed", str(coordinator.weights.current.version))
             else:
                 return
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atoll.coordinator.admission import UploadRequest
+from atoll.coordinator.accept.admission import UploadRequest
+from atoll.coordinator.accept.uploads import UploadStream
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.uploads import UploadStream
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -26,7 +26,7 @@ from atoll.errors import (
     UnknownWorker,
     WrongRound,
 )
-from atoll.island.weights import IslandWeights
+from atoll.island.state.weights import IslandWeights
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.manifest import CodecSettings
 from atoll.protocol.messages import (

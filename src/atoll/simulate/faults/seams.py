@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, event
 
-from atoll.blobs.files import SystemFiles
+from atoll.files import SystemFiles
 from atoll.ledger.base import Ledger
 
 _READS = ("SELECT", "PRAGMA")

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from atoll import config
 from atoll.blobs.base import Blobs
-from atoll.history import weights
 from atoll.layout import Layout, byte_view
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.strategies import build
 from atoll.sums import digest as digests
+from atoll.versions import weights
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 

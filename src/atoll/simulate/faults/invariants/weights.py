@@ -72,7 +72,7 @@ class WeightsCheck:
 
     def in_memory(self, coordinator: Coordinator, view: View, *, invariant: str) -> None:
         """The coordinator's current version is the ledger's newest, with the reference's bits."""
-        current = coordinator.versions.current
+        current = coordinator.weights.current
         right = self._reference.versions[view.version]
         found = (current.version, current.digests.master.root, current.digests.published.root)
         must(
@@ -87,7 +87,7 @@ class WeightsCheck:
     def restored(self, coordinator: Coordinator, view: View) -> None:
         """What a restarted coordinator hands out are the reference's bytes."""
         self.in_memory(coordinator, view, invariant="restart-equals-replay")
-        spooled = coordinator.versions.frame_for(have_digest="")
+        spooled = coordinator.weights.frame_for(have_digest="")
         data = spooled.read(0, spooled.nbytes)
         payload = data[-spooled.header.payload_bytes - 32 : -32]
         right = self._reference.versions[view.version]

@@ -1,0 +1,231 @@
+"""A file in the making that is hashed as it grows, and random access to a finished one.
+
+Shared by the stores that keep bytes in files. Decides nothing about names, syncing or visibility.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll import files as filesystem
+from atoll.blobs.base import BlobReader, BlobRef
+from atoll.errors import StoreError
+from atoll.files import Files, Identity
+
+HASH_CHUNK_BYTES = 1 << 20  # reading and hashing in pieces that stay in cache
+WRITEBACK_BYTES = 8 << 20
+
+
+class Draft:
+    """A temporary file and the sha256 of what was written to it so far.
+
+    One thread at a time. After an error in `write` the file is gone and the draft is closed. A
+    draft that `will_sync` hands finished ranges to the disk early, so that its sync finds little
+    left to do.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        directory: Path,
+        *,
+        expect_bytes: int | None,
+        will_sync: bool = False,
+    ) -> None:
+        self._files = files
+        self._hash = hashlib.sha256()
+        self._reserved = 0
+        self._will_sync = will_sync
+        self._handed_over = 0
+        self._open = True
+        self.nbytes = 0
+        self.path, self.fd = _create(files, directory)
+        if expect_bytes is not None and expect_bytes > 0:
+            try:
+                with filesystem.naming(f"reserve {expect_bytes} bytes for", self.path):
+                    files.reserve(self.fd, expect_bytes)
+            except BaseException:
+                self.drop()
+                raise
+            self._reserved = expect_bytes
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Appends and hashes without a copy; a short write is continued."""
+        self.check_open()
+        with memoryview(data) as given, given.cast("B") as view:
+            rest = view
+            try:
+                while len(rest):
+                    with filesystem.naming("write", self.path):
+                        rest = rest[self._files.write(self.fd, rest) :]
+            except BaseException:
+                self.drop()
+                raise
+            self._hash.update(view)
+            self.nbytes += len(view)
+        if self._will_sync and self.nbytes - self._handed_over >= WRITEBACK_BYTES:
+            # Only a hint: where it is refused, the sync does all the work.
+            with contextlib.suppress(OSError):
+                self._files.start_writeback(
+                    self.fd, self._handed_over, self.nbytes - self._handed_over
+                )
+            self._handed_over = self.nbytes
+
+    def finish(self) -> None:
+        """Gives back the room that was reserved and not used."""
+        self.check_open()
+        if self._reserved > self.nbytes:
+            with filesystem.naming("write", self.path):
+                self._files.truncate(self.fd, self.nbytes)
+
+    def close(self) -> None:
+        """Closes the descriptor and leaves the file, which now belongs to another name."""
+        if self._open:
+            self._open = False
+            self._files.close(self.fd)
+
+    def drop(self) -> None:
+        """Closes and removes the file; harmless when repeated and after `close`."""
+        if self._open:
+            self.close()
+            # What cannot be removed now is swept at the next start; it must not hide the error
+            # that led here.
+            with contextlib.suppress(OSError):
+                self._files.remove(self.path)
+
+    def check_open(self) -> None:
+        if not self._open:
+            raise StoreError(
+                f"the writer of {str(self.path)!r} has ended; start a new one and send from byte 0"
+            )
+
+
+class FileReader(BlobReader):
+    """Reads one finished file by position; safe to share between threads until `close`."""
+
+    def __init__(self, files: Files, fd: int, *, path: Path, nbytes: int) -> None:
+        self._files = files
+        self._fd = fd
+        self._path = path
+        self._nbytes = nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        self._check(offset, nbytes)
+        with filesystem.naming("read", self._path):
+            data = os.pread(self._fd, nbytes, offset)
+        if len(data) == nbytes:
+            return data
+        # One pread gives at most about 2 GiB, and less when the file was cut behind our back.
+        whole = bytearray(nbytes)
+        filesystem.read_into(self._fd, offset, memoryview(whole), path=self._path)
+        return bytes(whole)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._check(offset, buffer.nbytes)
+        filesystem.read_into(self._fd, offset, buffer, path=self._path)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            # Blobs are read once and kept for long: their pages serve the next upload better. On a
+            # virtual machine a fresh page costs far more than a freed one (measured: a write of
+            # 100 MB takes 100 to 200 ms into fresh pages, 24 ms into freed ones).
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            self._files.close(fd)
+
+    def _check(self, offset: int, nbytes: int) -> None:
+        if self._fd < 0:
+            raise StoreError(f"the reader of {str(self._path)!r} is closed; open the blob again")
+        check_range(offset, nbytes, size=self._nbytes, name=str(self._path))
+
+
+def check_range(offset: int, nbytes: int, *, size: int, name: str) -> None:
+    """Raises StoreError unless `nbytes` from `offset` lie inside a blob of `size` bytes."""
+    if offset < 0 or nbytes < 0 or offset + nbytes > size:
+        raise StoreError(
+            f"{nbytes} bytes from {offset} were asked of {name!r}, which holds {size}; "
+            f"a read must lie inside the blob"
+        )
+
+
+def hash_file(fd: int, nbytes: int, *, path: Path) -> str:
+    """sha256 of the first `nbytes` of a file, with a bounded buffer."""
+    state = hashlib.sha256()
+    buffer = memoryview(bytearray(min(HASH_CHUNK_BYTES, nbytes)))
+    for offset in range(0, nbytes, HASH_CHUNK_BYTES):
+        piece = buffer[: min(HASH_CHUNK_BYTES, nbytes - offset)]
+        filesystem.read_into(fd, offset, piece, path=path)
+        state.update(piece)
+    return state.hexdigest()
+
+
+def settled_hash(files: Files, fd: int, *, path: Path) -> tuple[str, Identity]:
+    """The sha256 of a file and the identity it had before and after hashing."""
+    before = files.identity(fd)
+    found = hash_file(fd, before.nbytes, path=path)
+    after = files.identity(fd)
+    if before != after:
+        raise StoreError(f"{str(path)!r} is being written to while it is read; stop the writer")
+    return found, after
+
+
+# Names only have to differ between the drafts of one process; those of earlier lives are stepped
+# over, and swept at start.
+_SERIAL = itertools.count()
+
+
+def _create(files: Files, directory: Path) -> tuple[Path, int]:
+    while True:
+        path = directory / f"{os.getpid()}-{next(_SERIAL)}.part"
+        try:
+            with filesystem.naming("create", path):
+                return path, files.create(path)
+        except StoreError as exc:
+            if not isinstance(exc.__cause__, FileExistsError):
+                raise
+
+
+class DraftWriter:
+    """One blob in the making: a draft, and what its store does to commit one.
+
+    A store whose commit may be tried again leaves the draft in place when it raises.
+    """
+
+    def __init__(self, draft: Draft, commit: Callable[[Draft], BlobRef]) -> None:
+        self._draft = draft
+        self._commit = commit
+        self._ref: BlobRef | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._draft.nbytes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._draft.write(data)
+
+    def digest(self) -> str:
+        return self._draft.digest()
+
+    def commit(self) -> BlobRef:
+        if self._ref is None:
+            self._draft.check_open()
+            self._ref = self._commit(self._draft)
+        return self._ref
+
+    def abort(self) -> None:
+        self._draft.drop()

@@ -1,0 +1,170 @@
+"""What a contribution's header must say before any of its body is read."""
+
+from dataclasses import dataclass
+
+from atoll.codecs.base import Codec
+from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.rounds import leases
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.errors import (
+    Conflict,
+    ContributionError,
+    Forbidden,
+    FrameError,
+    FrameTooLarge,
+    ManifestMismatch,
+    StaleContribution,
+    WrongBase,
+    WrongRound,
+)
+from atoll.layout import Layout
+from atoll.ledger.records import ContributionRecord, RoundState
+from atoll.protocol.messages import Identity
+from atoll.strategies import build
+from atoll.versions.manifests import Manifests
+from atoll.wire import frame
+from atoll.wire.header import FrameHeader
+
+
+@dataclass(frozen=True)
+class UploadRequest:
+    """What an island says before it sends a body."""
+
+    identity: Identity
+    preamble: bytes
+    sha256: str
+    nbytes: int
+    offset: int = 0
+
+
+class Admission:
+    """The checks of the accept path that need no body."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        rounds: Rounds,
+        weights: RunWeights,
+        *,
+        manifests: Manifests,
+        layout: Layout,
+        block: int,
+    ) -> None:
+        self.layout = layout
+        self._registry = registry
+        self._rounds = rounds
+        self._weights = weights
+        self._manifests = manifests
+        self._block = block
+
+    def codec(self, round_number: int) -> Codec:
+        """How contributions to a round travel."""
+        return build.codec(self._manifests.of_round(round_number).manifest.upload)
+
+    def receipt(self, request: UploadRequest) -> ContributionRecord | None:
+        """The accepted record when these very bytes are in; Conflict when others are."""
+        self._registry.check(request.identity)
+        header, _ = frame.parse_preamble(request.preamble)
+        accepted = self._rounds.contribution(header.round, request.identity.worker_id)
+        if accepted is None:
+            return None
+        if accepted.sha256 != request.sha256:
+            raise Conflict(
+                f"round {header.round} already holds a contribution of "
+                f"{request.identity.worker_id!r} with sha256 {accepted.sha256}; "
+                f"{request.sha256} is refused and the first one stands"
+            )
+        return accepted
+
+    def check(self, request: UploadRequest) -> FrameHeader:
+        """The header, if a contribution that says this may be sent now."""
+        self._registry.check(request.identity)
+        header, payload_offset = frame.parse_preamble(request.preamble)
+        if payload_offset != len(request.preamble):
+            raise FrameError(
+                f"the announced preamble has {len(request.preamble)} bytes where its header ends "
+                f"at {payload_offset}"
+            )
+        self._check_identity(header, request.identity)
+        self._check_round(header)
+        self._check_manifest(header)
+        self._check_rows(header)
+        codec = self.codec(header.round)
+        frame.expect(header, layout=self.layout, codec=codec, kind="contribution")
+        self._check_size(header, request.nbytes)
+        return header
+
+    def _check_identity(self, header: FrameHeader, identity: Identity) -> None:
+        # A persisted frame may be resent by a later incarnation of the same worker.
+        made_later = (header.incarnation or 0) > identity.incarnation
+        if header.worker_id != identity.worker_id or made_later:
+            raise Forbidden(
+                f"the frame was made by worker_id={header.worker_id!r} incarnation="
+                f"{header.incarnation}, the sender is {identity.worker_id!r} incarnation="
+                f"{identity.incarnation}; a worker sends its own contributions only"
+            )
+        self._registry.check_run_id(header.run_id)
+
+    def _check_manifest(self, header: FrameHeader) -> None:
+        right = self._manifests.of_round(header.round)
+        if header.manifest_sha256 != right.sha256:
+            raise ManifestMismatch(
+                f"manifest_sha256={header.manifest_sha256!r} of the contribution to round "
+                f"{header.round} is not {right.sha256!r}, which that round is under (version "
+                f"{right.version}); fetch /info again and train the round under it"
+            )
+
+    def _check_round(self, header: FrameHeader) -> None:
+        latest = self._rounds.latest
+        current = self._weights.current
+        if latest is None or header.round > latest.record.round or header.round < 1:
+            newest = 0 if latest is None else latest.record.round
+            raise WrongRound(
+                f"round={header.round} is not open; the latest round is {newest}; "
+                f"ask for an assignment"
+            )
+        if header.round < latest.record.round or latest.record.state in (
+            RoundState.FROZEN,
+            RoundState.PUBLISHED,
+        ):
+            raise StaleContribution(
+                f"round={header.round} closed without this contribution; its rows are open "
+                f"again; continue from version {current.version}"
+            )
+        if latest.record.state is not RoundState.OPEN:
+            raise WrongRound(
+                f"round={header.round} is planned but not open yet; wait for version "
+                f"{header.round - 1}"
+            )
+        if header.base_digest != current.digests.published.root:
+            raise WrongBase(
+                f"the contribution starts from weights {header.base_digest}, the published "
+                f"version {current.version} is {current.digests.published.root}; "
+                f"download it and train again"
+            )
+
+    def _check_rows(self, header: FrameHeader) -> None:
+        latest = self._rounds.latest
+        assert latest is not None and header.worker_id is not None
+        leased = latest.ranges(header.worker_id)
+        leases.check_named(header, leased)
+        rows = sum(lease.stop - lease.start for lease in leased)
+        weighting = self._manifests.of_round(header.round).manifest.weighting
+        weight = 1 if weighting == "equal" else header.tokens
+        if header.rows != rows or header.tokens != rows * self._block or header.weight != weight:
+            raise ContributionError(
+                f"rows={header.rows} tokens={header.tokens} weight={header.weight} do not fit "
+                f"the lease, which counts rows={rows} tokens={rows * self._block} weight={weight}"
+            )
+
+    def _check_size(self, header: FrameHeader, nbytes: int) -> None:
+        exact = frame.frame_bytes(header)
+        if nbytes > exact:
+            raise FrameTooLarge(
+                f"nbytes={nbytes} announced where this run's frame has exactly {exact}"
+            )
+        if nbytes != exact:
+            raise FrameError(
+                f"nbytes={nbytes} announced where this run's frame has exactly {exact}"
+            )

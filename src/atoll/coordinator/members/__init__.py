@@ -1,0 +1,1 @@
+"""Who takes part: registration, signs of life, generations, the operator's commands."""

@@ -1,0 +1,121 @@
+"""How workers come, stay and go: registering, signs of life, presence streams, kicks.
+
+Owns the order in which registry, heartbeats, presence and control hear of it. Who is dead is
+decided by liveness, which rounds wait for whom by rounds.
+"""
+
+import logging
+from collections.abc import Callable
+
+from atoll.clock import Clock
+from atoll.coordinator.members import agreement
+from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.dialback import DIALLING, Dialback
+from atoll.coordinator.members.heartbeats import Heartbeats
+from atoll.coordinator.members.presence import Presence, Stream
+from atoll.coordinator.members.workers import Registry
+from atoll.errors import AtollError
+from atoll.layout import Layout
+from atoll.ledger.records import GenerationRecord, WorkerRecord
+from atoll.protocol.messages import HeartbeatReply, HeartbeatRequest, Identity, RegisterRequest
+from atoll.versions.manifests import Manifests, Recorded
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """What a worker's standing in the run becomes by a message. Thread-safe."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        heartbeats: Heartbeats,
+        presence: Presence,
+        control: Control,
+        dialback: Dialback,
+        *,
+        clock: Clock,
+        manifests: Manifests,
+        layout: Layout,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._registry = registry
+        self._heartbeats = heartbeats
+        self._presence = presence
+        self._control = control
+        self._dialback = dialback
+        self._clock = clock
+        self._manifests = manifests
+        self._layout = layout
+        self._changed = on_change
+
+    def enter(self, identity: Identity) -> GenerationRecord:
+        """Who speaks, in which life and generation; refused before anything else is looked at.
+
+        A message belongs to the generation in which it began: what takes long is not asked again.
+        """
+        self._registry.check(identity)
+        return self._registry.generations.check(identity.generation)
+
+    def register(self, request: RegisterRequest, in_force: Recorded, *, peer: str) -> WorkerRecord:
+        """Takes a worker in, if it agrees with the manifest in force; a new generation."""
+        self._control.check(request.worker_id)
+        agreement.check(request, in_force, self._manifests, layout=self._layout)
+        if in_force.manifest.strategy in DIALLING:
+            self._dialback.check(request.worker_id, request.ip_address or peer, request.port)
+        record = self._registry.register(
+            request, peer=peer, check=lambda: self._control.check(request.worker_id)
+        )
+        # A stream of an earlier life says nothing about this one.
+        self._presence.forget(request.worker_id, record.incarnation - 1)
+        return record
+
+    def deregister(self, identity: Identity) -> None:
+        """Lets a worker go; the round no longer waits for it."""
+        self.enter(identity)
+        self._registry.deregister(identity)
+        self._presence.forget(identity.worker_id, identity.incarnation)
+        log.info("worker left", extra={"worker": identity.worker_id})
+        self._changed()
+
+    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """A sign of life, what the worker tells about itself, and which command it knows."""
+        generation = self.enter(request.identity)
+        self._heartbeats.hear(request.identity.worker_id, request.telemetry)
+        self._control.acknowledge(request.identity.worker_id, request.acknowledged)
+        return HeartbeatReply(generation=generation.number, command=self._control.command)
+
+    def attend(self, identity: Identity, *, close: Callable[[], None]) -> Stream:
+        """A presence stream begins; `close` ends it from this side, from any thread."""
+        self.enter(identity)
+        self._heartbeats.hear(identity.worker_id)
+        stream = self._presence.open(identity.worker_id, identity.incarnation, close)
+        try:
+            # That life may have ended in between; its stream would hide the end of the next.
+            self._registry.check(identity)
+        except AtollError:
+            self._presence.forget(identity.worker_id, identity.incarnation)
+            raise
+        return stream
+
+    def absent(self, stream: Stream) -> None:
+        """A presence stream ended; harmless when repeated."""
+        if self._presence.lose(stream):
+            log.info("presence lost", extra={"worker": stream.worker_id})
+            self._changed()
+
+    def kick(self, worker_id: str) -> None:
+        """Takes a worker out at once and keeps it out."""
+        self._registry.must_know(worker_id)
+        # Kept out first: it must not slip in again in between.
+        self._control.kick(worker_id, wall=self._clock.wall())
+        incarnation = self._registry.remove(worker_id)
+        self._presence.forget(worker_id, incarnation)
+        log.info("operator took a worker out", extra={"worker": worker_id})
+        self._changed()
+
+    def finish_kicks(self) -> None:
+        """Takes out who was to be kept out when an earlier life ended between the two."""
+        for worker_id in self._control.kicked:
+            if any(worker.worker_id == worker_id for worker in self._registry.active()):
+                self._registry.remove(worker_id)

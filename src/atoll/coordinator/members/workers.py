@@ -1,0 +1,227 @@
+"""Workers: who is in, in which incarnation, with which key.
+
+Owns registration and the identity check of every mutating message. Knows nothing of rounds.
+"""
+
+import hashlib
+import hmac
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from atoll.clock import Clock
+from atoll.coordinator.members.generations import Generations
+from atoll.coordinator.members.heartbeats import Heartbeats
+from atoll.errors import (
+    Evicted,
+    Fenced,
+    ManifestMismatch,
+    TooManyWorkers,
+    UnknownWorker,
+    WorkerTaken,
+)
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import WorkerRecord
+from atoll.protocol.messages import Identity, RegisterRequest
+
+# Every name costs memory, a row and a line of /workers for as long as the run lasts.
+MAX_NAMES = 10_000
+
+
+def key_hash(island_key: str) -> str:
+    """What is stored of an island key: 256 random bits need no salt."""
+    return hashlib.sha256(island_key.encode()).hexdigest()
+
+
+class Registry:
+    """The durable list of workers with a copy in memory. Thread-safe."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        heartbeats: Heartbeats,
+        clock: Clock,
+        *,
+        run_id: str,
+        manifest: Callable[[], str],
+    ) -> None:
+        self._ledger = ledger
+        self._heartbeats = heartbeats
+        self._clock = clock
+        self._run_id = run_id
+        self._manifest = manifest  # hash of the one in force
+        self._lock = threading.Lock()
+        self._workers = {w.worker_id: w for w in ledger.workers()}
+        self.generations = Generations(ledger)
+        self._hostnames: dict[str, str] = {}
+        self._evictions: dict[str, str] = {}  # why, of those that have not come back
+        for worker in self._workers.values():
+            # After a restart every registered worker gets a full timeout to be heard again.
+            if worker.active:
+                heartbeats.hear(worker.worker_id)
+
+    def check_run(self, run_id: str, manifest_sha256: str) -> None:
+        """Refuses a message made for another run or under another manifest."""
+        self.check_run_id(run_id)
+        right = self._manifest()
+        if manifest_sha256 != right:
+            raise ManifestMismatch(
+                f"manifest_sha256={manifest_sha256!r} is not the run's {right!r}, which is in "
+                f"force now; fetch /info again and adopt it"
+            )
+
+    def check_run_id(self, run_id: str) -> None:
+        """Refuses what was made for another run."""
+        if run_id != self._run_id:
+            raise ManifestMismatch(
+                f"run_id={run_id!r} is not this coordinator's run {self._run_id!r}; "
+                f"fetch /info again or use another URL"
+            )
+
+    def register(
+        self,
+        request: RegisterRequest,
+        *,
+        peer: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> WorkerRecord:
+        """A new incarnation; the same key takes over at once, another one waits for silence.
+
+        `peer` is where the request came from: the address of a worker that advertises none.
+        `check` refuses by raising; nobody is removed between it and the registration.
+        """
+        self.check_run(request.run_id, request.manifest_sha256)
+        hashed = key_hash(request.island_key)
+        with self._lock:
+            check()
+            known = self._workers.get(request.worker_id)
+            if known is None and len(self._workers) >= MAX_NAMES:
+                raise TooManyWorkers(
+                    f"worker_id={request.worker_id!r} would be the run's name number "
+                    f"{len(self._workers) + 1}; it takes {MAX_NAMES}; join with --worker-id and a "
+                    f"name that `atoll workers` shows as left or evicted"
+                )
+            if known is not None and known.active and not _same(known.key_sha256, hashed):
+                silent = self._heartbeats.seconds_since(request.worker_id)
+                if request.worker_id in self._heartbeats.live([request.worker_id]):
+                    raise WorkerTaken(
+                        f"worker_id={request.worker_id!r} is held by a live process heard "
+                        f"{silent:.1f} s ago under another island key; choose another --worker-id "
+                        f"or stop that process"
+                    )
+            record = self._ledger.register(
+                request.worker_id,
+                hashed,
+                wall=self._clock.wall(),
+                ip_address=request.ip_address or peer,
+                port=request.port,
+            )
+            self.generations.refresh()
+            self._workers[request.worker_id] = record
+            self._evictions.pop(request.worker_id, None)
+            self._hostnames[request.worker_id] = request.hostname
+            self._heartbeats.hear(request.worker_id)
+            return record
+
+    def deregister(self, identity: Identity) -> None:
+        """The worker leaves for good; its rows reopen when the round closes."""
+        with self._lock:
+            self._remove(self.check(identity))
+
+    def evict(self, worker_id: str, incarnation: int, *, reason: str) -> bool:
+        """Takes a worker for dead; False when that life of it is over already."""
+        with self._lock:
+            known = self._workers.get(worker_id)
+            if known is None or not known.active or known.incarnation != incarnation:
+                return False
+            self._remove(known)
+            self._evictions[worker_id] = reason
+            return True
+
+    def _remove(self, known: WorkerRecord) -> None:
+        wall = self._clock.wall()
+        self._ledger.deregister(known.worker_id, known.incarnation, wall=wall)
+        self.generations.refresh()
+        self._workers[known.worker_id] = replace(known, active=False)
+        self._heartbeats.forget(known.worker_id)
+
+    def eviction(self, worker_id: str) -> str | None:
+        """Why the worker was taken for dead, if it was and has not come back."""
+        with self._lock:
+            return self._evictions.get(worker_id)
+
+    def must_know(self, worker_id: str) -> WorkerRecord:
+        """The record of a worker that registered once, or UnknownWorker."""
+        with self._lock:
+            known = self._workers.get(worker_id)
+        if known is None:
+            raise UnknownWorker(
+                f"worker_id={worker_id!r} has never registered in run {self._run_id!r}; "
+                f"`atoll workers` lists those that have"
+            )
+        return known
+
+    def remove(self, worker_id: str) -> int:
+        """Takes a worker out without its asking; which life that ended.
+
+        UnknownWorker when there is no such one.
+        """
+        self.must_know(worker_id)
+        with self._lock:
+            known = self._workers[worker_id]
+            if known.active:
+                self._remove(known)
+            return known.incarnation
+
+    def check(self, identity: Identity) -> WorkerRecord:
+        """The record of who speaks, or why they may not."""
+        self.check_run(identity.run_id, identity.manifest_sha256)
+        # Without the lock, which a registration holds for a whole transaction: every message of
+        # every worker comes here. In this order: a worker that comes back is active before its
+        # eviction is forgotten.
+        evicted = self._evictions.get(identity.worker_id)
+        known = self._workers.get(identity.worker_id)
+        if known is None or not (known.active or evicted):
+            raise UnknownWorker(
+                f"worker_id={identity.worker_id!r} is not registered in run {self._run_id!r}; "
+                f"register first"
+            )
+        if not _same(known.key_sha256, key_hash(identity.island_key)):
+            raise Fenced(
+                f"worker_id={identity.worker_id!r} belongs to another island key now; "
+                f"this process must stop"
+            )
+        if identity.incarnation != known.incarnation:
+            raise Fenced(
+                f"incarnation={identity.incarnation} of worker_id={identity.worker_id!r} was "
+                f"followed by {known.incarnation}; this process must stop"
+            )
+        if evicted:
+            raise Evicted(
+                f"worker_id={identity.worker_id!r} was taken for dead, since {evicted}; register "
+                f"again and repeat the message, the work done so far still counts"
+            )
+        return known
+
+    def active(self) -> list[WorkerRecord]:
+        """Registered workers, in worker_id order."""
+        with self._lock:
+            return [self._workers[w] for w in sorted(self._workers) if self._workers[w].active]
+
+    def known(self) -> list[WorkerRecord]:
+        """Every worker that ever registered, in worker_id order."""
+        with self._lock:
+            return [self._workers[w] for w in sorted(self._workers)]
+
+    def live(self) -> frozenset[str]:
+        """Registered workers that are heard from."""
+        return self._heartbeats.live(w.worker_id for w in self.active())
+
+    def hostname(self, worker_id: str) -> str:
+        """The name the worker's machine gave."""
+        with self._lock:
+            return self._hostnames.get(worker_id, "")
+
+
+def _same(left: str, right: str) -> bool:
+    return hmac.compare_digest(left.encode(), right.encode())

@@ -1,0 +1,1 @@
+"""How messages reach the coordinator: HTTP for control, gRPC for frames."""

@@ -1,0 +1,106 @@
+"""What every HTTP request meets first: who may speak, how much, and what an accident looks like.
+
+Runs before routing and before any byte of a body is read, so a new route is closed until its path
+is named here. Which role a route needs beyond a known token is the route's own matter.
+"""
+
+import logging
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atoll.coordinator.planes.access import Access
+from atoll.errors import AtollError, FrameTooLarge, StaleGeneration
+from atoll.protocol.messages import ErrorReply
+from atoll.wire import statuses
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health"})
+MAX_BODY_BYTES = 1 << 20
+_MAX_DIGITS = 10  # of a Content-Length; longer ones need not be read to be too large
+
+
+class Gate:
+    """Refuses strangers and unbounded bodies; answers for exceptions that nobody expected."""
+
+    def __init__(
+        self, app: ASGIApp, *, access: Access, count: Callable[[AtollError], None]
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                self._access.role(headers.get("authorization"))
+            _check_size(headers)
+        except AtollError as error:
+            self._count(error)
+            # Kept open, the connection would have to read the rest of the body to throw it away.
+            await reply(error, close=True)(scope, receive, send)
+            return
+        await self._guarded(scope, receive, send)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            log.exception(
+                "a request met an unexpected error",
+                extra={"method": scope["method"], "path": scope["path"]},
+            )
+            if started:
+                raise  # the server breaks the connection off, so that half an answer is no answer
+            await _accident()(scope, receive, send)
+
+
+def reply(error: AtollError, *, code: int | None = None, close: bool = False) -> JSONResponse:
+    """The one shape of a refusal; `code` replaces the table's status."""
+    found = statuses.http(error) if code is None else code
+    headers = {"WWW-Authenticate": 'Bearer realm="atoll"'} if found == 401 else {}
+    if close:
+        headers["Connection"] = "close"
+    body = ErrorReply(
+        code=error.code,
+        message=statuses.sentence(error),
+        retry=error.retry,
+        generation=error.present if isinstance(error, StaleGeneration) else None,
+    )
+    return JSONResponse(body.model_dump(exclude_none=True), status_code=found, headers=headers)
+
+
+def _accident() -> JSONResponse:
+    body = ErrorReply(code=statuses.INTERNAL, message=statuses.ACCIDENT, retry=True)
+    return JSONResponse(body.model_dump(exclude_none=True), status_code=500)
+
+
+def _check_size(headers: Headers) -> None:
+    declared = headers.get("content-length", "0")
+    fits = (
+        "transfer-encoding" not in headers
+        and declared.isascii()
+        and declared.isdigit()
+        and len(declared) <= _MAX_DIGITS
+        and int(declared) <= MAX_BODY_BYTES
+    )
+    if not fits:
+        raise FrameTooLarge(
+            f"Content-Length={declared[:32]!r} with Transfer-Encoding="
+            f"{headers.get('transfer-encoding', '')[:32]!r}: a body says its size, which is at "
+            f"most {MAX_BODY_BYTES} bytes, and comes whole; larger ones go through the data plane"
+        )

@@ -1,0 +1,126 @@
+"""How a round is closed: freeze, outer step, record, publish, snapshot.
+
+Owns the order of these steps. When a round is due is decided by rounds, what the weights become by
+versions. A round that froze and was not published, by a crash or a full disk, is computed again.
+"""
+
+import logging
+from collections.abc import Callable
+
+from atoll.clock import Clock
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.coordinator.rounds.snapshots import Snapshots
+from atoll.ledger import chain
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import Published, RunRecord
+from atoll.versions.manifests import Manifests
+
+log = logging.getLogger(__name__)
+
+
+class Closing:
+    """Closes one round after the other; `close_due` belongs to one thread."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        rounds: Rounds,
+        weights: RunWeights,
+        *,
+        run: RunRecord,
+        manifests: Manifests,
+        end_uploads: Callable[[], None],
+        snapshots: Snapshots,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._rounds = rounds
+        self._weights = weights
+        self._run = run
+        self._manifests = manifests
+        self._end_uploads = end_uploads
+        self._snapshots = snapshots
+        self._changed = on_change
+
+    def is_due(self) -> bool:
+        """Whether a round is due or being computed."""
+        return self._frozen_round() is not None or self._rounds.is_due()
+
+    def close_due(self) -> bool:
+        """Closes the round that is frozen or due; whether there was one.
+
+        StorageFull when there is no room to record it: it stays frozen and can be closed again.
+        After any other error, the weights in memory may be torn.
+        """
+        frozen = self._frozen_round()
+        if frozen is None:
+            if not self._rounds.is_due():
+                return False
+            frozen = self._freeze()
+        self._close(frozen)
+        return True
+
+    def _frozen_round(self) -> int | None:
+        frozen = self._rounds.frozen
+        return frozen if frozen == self._weights.current.version + 1 else None
+
+    def _freeze(self) -> int:
+        latest = self._rounds.latest
+        assert latest is not None
+        frozen = latest.record.round
+        self._rounds.freeze()
+        self._end_uploads()
+        log.info("round frozen", extra={"round": frozen})
+        self._changed()  # islands may read the rows of the next round meanwhile
+        return frozen
+
+    def _close(self, round_number: int) -> None:
+        began = self._clock.now()
+        contributions = self._ledger.contributions(round_number)
+        digests = self._weights.compute(round_number, contributions)
+        computed = self._clock.now()
+        prev_hash = self._chain_head(round_number)
+        published = Published(
+            prev_hash=prev_hash,
+            hash=chain.round_hash(
+                prev_hash=prev_hash,
+                round_number=round_number,
+                manifest_sha256=self._manifests.of_round(round_number).sha256,
+                contributions=contributions,
+                master_digest=digests.master.root,
+                published_digest=digests.published.root,
+            ),
+            master_digest=digests.master.root,
+            published_digest=digests.published.root,
+            leaves=digests.master.leaves,
+            published_leaves=(
+                None if digests.published is digests.master else digests.published.leaves
+            ),
+            published_wall=self._clock.wall(),
+        )
+        self._ledger.publish(round_number, published)
+        self._weights.publish(round_number, digests)
+        self._rounds.refresh()
+        log.info(
+            "round closed",
+            extra={
+                "round": round_number,
+                "accepted": len(contributions),
+                "digest": digests.master.root,
+                "compute_seconds": round(computed - began, 4),
+                "record_seconds": round(self._clock.now() - computed, 4),
+            },
+        )
+        self._changed()
+        self._snapshots.published(round_number, is_last=self._rounds.is_finished())
+
+    def _chain_head(self, round_number: int) -> str:
+        if round_number == 1:
+            first = self._manifests.first.sha256
+            return chain.genesis_hash(self._run.run_id, first, self._run.initial_sha256)
+        [before] = self._ledger.rounds(first=round_number - 1, last=round_number - 1)
+        assert before.hash is not None
+        return before.hash

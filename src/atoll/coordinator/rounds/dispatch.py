@@ -1,0 +1,159 @@
+"""Which rows of which datasets are issued next: the plan of a round out of what the ledger says.
+
+Owns the datasets of the run and the way from the pure plan to leases. The leases are the truth:
+nothing about rows is kept in memory, so a restart has nothing to lose.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from atoll.data import parts
+from atoll.data import plan as plans
+from atoll.data.parts import Part
+from atoll.data.plan import Plan, Range, Source
+from atoll.errors import StateDamaged
+from atoll.ledger import units
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import DatasetRecord, LeaseRecord, QueueRecord, RoundPlan
+from atoll.protocol.manifest import Manifest
+from atoll.versions.manifests import Recorded
+
+log = logging.getLogger(__name__)
+
+
+def check(manifest: Manifest) -> None:
+    """ConfigError for a manifest whose rounds cannot be dispatched."""
+    found = [
+        Source(part.dataset_id, part.length, part.weight, cursor=0)
+        for part in parts.parts_of(manifest.data.identity)
+    ]
+    plans.check_epochs(found, rows_each=manifest.rows_per_round)
+
+
+class Dispatch:
+    """The run's datasets and what is issued of them; under the lock of `Rounds`."""
+
+    def __init__(self, ledger: Ledger, manifest: Manifest) -> None:
+        self._ledger = ledger
+        self._seed = manifest.seed
+        self.parts = add_datasets(ledger, manifest)
+        found = ledger.queues()
+        # How each is cut never changes; their bitmaps do, and stay in the ledger.
+        self._queues = {q.name: replace(q, issued=b"", done=b"") for q in found.sound}
+        self.refused = tuple(entry.name for entry in found.damaged)
+        for entry in found.damaged:
+            log.error(
+                "a queue entry is refused; its rows are served from the leases",
+                extra={"queue": entry.name, "reason": entry.reason},
+            )
+
+    def plan(
+        self, round_number: int, workers: Sequence[str], recorded: Recorded, *, cursor: int
+    ) -> RoundPlan:
+        """The leases of a round; `cursor` is what the round before them recorded."""
+        reopened = {_range(lease): lease for lease in self._ledger.reopened()}
+        sources = self._sources(cursor)
+        planned = plans.plan(
+            workers,
+            rows_each=recorded.manifest.rows_per_round,
+            sources=sources,
+            reopened=list(reopened),
+        )
+        leases = [
+            self._lease(round_number, worker, span, recorded.manifest, planned, reopened)
+            for worker, spans in sorted(planned.ranges.items())
+            for span in spans
+        ]
+        # What is left of a reopened lease that was needed only in part stays reopened.
+        left = [
+            replace(
+                (whole := reopened[planned.taken[-1]]),
+                start=span.start,
+                unit=self._queue(whole.dataset_id, span.start, recorded.manifest).cut.unit(
+                    span.start
+                ),
+            )
+            for span in planned.left
+        ]
+        return RoundPlan(
+            round=round_number,
+            manifest_sha256=recorded.sha256,
+            cursor=sum(planned.cursors.values()),
+            leases=tuple(leases),
+            taken=tuple(reopened[span] for span in planned.taken),
+            left=tuple(left),
+            queues=tuple(self._queues[name] for name in sorted({x.queue for x in leases})),
+        )
+
+    def _sources(self, cursor: int) -> list[Source]:
+        issued = self._ledger.cursors()
+        sources = [
+            Source(part.dataset_id, part.length, part.weight, issued.get(part.dataset_id, 0))
+            for part in self.parts
+        ]
+        found = sum(source.cursor for source in sources)
+        if found != cursor:
+            # Rows would be issued a second time, or never.
+            raise StateDamaged(
+                f"leases reach row {found} of the run and the newest round records cursor="
+                f"{cursor}; they are written together; run `atoll audit` on the state directory"
+            )
+        return sources
+
+    def _lease(
+        self,
+        round_number: int,
+        worker_id: str,
+        span: Range,
+        manifest: Manifest,
+        planned: Plan,
+        reopened: dict[Range, LeaseRecord],
+    ) -> LeaseRecord:
+        queue = self._queue(span.dataset_id, span.start, manifest)
+        return LeaseRecord(
+            round_number,
+            worker_id,
+            span.start,
+            span.stop,
+            dataset_id=span.dataset_id,
+            shuffle_seed=self._seed,
+            epoch=queue.epoch,
+            unit=queue.cut.unit(span.start),
+            lease_epoch=1 + _issued_before(span, planned, reopened),
+        )
+
+    def _queue(self, dataset_id: str, position: int, manifest: Manifest) -> QueueRecord:
+        """The queue that `position` lies in, as it was made or as it would be made now."""
+        part = next(p for p in self.parts if p.dataset_id == dataset_id)
+        epoch = position // part.length if part.length else 0
+        made = queue_of(part, self._seed, epoch, manifest)
+        return self._queues.setdefault(made.name, made)
+
+
+def add_datasets(ledger: Ledger, manifest: Manifest) -> tuple[Part, ...]:
+    """Records the datasets of a run that the ledger does not hold yet; returns all of them."""
+    found = parts.parts_of(manifest.data.identity)
+    ledger.add_datasets([DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in found])
+    return found
+
+
+def queue_of(part: Part, shuffle_seed: int, epoch: int, manifest: Manifest) -> QueueRecord:
+    """The queue of an epoch as it is made under `manifest`, without its bitmaps."""
+    if part.length:
+        cut = units.units_of(part.length, manifest.work.units)
+        return QueueRecord(part.dataset_id, shuffle_seed, epoch, part.length, cut)
+    rows = manifest.work.stream_unit_rows
+    return QueueRecord(part.dataset_id, shuffle_seed, 0, 0, units=0, unit_rows=rows)
+
+
+def _range(lease: LeaseRecord) -> Range:
+    return Range(lease.start, lease.stop, lease.dataset_id)
+
+
+def _issued_before(span: Range, planned: Plan, reopened: dict[Range, LeaseRecord]) -> int:
+    """The lease epoch that these rows had; 0 for fresh ones."""
+    for taken in planned.taken:
+        if taken.dataset_id == span.dataset_id and taken.start <= span.start < taken.stop:
+            return reopened[taken].lease_epoch
+    return 0

@@ -1,0 +1,80 @@
+"""When a snapshot is written, and what is pruned after it.
+
+Owns the debt: a snapshot that found no room is written once there is some. What a snapshot
+consists of is decided by versions, what may be dropped by retention.
+"""
+
+import logging
+from collections.abc import Callable, Set
+
+from atoll.blobs.base import Blobs
+from atoll.coordinator.rounds.disk_space import DiskSpace
+from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.errors import StorageFull
+from atoll.ledger.base import Ledger
+from atoll.proof import retention
+from atoll.versions.manifests import Manifests
+
+log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Snapshots of the newest version; for the thread that closes rounds, or when none does."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        blobs: Blobs,
+        weights: RunWeights,
+        disk: DiskSpace,
+        *,
+        manifests: Manifests,
+        in_flight: Callable[[], Set[str]],
+    ) -> None:
+        self._ledger = ledger
+        self._blobs = blobs
+        self._weights = weights
+        self._disk = disk
+        self._manifests = manifests
+        self._in_flight = in_flight
+        self._is_owed = False
+
+    def published(self, version: int, *, is_last: bool) -> None:
+        """Writes a snapshot of a version that was just published, if one is due.
+
+        It is owed when there is no room for it: the round is published all the same.
+        """
+        storage = self._manifests.of_round(version).manifest.storage
+        if version % storage.snapshot_every == 0 or is_last:
+            self._is_owed = True
+            try:
+                self.catch_up()
+            except StorageFull as error:
+                self._disk.ran_out(error)
+
+    def catch_up(self) -> None:
+        """Writes the snapshot that is owed; before the next round is computed, while it can be.
+
+        StorageFull while there is no room; it is still owed then.
+        """
+        if not self._is_owed:
+            return
+        self._add()
+        storage = self._manifests.of_round(self._weights.current.version).manifest.storage
+        retention.prune(self._ledger, self._blobs, storage, in_flight=self._in_flight)
+        self._is_owed = False
+
+    def save(self) -> None:
+        """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
+        if not self._weights.is_settled:
+            return  # a round was computed and found no room to be recorded: the next start does it
+        try:
+            self._add()
+        except StorageFull as error:
+            log.warning("no room for a snapshot", extra={"reason": str(error)})
+
+    def _add(self) -> None:
+        version = self._weights.current.version
+        newest = self._ledger.snapshots()[-1:]
+        if version and not (newest and newest[0].version == version):
+            self._ledger.add_snapshot(self._weights.snapshot())

@@ -1,0 +1,139 @@
+"""Published frames on disk, ready to be streamed: a download never holds a whole payload in memory.
+
+Spool files can be computed again from the ledger, so they are neither synced nor kept over a
+restart. A file that is being read outlives its removal until the last reader closes it.
+"""
+
+import hashlib
+import os
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from atoll import files as filesystem
+from atoll.codecs.base import Codec
+from atoll.errors import StoreError
+from atoll.layout import Layout, Span, byte_view
+from atoll.wire import frame
+from atoll.wire.header import FrameHeader
+
+
+class SpooledFrame:
+    """One complete frame; positioned reads from any thread."""
+
+    def __init__(self, path: Path, fd: int, header: FrameHeader, nbytes: int) -> None:
+        self.path = path
+        self.header = header
+        self.nbytes = nbytes
+        self.tag = f"{header.kind}-{header.round}-{header.result_digest}"
+        self._fd = fd
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Up to `nbytes` from `offset`."""
+        return os.pread(self._fd, nbytes, offset)
+
+    def remove(self) -> None:
+        """Takes the file's name away; readers go on until they are done."""
+        self.path.unlink(missing_ok=True)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+@dataclass
+class FrameSpooler:
+    """Fills one spool file tile by tile, in any order and from any thread.
+
+    A context: when it is left without `finish`, the file is taken away again. By then no other
+    thread may write on: the descriptor may be somebody else's.
+    """
+
+    path: Path
+    layout: Layout
+    codec: Codec
+    header: FrameHeader  # result_digest is a stand-in of the right length until `finish`
+
+    def __post_init__(self) -> None:
+        self._payload_offset = len(frame.preamble(self.header, digest_checked=True))
+        with filesystem.naming("open", self.path):
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        # Room for all of it before the first byte: an outer step must not find out halfway.
+        nbytes = frame.frame_bytes(self.header)
+        try:
+            with filesystem.naming(f"reserve {nbytes} bytes for", self.path):
+                filesystem.SystemFiles().reserve(self._fd, nbytes)
+        except StoreError:
+            self._discard()
+            raise
+
+    def __enter__(self) -> "FrameSpooler":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._discard()
+
+    def __call__(self, span: Span, payload: Tensor) -> None:
+        offset, nbytes = frame.locate(self._payload_offset, self.codec, span)
+        assert payload.numel() == nbytes, (payload.numel(), nbytes)
+        self._write(byte_view(payload), offset)
+
+    def finish(self, *, result_digest: str) -> SpooledFrame:
+        """Writes the preamble and the trailer; the frame is complete."""
+        header = replace(self.header, result_digest=result_digest)
+        preamble = frame.preamble(header, digest_checked=True)
+        assert len(preamble) == self._payload_offset, (len(preamble), self._payload_offset)
+        nbytes = frame.frame_bytes(header)
+        self._write(memoryview(preamble), 0)
+        trailer = hashlib.sha256(preamble).digest()
+        self._write(memoryview(trailer), nbytes - len(trailer))
+        fd, self._fd = self._fd, -1
+        return SpooledFrame(self.path, fd, header, nbytes)
+
+    def _write(self, data: memoryview, offset: int) -> None:
+        assert self._fd >= 0, "this spooler was left"
+        with filesystem.naming("write", self.path):
+            while data:
+                written = os.pwrite(self._fd, data, offset)
+                data, offset = data[written:], offset + written
+
+    def _discard(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            self.path.unlink(missing_ok=True)
+
+
+class Spool:
+    """The frames that islands may download now: at most one update and one whole-weights frame."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        for leftover in directory.iterdir():
+            leftover.unlink()
+        self._lock = threading.Lock()
+        self._frames: dict[str, SpooledFrame] = {}
+        self._serial = 0
+
+    def spooler(self, layout: Layout, codec: Codec, header: FrameHeader) -> FrameSpooler:
+        """A new file to fill."""
+        with self._lock:
+            self._serial += 1
+            path = self._directory / f"{header.kind}-{header.round}-{self._serial}.frame"
+        return FrameSpooler(path, layout, codec, header)
+
+    def put(self, spooled: SpooledFrame) -> None:
+        """Offers `spooled` in place of the earlier frame of its kind."""
+        with self._lock:
+            old = self._frames.get(spooled.header.kind)
+            self._frames[spooled.header.kind] = spooled
+        if old is not None:
+            old.remove()
+
+    def get(self, kind: str, *, version: int) -> SpooledFrame | None:
+        """The frame of `kind` if it gives `version`."""
+        with self._lock:
+            found = self._frames.get(kind)
+        return found if found is not None and found.header.round == version else None

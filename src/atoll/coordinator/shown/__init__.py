@@ -1,0 +1,1 @@
+"""What people see of a run: status, metrics, queues, samples, counts."""

@@ -1,1 +1,0 @@
-"""What the ledger stands for: weights restored, replayed, proven, exported and pruned."""

@@ -1,0 +1,1 @@
+"""How an island speaks with its coordinator."""

@@ -1,0 +1,131 @@
+"""FSDP2 inside an island: gradients summed into shards, shards to and from the flat weights.
+
+Loaded only for a model that `fully_shard` was applied to: importing FSDP2 takes most of a second.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from atoll.errors import ConfigError
+from atoll.island.ranks import buffers
+from atoll.island.ranks.batch_slice import BatchSlice
+from atoll.island.ranks.group import Group
+from atoll.layout import Layout, Span, TensorSpec
+
+
+def combine_by(share: BatchSlice, model: nn.Module) -> None:
+    """From now on the backward pass of `model` sums gradients, each weighed by its rows."""
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            raise ConfigError(
+                f"parameter {name!r} is outside what fully_shard was applied to, so its gradient "
+                f"would stay on one rank; apply fully_shard to the whole model too"
+            )
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            # The base class is not public; two methods are asked of it.
+            module.set_custom_reduce_scatter(cast(Any, _ReduceScatter(share)))
+
+
+def placed(value: Tensor, parameter: Tensor) -> Tensor:
+    """A shard of an optimizer's state as part of the whole; beside a plain parameter as it is."""
+    if not isinstance(parameter, DTensor):
+        return value
+    return DTensor.from_local(
+        value.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+class _ReduceScatter:
+    """FSDP2's reduce-scatter of partial sums."""
+
+    def __init__(self, share: BatchSlice) -> None:
+        self._share = share
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for FSDP2's own buffers."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """Sums every rank's part into the shard of each."""
+        self._share.scale(input_tensor)
+        return dist.reduce_scatter_single(
+            output=output_tensor, input=input_tensor, group=group, op=op, async_op=async_op
+        )
+
+
+class ShardedWeights:
+    """Each rank has its shards (FSDP2); the leader gathers the whole for a contribution.
+
+    One tensor at a time: a follower never holds more than the largest tensor beside its shards.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, group: Group) -> None:
+        self._model = model
+        self._layout = layout
+        self._group = group
+        self._gathered = layout.zeros() if group.is_leader else None
+
+    def write(self, span: Span, published: Tensor) -> None:
+        """Nothing yet: shards are set tensor by tensor, by all ranks together."""
+
+    def share(self, published: Tensor | None) -> None:
+        """Each rank takes its shards of the leader's tensors."""
+        with torch.no_grad():
+            for spec, parameter in self._sharded():
+                if published is None:
+                    whole = torch.empty(len(spec.span), dtype=torch.float32)
+                else:
+                    whole = published[spec.span.start : spec.span.stop]
+                self._group.broadcast(whole)
+                mesh, placements = parameter.device_mesh, parameter.placements
+                # Without a source rank nothing is sent: every rank has the whole tensor here.
+                shards = distribute_tensor(
+                    whole.view(spec.shape).to(parameter.device),
+                    mesh,
+                    placements,
+                    src_data_rank=None,
+                )
+                parameter.to_local().copy_(shards.to_local())
+        buffers.share(self._model, self._group)
+
+    def gather(self) -> None:
+        """All shards of a tensor at a time; only the leader keeps it."""
+        with torch.no_grad():
+            for spec, parameter in self._sharded():
+                whole = parameter.full_tensor()
+                if self._gathered is not None:
+                    self._gathered[spec.span.start : spec.span.stop].copy_(whole.flatten())
+
+    def read(self, span: Span) -> Tensor:
+        """A tile of what was gathered."""
+        assert self._gathered is not None, "only the leader reads"
+        return self._gathered[span.start : span.stop]
+
+    def _sharded(self) -> Iterator[tuple[TensorSpec, DTensor]]:
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a forward pass without backward leaves the root whole
+        parameters = dict(self._model.named_parameters())
+        for spec in self._layout.tensors:
+            yield spec, cast(DTensor, parameters[spec.name])

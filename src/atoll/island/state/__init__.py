@@ -1,0 +1,1 @@
+"""What an island holds: its weights, and what it keeps on disk to go on after a restart."""

@@ -1,0 +1,253 @@
+"""What makes a restarted island continue as if it had paused.
+
+Inner optimizer, random state and error-feedback residual, saved with every contribution: pending
+until its receipt, then the checkpoint. A refusal goes back to the last checkpoint.
+"""
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from atoll.codecs import feedback
+from atoll.codecs.base import Codec
+from atoll.island.state import optimizer_state
+from atoll.island.state.encoding import Feedback
+from atoll.island.state.store import FRAME_FILE, RESIDUAL_FILE, IslandStore, Saved, StoredFrame
+from atoll.layout import byte_view
+from atoll.protocol.messages import Info
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InnerState:
+    """What is saved of the optimizer and the random state."""
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of an island's inner state a rank has."""
+
+    rank: int = 0
+    ranks: int = 1
+    is_fsdp2: bool = False
+
+    @property
+    def is_leaders(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def stream(self) -> str:
+        """What tells this rank's random stream from the leader's."""
+        return "" if self.is_leaders else f"/{self.rank}"
+
+    def described(self) -> list[int]:
+        """As it stands beside a saved state: shards fit the same number of ranks only."""
+        return [self.rank, self.ranks, int(self.is_fsdp2)]
+
+
+WHOLE = Part()
+
+
+class Continuity:
+    """The inner state of one island and its copies on disk."""
+
+    def __init__(
+        self,
+        store: IslandStore,
+        info: Info,
+        *,
+        worker_id: str,
+        codec: Codec,
+        elements: int,
+        part: Part = WHOLE,
+    ) -> None:
+        self._store = store
+        self._info = info
+        self._worker_id = worker_id
+        self._codec = codec
+        self._elements = elements
+        self._part = part
+        self._optimizer: Optimizer | None = None
+        # bf16, what rounding lost of earlier contributions; and the one after the round under way
+        self._residual: Tensor | None = None
+        self._next_residual: Tensor | None = None
+
+    def start(self, optimizer: Optimizer | None) -> None:
+        """A newcomer's inner state: nothing learned, its own random stream."""
+        self._optimizer = optimizer
+        if optimizer is not None:
+            optimizer.state.clear()
+        if self._info.upload.error_feedback and self._part.is_leaders:
+            self._residual = feedback.new_residual(self._codec, self._elements)
+            self._next_residual = feedback.new_residual(self._codec, self._elements)
+        stream = f"{self._info.seed}/{self._worker_id}" + self._part.stream
+        seed = random.Random(stream).getrandbits(63)
+        torch.manual_seed(seed)
+
+    def adopt(self, info: Info, codec: Codec) -> None:
+        """Another manifest version from here on: what rounding lost is kept while it can be used.
+
+        A codec that drops nothing carries nothing, so its residual ends.
+        """
+        self._info, self._codec = info, codec
+        kept = self._residual
+        self._residual = self._next_residual = None
+        if info.upload.error_feedback and self._part.is_leaders and not codec.lossless:
+            self._residual = feedback.new_residual(codec, self._elements) if kept is None else kept
+            self._next_residual = feedback.new_residual(codec, self._elements)
+
+    def resume(self, *, version: int) -> Saved | None:
+        """Adopts an earlier life's checkpoint; returns a round that still waits for its receipt.
+
+        `version` is the coordinator's. State of another run, or of rounds that a coordinator
+        restored from an older copy has not come to, is of another history and is dropped.
+        """
+        saved, pending = self._store.checkpoint(), self._store.pending()
+        found = [s for s in (saved, pending) if s is not None]
+        if any(s.meta["run_id"] != self._info.run_id or s.round > version + 1 for s in found):
+            log.warning("the island's state belongs to another history and is dropped")
+            self.drop()
+            return None
+        if any(self._is_foreign(s) for s in found):
+            log.warning(
+                "the island had other ranks or another way of sharding; its inner state is dropped"
+            )
+            self.drop()
+            return None
+        if saved is not None:
+            self._adopt(saved)
+        return pending
+
+    def rounds(self) -> tuple[int | None, int | None]:
+        """Which rounds the checkpoint and the pending state are of."""
+        return self._store.rounds()
+
+    def fall_in(self, checkpoint: int | None, pending: int | None) -> bool:
+        """Brings a follower's state to the leader's rounds; False when it has other ones.
+
+        A follower saves before the leader sends and promotes after it, so what the leader has is
+        here too, at most one name behind.
+        """
+        if checkpoint is not None and self._store.rounds()[1] == checkpoint:
+            self._store.promote(checkpoint)
+        if pending is None:
+            self._store.discard_pending()
+        if self.rounds() != (checkpoint, pending):
+            return False
+        found = [s for s in (self._store.checkpoint(), self._store.pending()) if s is not None]
+        if any(s.meta["run_id"] != self._info.run_id or self._is_foreign(s) for s in found):
+            return False
+        # From here on as the leader's `resume` does.
+        if (saved := self._store.checkpoint()) is not None:
+            self._adopt(saved)
+        return True
+
+    def settle(self, round_number: int, *, accepted: bool) -> None:
+        """A follower does as the leader did with the round."""
+        if accepted:
+            self._store.promote(round_number)
+        else:
+            self.roll_back()
+
+    def settle_resent(self, *, accepted: bool) -> None:
+        """The same for a round of an earlier life."""
+        pending = self._store.pending()
+        if accepted and pending is not None:
+            self.adopt_pending(pending)
+        else:
+            self.roll_back()
+
+    def drop(self) -> None:
+        """Starts anew: what is on disk does not belong to this group and history."""
+        self._store.forget()
+        self.start(self._optimizer)
+
+    def _is_foreign(self, saved: Saved) -> bool:
+        return bool(saved.meta.get("part", WHOLE.described()) != self._part.described())
+
+    def begin(self, round_number: int) -> Path:
+        """Where the frame of a round and the state that goes with it are to be written."""
+        return self._store.begin(round_number)
+
+    def writing(self, path: Path) -> AbstractContextManager[BinaryIO]:
+        """The file that the frame goes to."""
+        return self._store.writing(path / FRAME_FILE)
+
+    def describe(self, preamble: bytes, sha256: str) -> dict[str, Any]:
+        """What is written beside a frame, so that another life can resend it."""
+        return {
+            "preamble": preamble.hex(),
+            "sha256": sha256,
+            "run_id": self._info.run_id,
+            "residual": self._residual is not None,
+        }
+
+    @contextmanager
+    def feedback(self, path: Path) -> Iterator[Feedback | None]:
+        """The residual before and after a round, the latter written beside its frame."""
+        if self._residual is None or self._next_residual is None:
+            yield None
+            return
+        with self._store.writing(path / RESIDUAL_FILE) as file:
+            yield Feedback(self._residual, self._next_residual, file.write)
+
+    def capture(self) -> InnerState:
+        """The inner state now, by reference: it must be saved before the next step."""
+        tensors = optimizer_state.random_state()
+        numbers: dict[str, Any] = {}
+        if self._optimizer is not None:
+            state, numbers = optimizer_state.flatten(self._optimizer)
+            tensors |= state
+        return InnerState(tensors, numbers)
+
+    def save(self, path: Path, frame: dict[str, Any], captured: InnerState) -> None:
+        """Makes frame, residual and inner state durable, still pending; from any thread."""
+        meta = {**frame, "numbers": captured.numbers, "part": self._part.described()}
+        self._store.complete(path, meta, captured.tensors)
+
+    def save_part(self, round_number: int) -> None:
+        """A follower's inner state, pending until the leader has the receipt."""
+        path = self.begin(round_number)
+        self.save(path, {"run_id": self._info.run_id}, self.capture())
+
+    def frame(self, round_number: int, described: dict[str, Any]) -> StoredFrame:
+        """The frame of a pending round."""
+        return self._store.frame(Saved(round_number, described, {}))
+
+    def promote(self, round_number: int) -> None:
+        """The receipt is here: pending becomes the checkpoint."""
+        self._residual, self._next_residual = self._next_residual, self._residual
+        self._store.promote(round_number)
+
+    def adopt_pending(self, pending: Saved) -> None:
+        """The receipt of an earlier life's round is here: its state is ours."""
+        self._adopt(pending)
+        self._store.promote(pending.round)
+
+    def roll_back(self) -> None:
+        """The round did not count: back to the last accepted one."""
+        self._store.discard_pending()
+        saved = self._store.checkpoint()
+        self.start(self._optimizer)
+        if saved is not None:
+            self._adopt(saved)
+
+    def _adopt(self, saved: Saved) -> None:
+        if self._optimizer is not None:
+            optimizer_state.restore(self._optimizer, saved.tensors, saved.meta["numbers"])
+        optimizer_state.set_random_state(saved.tensors)
+        # Saved under a manifest version without error feedback, it has none.
+        if self._residual is not None and saved.meta.get("residual", True):
+            self._store.read_raw(saved, RESIDUAL_FILE, byte_view(self._residual))

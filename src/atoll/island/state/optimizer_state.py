@@ -1,0 +1,77 @@
+"""An inner optimizer's state as named tensors and plain numbers, and back; of shards, this rank's.
+
+No pickle: tensors go to a safetensors file, everything else to JSON.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from atoll.errors import StoreError
+
+Plain = dict[str, Any]
+
+
+def flatten(optimizer: Optimizer) -> tuple[dict[str, Tensor], Plain]:
+    """Tensors named `optimizer/<parameter index>/<key>`, and the numbers beside them."""
+    state = optimizer.state_dict()["state"]
+    tensors: dict[str, Tensor] = {}
+    numbers: Plain = {}
+    for index, entries in state.items():
+        for key, value in entries.items():
+            name = f"optimizer/{index}/{key}"
+            if isinstance(value, Tensor):
+                tensors[name] = _own(value)
+            else:
+                numbers[name] = value
+    return tensors, numbers
+
+
+def restore(optimizer: Optimizer, tensors: dict[str, Tensor], numbers: Plain) -> None:
+    """Puts back what `flatten` gave; param groups (rates, decay) stay the optimizer's own."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **numbers}.items():
+        kind, _, rest = name.partition("/")
+        index, _, key = rest.partition("/")
+        if kind == "optimizer":
+            state.setdefault(int(index), {})[key] = value
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if any(index >= count for index in state):
+        raise StoreError(
+            f"the checkpoint holds optimizer state of parameter {max(state)} where the model has "
+            f"{count}; remove the island's state directory"
+        )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, entries in state.items():
+        for key, value in entries.items():
+            entries[key] = _placed(value, parameters[number])
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
+
+
+def _own(value: Tensor) -> Tensor:
+    local: Tensor = value.to_local().contiguous() if hasattr(value, "to_local") else value
+    return local
+
+
+def _placed(value: Any, parameter: Tensor) -> Any:
+    """A shard's state as part of the whole; what is no shard (a count of steps) as it is."""
+    if not hasattr(parameter, "device_mesh") or not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    from atoll.island.ranks import fsdp2
+
+    return fsdp2.placed(value, parameter)
+
+
+def random_state() -> dict[str, Tensor]:
+    """torch's CPU random state, as a tensor of bytes."""
+    return {"random/torch": torch.get_rng_state()}
+
+
+def set_random_state(tensors: dict[str, Tensor]) -> None:
+    """Puts back what `random_state` gave."""
+    if "random/torch" in tensors:
+        torch.set_rng_state(tensors["random/torch"])

@@ -1,0 +1,302 @@
+"""What an island keeps on its own disk: who it is, what it sent, and where its training stands.
+
+    identity.json            worker_id and island key
+    checkpoint-N/            inner state after accepted round N (at most one, the newest)
+    pending-N/               the same for a round whose receipt is not here yet, with its frame
+    spare-*                  large files that are done with, to be written over by the next round
+    rank-R/                  the same for a follower of a torchrun group: its inner state, no frame
+
+A directory counts once `complete.json` is in it, which is written last. A receipt promotes the
+pending directory to the checkpoint by one rename; a refusal removes it. The coordinator's ledger
+is the truth: losing this directory costs repeated work, never the run.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from atoll import files as filesystem
+from atoll.errors import StateHeld, StoreError
+from atoll.files import SystemFiles
+
+MAX_JSON_BYTES = 8 << 20
+SPARE = "spare-"
+FRAME_FILE, RESIDUAL_FILE, STATE_FILE = "frame", "residual", "state.safetensors"
+
+
+@dataclass(frozen=True)
+class IslandIdentity:
+    """Who this island is to the coordinator, over restarts."""
+
+    worker_id: str
+    island_key: str
+
+
+class StoredFrame:
+    """A frame file in a pending directory; fulfils `link.FrameSource`."""
+
+    def __init__(self, path: Path, *, preamble: bytes, sha256: str) -> None:
+        self.preamble = preamble
+        self.sha256 = sha256
+        self.nbytes = path.stat().st_size
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Up to `nbytes` from `offset`."""
+        return os.pread(self._fd, nbytes, offset)
+
+    def close(self) -> None:
+        """Closes the file; safe to repeat."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint or pending directory."""
+
+    round: int
+    meta: dict[str, Any]
+    tensors: dict[str, Tensor]
+    path: Path | None = None
+
+
+class IslandStore:
+    """One island's directory, held by one process."""
+
+    def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
+        self._has_frames = has_frames  # False: a follower's, which keeps inner state alone
+        filesystem.make_directories(SystemFiles(), directory.absolute())
+        self.directory = directory
+        try:
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            raise StoreError(
+                f"island directory {str(directory)!r} cannot be used ({exc.strerror}); it must be "
+                f"a directory that can be written to, so choose another --state"
+            ) from exc
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            os.close(self._lock)
+            raise StateHeld(
+                f"island directory {str(directory)!r} is held by another process; "
+                f"give this island another --state directory"
+            ) from exc
+        self._remove_unfinished()
+
+    def close(self) -> None:
+        """Lets the directory go."""
+        os.close(self._lock)
+
+    def identity(self) -> IslandIdentity | None:
+        """Who this directory belongs to, if it was used before."""
+        path = self.directory / "identity.json"
+        if not path.exists():
+            return None
+        kept = _read_json(path)
+        return IslandIdentity(str(kept["worker_id"]), str(kept["island_key"]))
+
+    def set_identity(self, identity: IslandIdentity) -> None:
+        """Remembers who this island is."""
+        _write_durable(
+            self.directory / "identity.json",
+            json.dumps({"worker_id": identity.worker_id, "island_key": identity.island_key}),
+        )
+
+    # Pending and checkpoint directories
+
+    def begin(self, round_number: int) -> Path:
+        """An empty directory for what is about to be sent; earlier pending ones are dropped."""
+        self.discard_pending()
+        path = self.directory / f"pending-{round_number}"
+        path.mkdir()
+        for spare in self.directory.glob(f"{SPARE}*"):
+            os.replace(spare, path / spare.name.removeprefix(SPARE))
+        return path
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[BinaryIO]:
+        """A file of a pending directory, to be written from its start to its new end.
+
+        A spare one is written over: its pages and blocks are there already, which costs half.
+        """
+        with (
+            _naming(path),
+            os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file,
+        ):
+            yield file
+            file.truncate()
+
+    def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Writes the inner state and makes the whole directory durable."""
+        with _naming(path):
+            save_file(dict(tensors), str(path / STATE_FILE))
+        for file in path.iterdir():
+            _sync(file)
+        # The names before the one that vouches for them.
+        _sync(path)
+        _write_durable(path / "complete.json", json.dumps(dict(meta)))
+        _sync(self.directory)
+
+    def pending(self) -> Saved | None:
+        """What was complete but has no receipt yet."""
+        return self._newest("pending")
+
+    def checkpoint(self) -> Saved | None:
+        """The inner state after the newest accepted round."""
+        return self._newest("checkpoint")
+
+    def frame(self, saved: Saved) -> StoredFrame:
+        """The frame of a pending round."""
+        return StoredFrame(
+            self.directory / f"pending-{saved.round}" / FRAME_FILE,
+            preamble=bytes.fromhex(saved.meta["preamble"]),
+            sha256=saved.meta["sha256"],
+        )
+
+    def promote(self, round_number: int) -> None:
+        """The receipt is here: the pending state becomes the checkpoint."""
+        promoted = self.directory / f"checkpoint-{round_number}"
+        if promoted.exists():
+            self._remove(promoted)  # of a history that the coordinator has lost
+        older = list(self.directory.glob("checkpoint-*"))
+        os.replace(self.directory / f"pending-{round_number}", promoted)
+        _sync(self.directory)
+        self._spare(promoted / FRAME_FILE)
+        for path in older:
+            for name in (FRAME_FILE, RESIDUAL_FILE):
+                self._spare(path / name)
+            self._remove(path)
+
+    def _spare(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            os.replace(path, self.directory / f"{SPARE}{path.name}")
+
+    def discard_pending(self) -> None:
+        """A refusal, or a round that is over: the pending state is void."""
+        for path in self.directory.glob("pending-*"):
+            self._remove(path)
+
+    def forget(self) -> None:
+        """Drops all training state, not the identity: it belongs to another history."""
+        for kind in ("pending", "checkpoint"):
+            for path in self.directory.glob(f"{kind}-*"):
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        """Takes the name away first: a kill in the middle leaves no half directory under it."""
+        trash = self.directory / f"trash-{path.name}"
+        shutil.rmtree(trash, ignore_errors=True)
+        os.replace(path, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _newest(self, kind: str) -> Saved | None:
+        newest = self._newest_round(kind)
+        if newest is None:
+            return None
+        path = self.directory / f"{kind}-{newest}"
+        try:
+            tensors = load_file(str(path / STATE_FILE))
+        except (OSError, SafetensorError) as exc:
+            raise StoreError(
+                f"cannot read {str(path / 'state.safetensors')!r}: {exc}; remove {str(path)!r} "
+                f"and the island starts from the run's weights"
+            ) from exc
+        return Saved(newest, _read_json(path / "complete.json"), tensors, path)
+
+    def rounds(self) -> tuple[int | None, int | None]:
+        """Which rounds the checkpoint and the pending state are of."""
+        return self._newest_round("checkpoint"), self._newest_round("pending")
+
+    def _newest_round(self, kind: str) -> int | None:
+        found = [
+            int(path.name.rpartition("-")[2])
+            for path in self.directory.glob(f"{kind}-*")
+            if (path / "complete.json").exists()
+        ]
+        return max(found, default=None)
+
+    def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
+        """Fills `buffer` from a file of the saved directory; StoreError when it does not fit."""
+        assert saved.path is not None, "only what was read from disk has files"
+        path = saved.path / name
+        try:
+            with path.open("rb") as file:
+                found = file.readinto(buffer)
+                longer = file.read(1)
+        except OSError as exc:
+            raise StoreError(f"cannot read {str(path)!r}: {exc.strerror}") from exc
+        if found != len(buffer) or longer:
+            raise StoreError(
+                f"{str(path)!r} does not have {len(buffer)} bytes; remove {str(saved.path)!r} and "
+                f"the island starts from the run's weights"
+            )
+
+    def _remove_unfinished(self) -> None:
+        for path in self.directory.glob("trash-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        pending = FRAME_FILE if self._has_frames else STATE_FILE
+        for kind, needed in (("pending", pending), ("checkpoint", STATE_FILE)):
+            for path in self.directory.glob(f"{kind}-*"):
+                if not (path / "complete.json").exists() or not (path / needed).exists():
+                    self._remove(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_JSON_BYTES)
+        value = json.loads(text)
+    except (OSError, ValueError) as exc:
+        raise StoreError(
+            f"cannot read {str(path)!r}: {exc}; remove the directory it is in"
+        ) from exc
+    if not isinstance(value, dict):
+        raise StoreError(f"{str(path)!r} holds no object; remove the directory it is in")
+    return value
+
+
+def _write_durable(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    with _naming(path):
+        # Only for its owner: it may hold the island key.
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    with _naming(path):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Says what a disk did not take; the island ends with it, and no sync is repeated."""
+    try:
+        yield
+    except (OSError, SafetensorError) as exc:
+        raise StoreError(
+            f"the disk did not take {str(path)!r}: {exc}; see that it has room and works, then "
+            f"start this island again: it goes on from the last round that it has whole"
+        ) from exc

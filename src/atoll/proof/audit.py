@@ -1,0 +1,323 @@
+"""The proof: hash chain, every contribution's bytes and counts, every row once, weights replayed.
+
+Reads a ledger and blobs; changes neither. Finds problems instead of raising them, and names the
+first round and tensor that differ.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+from atoll.blobs.base import Blobs
+from atoll.errors import AtollError
+from atoll.layout import Layout
+from atoll.ledger import chain
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import (
+    ContributionRecord,
+    LeaseRecord,
+    LeaseState,
+    RoundRecord,
+    RoundState,
+)
+from atoll.proof import balance, retention
+from atoll.proof.balance import EpochBalance
+from atoll.sums import digest as digests
+from atoll.versions import replay
+from atoll.versions.manifests import Manifests
+from atoll.wire import frame
+from atoll.wire.header import FrameHeader
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that does not hold."""
+
+    round: int
+    what: str
+    detail: str
+
+
+@dataclass
+class AuditReport:
+    """What was checked and what was found."""
+
+    run_id: str
+    rounds: int = 0
+    contributions: int = 0
+    pruned: int = 0  # contributions whose blobs retention removed; their rows are in the chain
+    rows: int = 0
+    tokens: int = 0
+    replayed_from: int | None = None
+    replayed_rounds: int = 0
+    digest: str | None = None
+    balance: list[EpochBalance] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+    def as_json(self) -> dict[str, object]:
+        """The report as plain values."""
+        return {**asdict(self), "clean": self.clean}
+
+
+def audit(
+    ledger: Ledger,
+    blobs: Blobs,
+    *,
+    layout: Layout,
+    with_replay: bool = False,
+    progress: Progress = lambda *_: None,
+) -> AuditReport:
+    """Checks the whole run; with `with_replay` also rebuilds the weights of every round."""
+    run = ledger.run()
+    assert run is not None, "a ledger without a run cannot be audited"
+    manifests = Manifests.of(ledger)
+    rounds = ledger.rounds()
+    published = [r for r in rounds if r.state is RoundState.PUBLISHED]
+    report = AuditReport(run.run_id, rounds=len(published))
+    report.digest = (
+        published[-1].master_digest if published else manifests.first.manifest.model.initial_digest
+    )
+    broken = chain.check_chain(run, ledger.manifests(), rounds, ledger.contributions)
+    if broken is not None:
+        report.problems.append(Problem(broken.round, f"chain: {broken.field}", broken.reason))
+    start = retention.replay_start(ledger, retention.storage_of(rounds, manifests))
+    leases: list[LeaseRecord] = []
+    misnamed: list[Problem] = []
+    for done, record in enumerate(rounds, start=1):
+        progress("contributions", done, len(rounds))
+        _check_leaves(report, record)
+        contributions, held = ledger.contributions(record.round), ledger.leases(record.round)
+        for contribution in contributions:
+            header = _check_contribution(report, blobs, contribution, pruned=record.round <= start)
+            misnamed += _check_named(header, held)
+        _check_leases(report, record.round, contributions, held)
+        leases += held
+    _check_rows(report, leases, rounds)
+    report.problems += misnamed
+    _check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
+    if with_replay:
+        report.problems.extend(
+            _replay(report, ledger, blobs, manifests, layout, start=start, progress=progress)
+        )
+    if not report.problems:
+        # Only then: what the records say about each other names it better.
+        report.problems += [
+            Problem(int(damage.key) if damage.key.isdigit() else 0, "seal", str(damage))
+            for damage in ledger.damage()
+        ]
+    # The first one named is the first round that differs.
+    report.problems.sort(key=lambda problem: problem.round)
+    return report
+
+
+def _check_leaves(report: AuditReport, record: RoundRecord) -> None:
+    """The leaf hashes are outside the chain; they must be those of the digests inside it."""
+    if record.state is not RoundState.PUBLISHED:
+        return
+    for name, root, leaves in (
+        ("leaves", record.master_digest, record.leaves),
+        ("published_leaves", record.published_digest, record.published_leaves or record.leaves),
+    ):
+        found = digests.root_of(leaves or b"")
+        if found != root:
+            report.problems.append(
+                Problem(record.round, name, f"they hash to {found}, the round's digest is {root}")
+            )
+
+
+def _check_contribution(
+    report: AuditReport, blobs: Blobs, contribution: ContributionRecord, *, pruned: bool
+) -> FrameHeader | None:
+    """The header of the stored frame, where there is one to read."""
+    report.contributions += 1
+    report.rows += contribution.rows
+    report.tokens += contribution.tokens
+    if pruned:
+        report.pruned += 1
+        return None
+    try:
+        with blobs.open(contribution.sha256) as reader:
+            header, _ = frame.read_preamble(reader)
+            nbytes = reader.nbytes
+    except AtollError as error:
+        report.problems.append(
+            Problem(contribution.round, f"blob of {contribution.worker_id}", str(error))
+        )
+        return None
+    if nbytes != contribution.nbytes:
+        report.problems.append(
+            Problem(
+                contribution.round,
+                f"nbytes of {contribution.worker_id}",
+                f"the blob has {nbytes}, the ledger {contribution.nbytes}",
+            )
+        )
+    for name in ("round", "worker_id", "weight", "rows", "tokens", "loss_sum"):
+        said, recorded = getattr(header, name), getattr(contribution, name)
+        if said != recorded:
+            report.problems.append(
+                Problem(
+                    contribution.round,
+                    f"{name} of {contribution.worker_id}",
+                    f"the frame says {said!r}, the ledger {recorded!r}",
+                )
+            )
+    return header
+
+
+def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> Iterator[Problem]:
+    """The rows that a frame says it was trained on are those that its leases made done."""
+    if header is None:
+        return
+    mine = [
+        (lease.dataset_id, lease.start, lease.stop)
+        for lease in leases
+        if lease.worker_id == header.worker_id and lease.state is LeaseState.DONE
+    ]
+    # A frame that names no dataset was made in a run of one.
+    names = header.datasets or ({name for name, _, _ in mine} or {""}).pop()
+    of = names if isinstance(names, tuple) else (names,) * len(header.ranges)
+    named = balance.merged((name, *span) for name, span in zip(of, header.ranges, strict=True))
+    if named != balance.merged(mine):
+        yield Problem(
+            header.round,
+            f"ranges of {header.worker_id}",
+            f"the frame names rows {named}, the leases say done {balance.merged(mine)}",
+        )
+
+
+def _check_leases(
+    report: AuditReport,
+    round_number: int,
+    contributions: Sequence[ContributionRecord],
+    leases: Sequence[LeaseRecord],
+) -> None:
+    done: dict[str, int] = {}
+    for lease in leases:
+        if lease.state is LeaseState.DONE:
+            done[lease.worker_id] = done.get(lease.worker_id, 0) + lease.stop - lease.start
+    counted = {c.worker_id: c.rows for c in contributions}
+    if done != counted:
+        report.problems.append(
+            Problem(
+                round_number,
+                "rows",
+                f"leases say done {done}, contributions count {counted}",
+            )
+        )
+
+
+def _check_rows(
+    report: AuditReport, leases: Sequence[LeaseRecord], rounds: Sequence[RoundRecord]
+) -> None:
+    """Every row that was ever issued is done, leased, open again or given up: in one lease."""
+    current = [lease for lease in leases if lease.state is not LeaseState.TAKEN]
+    names = sorted({lease.dataset_id for lease in leases})
+    reached = 0
+    for name in names:
+        mine = [lease for lease in current if lease.dataset_id == name]
+        mine.sort(key=lambda lease: (lease.start, lease.stop))
+        reached += _check_sequence(report, mine, rounds)
+    cursor = rounds[-1].cursor if rounds else 0
+    if reached < cursor:
+        _report_lost(report, rounds, reached, cursor)
+    if reached > cursor:
+        report.problems.append(
+            Problem(
+                rounds[-1].round,
+                "cursor",
+                f"rows up to {reached} are leased, the newest round's cursor is {cursor}",
+            )
+        )
+
+
+def _check_sequence(
+    report: AuditReport, leases: Sequence[LeaseRecord], rounds: Sequence[RoundRecord]
+) -> int:
+    """Finds rows of one dataset that are in no lease or in two; where its leases end."""
+    reached, before = 0, None
+    for lease in leases:
+        if lease.start > reached:
+            _report_lost(report, rounds, reached, lease.start)
+        if before is not None and lease.start < reached:
+            report.problems.append(
+                Problem(
+                    max(lease.round, before.round),
+                    "row twice",
+                    f"rows [{before.start}, {before.stop}) of round {before.round} and "
+                    f"[{lease.start}, {lease.stop}) of round {lease.round} overlap",
+                )
+            )
+        if lease.stop > reached:
+            reached, before = lease.stop, lease
+    return reached
+
+
+def _check_work(
+    report: AuditReport, ledger: Ledger, leases: Sequence[LeaseRecord], *, newest: int
+) -> None:
+    """The balance of rows, and queues that are damaged or say something else than the leases."""
+    datasets = ledger.datasets()
+    report.balance = balance.balance(leases, datasets)
+    for epoch in report.balance:
+        if not epoch.holds:
+            report.problems.append(
+                Problem(
+                    newest,
+                    f"row balance of {epoch.dataset_id} epoch {epoch.epoch}",
+                    f"{epoch.done_twice} rows are done twice; {epoch.missing} are missing, of "
+                    f"which {epoch.open} are open and {epoch.given_up} given up",
+                )
+            )
+    for name, wrong in balance.check_queues(ledger.queues(), leases, datasets):
+        report.problems.append(Problem(newest, f"queue {name}", wrong))
+
+
+def _report_lost(report: AuditReport, rounds: Sequence[RoundRecord], start: int, stop: int) -> None:
+    planned = next((r.round for r in rounds if r.cursor > start), rounds[-1].round)
+    report.problems.append(
+        Problem(planned, "row lost", f"rows [{start}, {stop}) are in no lease of any round")
+    )
+
+
+def _replay(
+    report: AuditReport,
+    ledger: Ledger,
+    blobs: Blobs,
+    manifests: Manifests,
+    layout: Layout,
+    *,
+    start: int,
+    progress: Progress,
+) -> Iterator[Problem]:
+    report.replayed_from = start
+    snapshots = {snapshot.version: snapshot for snapshot in ledger.snapshots()}
+    reached = start  # the round that an error below belongs to
+    try:
+        state, _ = replay.restore(
+            ledger, blobs, snapshots[start] if start else None, manifests=manifests, layout=layout
+        )
+        reached = start + 1
+        for replayed in replay.replay(
+            state, ledger, blobs, manifests=manifests, after_version=start
+        ):
+            progress("replay", replayed.record.round, report.rounds)
+            report.replayed_rounds += 1
+            difference = replay.difference(layout, replayed)
+            if difference is not None:
+                yield Problem(replayed.record.round, "replay", difference)
+                return
+            snapshot = snapshots.get(replayed.record.round)
+            if snapshot is not None:
+                manifest = manifests.of_round(snapshot.version).manifest
+                difference = replay.snapshot_difference(state, blobs, snapshot, manifest)
+                if difference is not None:
+                    yield Problem(snapshot.version, "snapshot", difference)
+            reached = replayed.record.round + 1
+    except AtollError as error:
+        yield Problem(reached, "replay", str(error))

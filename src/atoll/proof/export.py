@@ -1,0 +1,100 @@
+"""A version's weights as one safetensors file."""
+
+from pathlib import Path
+
+from atoll.blobs.base import Blobs
+from atoll.errors import ConfigError, StateDamaged
+from atoll.layout import Layout
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import RoundState
+from atoll.proof import retention
+from atoll.strategies.diloco import OuterState
+from atoll.versions import replay, weights, weights_file
+from atoll.versions.manifests import Manifests
+from atoll.wire import frame
+
+
+def state_at(
+    ledger: Ledger, blobs: Blobs, *, layout: Layout, version: int | None
+) -> tuple[OuterState, int]:
+    """The weights after `version` (None: the newest), from the nearest snapshot before it."""
+    manifests, rounds = Manifests.of(ledger), ledger.rounds()
+    published = [r.round for r in rounds if r.state is RoundState.PUBLISHED]
+    newest = published[-1] if published else 0
+    wanted = newest if version is None else version
+    first = retention.replay_start(ledger, retention.storage_of(rounds, manifests))
+    if not first <= wanted <= newest:
+        raise ConfigError(
+            f"round={wanted} is not kept; this run can export rounds {first} to {newest}"
+        )
+    snapshots = [s for s in ledger.snapshots() if s.version <= wanted]
+    nearest = snapshots[-1] if snapshots else None
+    start = 0 if nearest is None else nearest.version
+    state, _ = replay.restore(ledger, blobs, nearest, manifests=manifests, layout=layout)
+    if start == wanted:
+        return state, wanted
+    for replayed in replay.replay(state, ledger, blobs, manifests=manifests, after_version=start):
+        difference = replay.difference(layout, replayed)
+        if difference is not None:
+            raise StateDamaged(
+                f"round {replayed.record.round} replays to other bits ({difference}); "
+                f"run `atoll audit --replay` and export an earlier round"
+            )
+        if replayed.record.round == wanted:
+            break
+    return state, wanted
+
+
+def export(
+    ledger: Ledger,
+    blobs: Blobs,
+    path: Path,
+    *,
+    layout: Layout,
+    version: int | None = None,
+    published: bool = False,
+) -> dict[str, str]:
+    """Writes θ (or θ̂ with `published`) as safetensors; returns the metadata written with it."""
+    state, wanted = state_at(ledger, blobs, layout=layout, version=version)
+    digests = replay.measure(state)
+    run = ledger.run()
+    assert run is not None
+    which = "published" if published else "master"
+    metadata = {
+        "atoll.run": run.run_id,
+        "atoll.round": str(wanted),
+        "atoll.weights": which,
+        "atoll.digest": getattr(digests, which).root,
+    }
+    flat = state.published if published else state.master
+    weights_file.write(path, flat, layout, metadata=metadata)
+    return metadata
+
+
+def export_blob(blobs: Blobs, sha256: str, path: Path) -> dict[str, str]:
+    """Writes one blob of whole weights as safetensors; needs no ledger.
+
+    `sha256` may be the beginning of a name that only one blob has.
+    """
+    names = [ref.sha256 for ref in blobs.stored() if ref.sha256.startswith(sha256)]
+    if len(names) != 1:
+        raise ConfigError(
+            f"blob={sha256!r} is the beginning of {len(names)} blobs' names; it must be of one"
+        )
+    with blobs.open(names[0]) as reader:
+        header, _ = frame.read_preamble(reader)
+    if header.kind != "weights" or header.tensors is None:
+        raise ConfigError(
+            f"blob {names[0]} holds {header.kind!r}"
+            + ("" if header.tensors else " without the table of its tensors")
+            + "; only whole weights with that table can be written without a ledger"
+        )
+    layout = Layout.of((name, shape, dtype) for name, dtype, shape in header.tensors)
+    metadata = {
+        "atoll.run": header.run_id,
+        "atoll.round": str(header.round),
+        "atoll.weights": "blob",
+        "atoll.digest": str(header.result_digest),
+    }
+    weights_file.write(path, weights.load(blobs, names[0], layout), layout, metadata=metadata)
+    return metadata

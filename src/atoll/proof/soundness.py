@@ -1,0 +1,269 @@
+"""Whether the durable state is what was written, and how far it holds where it is not.
+
+`check_start` is what a coordinator asks before it serves: every record, and the blobs that the
+weights of the next rounds come from. `examine` looks at every blob and finds the last good round.
+Reads a ledger and blobs; changes neither.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from atoll.blobs.base import Blobs
+from atoll.errors import AtollError, StateDamaged, StoreError
+from atoll.layout import Layout
+from atoll.ledger import chain
+from atoll.ledger.base import Ledger
+from atoll.ledger.records import (
+    ContributionRecord,
+    LedgerDamage,
+    RoundRecord,
+    RoundState,
+    SnapshotRecord,
+)
+from atoll.proof import retention
+from atoll.sums import digest as digests
+from atoll.versions import replay
+from atoll.versions.manifests import Manifests
+from atoll.wire import frame
+
+# Tables whose rows belong to a round: without them the round is not what it was.
+OF_ROUNDS = ("rounds", "leases", "contributions")
+# Tables whose entries are each checked when they are read: a damaged one is named, others serve on.
+BY_THEIR_READERS = ("queues",)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One part of the state that is not what was written."""
+
+    part: str
+    detail: str
+    round: int | None = None  # the first round that needs it; None: no round is lost by it
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.detail}" if self.detail else self.part
+
+
+@dataclass(frozen=True)
+class BlobFlaw:
+    """A stored blob that is missing, changed, or of a round that the ledger does not know."""
+
+    sha256: str
+    damage: Damage
+
+
+@dataclass
+class Findings:
+    """What holds and what does not."""
+
+    run_id: str
+    published: int  # the newest version by the ledger
+    last_good: int | None  # the newest version that can be rebuilt; None: not one
+    keeps_open: bool  # whether the round after it, if any, stands as it is
+    replay_from: int  # the version that replay can begin at
+    damages: list[Damage] = field(default_factory=list)
+    records: list[LedgerDamage] = field(default_factory=list)
+    bad_blobs: set[str] = field(default_factory=set)
+    bad_snapshots: set[int] = field(default_factory=set)
+    newer_blobs: set[str] = field(default_factory=set)
+
+    @property
+    def sound(self) -> bool:
+        return not self.damages
+
+
+def check_start(ledger: Ledger, blobs: Blobs) -> None:
+    """Raises StateDamaged unless every record is as it was written and blobs tell of no more."""
+    found = [Damage(str(d), "", _round_of(d)) for d in ledger.damage() if _matters(d)]
+    if not found:
+        found = _records(ledger)
+    if not found:
+        found = [flaw.damage for flaw in _newer(ledger, blobs)]
+    if not found:
+        found = [flaw.damage for flaw in _open_flaws(ledger, blobs)]
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise StateDamaged(f"{found[0]}{more}")
+
+
+def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout, told: int = 0) -> Findings:
+    """Looks at every record and every blob that a record names.
+
+    Blobs of rounds up to `told` are no sign of lost records: of a ledger that was cut short here.
+    """
+    run = ledger.run()
+    assert run is not None, "a ledger without a run has nothing to examine"
+    manifests, rounds = Manifests.of(ledger), ledger.rounds()
+    published = _published(rounds)
+    records = ledger.damage()
+    damages = [Damage(str(d), "", _round_of(d)) for d in records]
+    damages += _records(ledger)
+    limit = min((d.round - 1 for d in damages if d.round is not None), default=None)
+    newer = _newer(ledger, blobs, told=told)
+    storage = retention.storage_of(rounds, manifests)
+    kept = retention.kept_from(ledger, storage)
+    flaws = _contribution_flaws(ledger, blobs, (r for r in rounds if r.round > kept))
+    starts = _starts(ledger, blobs, manifests=manifests, layout=layout, start=kept)
+    bad_rounds = {flaw.damage.round for flaw in flaws}
+    top = published if limit is None else min(limit, published)
+    reach = {
+        s: _reach(s, top, bad_rounds) for s, flaw in starts.items() if flaw is None and s <= top
+    }
+    last_good = max(reach.values(), default=None)
+    # What an earlier repair had to do without is no news, and no less missing.
+    known = retention.replay_start(ledger, storage)
+    damages += [flaw.damage for flaw in flaws if (flaw.damage.round or 0) > known]
+    damages += [flaw.damage for flaw in newer]
+    damages += [flaw for s, flaw in starts.items() if flaw is not None and s >= known]
+    is_open_sound = not any(d.round is not None and d.round > published for d in damages)
+    return Findings(
+        run_id=run.run_id,
+        published=published,
+        last_good=last_good,
+        keeps_open=last_good == published and is_open_sound,
+        replay_from=min((s for s, far in reach.items() if far == last_good), default=0),
+        damages=damages,
+        records=records,
+        bad_blobs={flaw.sha256 for flaw in flaws},
+        bad_snapshots={s for s, flaw in starts.items() if flaw is not None and s},
+        newer_blobs={flaw.sha256 for flaw in newer},
+    )
+
+
+def _published(rounds: Iterable[RoundRecord]) -> int:
+    return max((r.round for r in rounds if r.state is RoundState.PUBLISHED), default=0)
+
+
+def _matters(damage: LedgerDamage) -> bool:
+    """Whether anything may depend on it that does not look for damage itself."""
+    if damage.place in BY_THEIR_READERS:
+        log.warning("part of the ledger is damaged and not used", extra={"part": str(damage)})
+        return False
+    return True
+
+
+def _round_of(damage: LedgerDamage) -> int | None:
+    if damage.place not in OF_ROUNDS:
+        return None
+    return int(damage.key) if damage.key.isdigit() else 1
+
+
+def _records(ledger: Ledger) -> list[Damage]:
+    """What the records say about each other: the chain, and the leaves outside it."""
+    run = ledger.run()
+    if run is None:
+        return []
+    manifests, rounds = ledger.manifests(), ledger.rounds()
+    # Not round by round: a restart has seconds, whatever its history.
+    with ledger.every_contribution() as contributions:
+        broken = chain.check_chain(run, manifests, rounds, chain.in_order(contributions))
+    found = []
+    if broken is not None:
+        found.append(
+            Damage(f"the ledger's hash chain, {broken.field}", broken.reason, broken.round)
+        )
+    for record in rounds:
+        if record.state is RoundState.PUBLISHED:
+            root = digests.root_of(record.leaves or b"")
+            if root != record.master_digest:
+                reason = f"they hash to {root}, its digest is {record.master_digest}"
+                found.append(Damage(f"the leaves of round {record.round}", reason, record.round))
+    return found
+
+
+def newer_blobs(ledger: Ledger, blobs: Blobs) -> set[str]:
+    """Blobs of rounds that the ledger has not come to."""
+    return {flaw.sha256 for flaw in _newer(ledger, blobs)}
+
+
+def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[BlobFlaw]:
+    """Blobs of rounds that the ledger has not come to: it has lost what it once recorded."""
+    run, rounds = ledger.run(), ledger.rounds()
+    latest = rounds[-1].round if rounds else 0
+    published = _published(rounds)
+    known = set() if run is None else retention.referenced(ledger, None)
+    found = []
+    for ref in blobs.stored():
+        if ref.sha256 in known:
+            continue
+        try:
+            with blobs.open(ref.sha256) as reader:
+                header, _ = frame.read_preamble(reader)
+        except AtollError:
+            continue  # nothing depends on it
+        limit = latest if header.kind == "contribution" else published
+        if run is not None and header.run_id != run.run_id:
+            limit = 0  # a creation that was cut off leaves its initial weights
+        if header.round > max(limit, told):
+            what = f"a {header.kind} of round {header.round} of run {header.run_id!r}"
+            found.append(
+                BlobFlaw(
+                    ref.sha256,
+                    Damage(
+                        f"blob {ref.sha256}",
+                        f"it is {what}, and the ledger "
+                        + ("holds no run" if run is None else f"ends with round {latest}")
+                        + "; records have been lost",
+                    ),
+                )
+            )
+    return found
+
+
+def _open_flaws(ledger: Ledger, blobs: Blobs) -> list[BlobFlaw]:
+    """Contributions that are accepted and not folded yet."""
+    latest = ledger.latest_round()
+    if latest is None:
+        return []
+    rounds = [r for r in ledger.rounds(first=max(1, latest.round - 1))]
+    waiting = (r for r in rounds if r.state is not RoundState.PUBLISHED)
+    return _contribution_flaws(ledger, blobs, waiting)
+
+
+def _contribution_flaws(
+    ledger: Ledger, blobs: Blobs, rounds: Iterable[RoundRecord]
+) -> list[BlobFlaw]:
+    return [
+        flaw
+        for record in rounds
+        for contribution in ledger.contributions(record.round)
+        if (flaw := _flaw(blobs, contribution)) is not None
+    ]
+
+
+def _flaw(blobs: Blobs, contribution: ContributionRecord) -> BlobFlaw | None:
+    try:
+        blobs.open(contribution.sha256).close()
+    except StoreError as error:
+        part = f"the contribution of {contribution.worker_id!r} to round {contribution.round}"
+        return BlobFlaw(contribution.sha256, Damage(part, str(error), contribution.round))
+    return None
+
+
+def _starts(
+    ledger: Ledger, blobs: Blobs, *, manifests: Manifests, layout: Layout, start: int
+) -> dict[int, Damage | None]:
+    """Versions that replay could begin at, and what is wrong with each."""
+    candidates: list[SnapshotRecord | None] = [] if start else [None]
+    candidates += ledger.snapshots()
+    found: dict[int, Damage | None] = {}
+    for snapshot in candidates:
+        version = 0 if snapshot is None else snapshot.version
+        part = "the initial weights" if snapshot is None else f"the snapshot of version {version}"
+        found[version] = None
+        try:
+            replay.restore(ledger, blobs, snapshot, manifests=manifests, layout=layout)
+        except AtollError as error:
+            found[version] = Damage(part, str(error))
+    return found
+
+
+def _reach(start: int, top: int, bad_rounds: set[int | None]) -> int:
+    """The newest version that replay from `start` comes to."""
+    version = start
+    while version < top and version + 1 not in bad_rounds:
+        version += 1
+    return version

@@ -1,0 +1,150 @@
+"""How gRPC calls enter and leave a server: tokens, bytes that are no message, refusals.
+
+Knows the shapes of gRPC and nothing of what a method does.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from atoll.errors import AtollError, ProtocolError, StaleGeneration
+from atoll.wire import chunks, statuses
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
+
+if TYPE_CHECKING:  # grpc's classes are generic in their stubs only
+    Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses every call whose `authorization` is not admitted, before its handler runs.
+
+    `admit` raises a typed error for what it refuses; `count` is told of it.
+    """
+
+    def __init__(
+        self, *, admit: Callable[[str | None], object], count: Callable[[AtollError], None]
+    ) -> None:
+        self._admit = admit
+        self._count = count
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
+        details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        handler = await continuation(details)
+        metadata = {str(key): str(value) for key, value in details.invocation_metadata or ()}
+        try:
+            self._admit(metadata.get("authorization"))
+        except AtollError as error:
+            self._count(error)
+            return _refusing(handler, error)
+        return handler
+
+
+def trailing(error: AtollError) -> tuple[tuple[str, str], ...]:
+    """What a program reads of the error; the sentence travels as the status detail."""
+    said = [("atoll-code", error.code), ("atoll-retry", str(error.retry).lower())]
+    if isinstance(error, StaleGeneration):
+        said.append(("atoll-generation", str(error.present)))
+    return tuple(said)
+
+
+async def _abort(context: "Context", error: AtollError) -> NoReturn:
+    await context.abort(statuses.rpc(error), statuses.sentence(error), trailing(error))
+
+
+@asynccontextmanager
+async def answering(context: "Context") -> AsyncIterator[None]:
+    """Every way out of a method: typed errors by the table, accidents without their text."""
+    try:
+        yield
+    except AtollError as error:
+        if statuses.http(error) >= 500 and not error.retry:
+            log.error("a transfer found a fault", extra={"code": error.code, "reason": str(error)})
+        await _abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        log.exception("a transfer met an unexpected error")
+        await context.abort(
+            grpc.StatusCode.INTERNAL,
+            statuses.ACCIDENT,
+            (("atoll-code", statuses.INTERNAL), ("atoll-retry", "true")),
+        )
+
+
+def _refusing(handler: "Handler | None", error: AtollError) -> "Handler":
+    """A handler of the same shape that refuses; it reads nothing of what was sent."""
+
+    async def refuse(_: object, context: "Context") -> None:
+        await _abort(context, error)
+
+    if handler is None:
+        return _KINDS[(False, False)](refuse)
+    return _KINDS[(handler.request_streaming, handler.response_streaming)](refuse)
+
+
+# Whether a stream comes in, whether one goes out.
+_KINDS: "dict[tuple[bool, bool], Callable[..., Handler]]" = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def handlers(described: ServiceDescriptor, service: object) -> grpc.GenericRpcHandler:
+    """Every method of `service`, whose names and types are the description's.
+
+    The generated registration would let gRPC answer for bytes that are no message, with a
+    traceback in the log and no code; here they arrive as None.
+    """
+    return grpc.method_handlers_generic_handler(
+        described.full_name,
+        {
+            method.name: _KINDS[(method.client_streaming, method.server_streaming)](
+                getattr(service, method.name),
+                request_deserializer=_reader(method.input_type),
+                response_serializer=_written,
+            )
+            for method in described.methods
+        },
+    )
+
+
+def _reader(described: Descriptor) -> Callable[[bytes], Message | memoryview | None]:
+    """Reads a message; a part that carries only data comes as a view of what was received."""
+    message_type = message_factory.GetMessageClass(described)
+    carries_data = "data" in described.fields_by_name
+
+    def read(data: bytes) -> Message | memoryview | None:
+        if carries_data and (view := chunks.data_of(data)) is not None:
+            return view
+        try:
+            return message_type.FromString(data)
+        except DecodeError:
+            return None
+
+    return read
+
+
+def _written(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def readable(message: M | None) -> M:
+    """`message`, if the bytes that came were one."""
+    if message is None:
+        raise ProtocolError("what was sent is no message of this method; update the sender")
+    return message
