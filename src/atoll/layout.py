@@ -1,14 +1,15 @@
 """Named tensors <-> one flat fp32 buffer <-> spans and tiles: the only place offsets are computed.
 
-A layout is a value. It knows no tensor library beyond packing and viewing, and no network.
+A layout is a value. It knows no tensor library beyond viewing, and no network. A fragment is a
+layout too, so what works on a run's whole buffer works on a fragment's part of it.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import prod
 from typing import Any
 
@@ -43,7 +44,11 @@ class Span:
 
     @property
     def first_group(self) -> int:
-        """Index of the codec group that begins at this span; the span must start on one."""
+        """Index of the codec group that begins at this span; the span must start on one.
+
+        Groups count from the start of the layout's own buffer. A tile of a fragment is therefore a
+        span of the fragment's layout, never of the run's, where a fragment starts anywhere.
+        """
         assert self.start % GROUP_ELEMENTS == 0, (self.start, GROUP_ELEMENTS)
         return self.start // GROUP_ELEMENTS
 
@@ -91,6 +96,18 @@ class Layout:
     def of_tensors(cls, named: Mapping[str, Tensor]) -> "Layout":
         """The layout of named tensors, in their own order."""
         return cls.of((n, t.shape, str(t.dtype).removeprefix("torch.")) for n, t in named.items())
+
+    def ordered(self, names: Iterable[str]) -> "Layout":
+        """The same tensors in the order of `names`, each of which must come exactly once."""
+        by_name = {t.name: t for t in self.tensors}
+        wanted = list(names)
+        for name in wanted:
+            if name not in by_name:
+                raise LayoutMismatch(f"tensor {name!r} is not in this layout; order what it has")
+        missing = by_name.keys() - set(wanted)
+        if missing:
+            raise LayoutMismatch(f"tensor {min(missing)!r} has no place in the order; list it once")
+        return _placed(by_name[name] for name in wanted)
 
     @cached_property
     def size(self) -> int:
@@ -150,16 +167,6 @@ class Layout:
         """Named, shaped views into `flat`; writing to one writes to the buffer."""
         return {t.name: flat[t.span.start : t.span.stop].view(t.shape) for t in self.tensors}
 
-    def pack(self, named: Mapping[str, Tensor], out: Tensor) -> None:
-        """Copies `named` into the flat buffer `out`; refuses other names or shapes by name."""
-        self.check(named)
-        for name, view in self.views(out).items():
-            view.copy_(named[name].detach())
-
-    def check(self, named: Mapping[str, Tensor]) -> None:
-        """Raises LayoutMismatch naming the first tensor that differs from this layout."""
-        self.check_table(Layout.of_tensors(named).table(), subject="the model")
-
     def check_table(self, table: list[list[object]], *, subject: str) -> None:
         """Raises LayoutMismatch naming the first row of `table` that differs from this layout."""
         expected = self.table()
@@ -173,6 +180,54 @@ class Layout:
             raise LayoutMismatch(
                 f"{subject} lists {len(table)} tensors where the run's layout has {len(expected)}"
             )
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A part of the model that syncs on its own: a layout, and where it lies in the run's buffer.
+
+    Tiles, codec groups, noise and leaves count from the fragment's own first element.
+    """
+
+    layout: Layout
+    span: Span  # of the run's layout
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The fragment's part of the run's flat buffer; writing to it writes to the buffer."""
+        return flat[self.span.start : self.span.stop]
+
+
+def cut(layout: Layout, parts: Sequence[Sequence[str]]) -> tuple[Fragment, ...]:
+    """The fragments of a run's `layout`, one for each list of tensor names in `parts`.
+
+    The layout must hold the tensors in exactly that order (`Layout.ordered` gives it), so that each
+    fragment is one span of the run's buffer and the leaves of all of them are the run's leaves.
+    """
+    if layout.ordered(name for part in parts for name in part) != layout:
+        raise LayoutMismatch(
+            "the layout does not hold its tensors in the order of the fragments, so a fragment "
+            "would be no single span; order it first (Layout.ordered)"
+        )
+    specs = iter(layout.tensors)
+    fragments: list[Fragment] = []
+    start = 0
+    for number, part in enumerate(parts):
+        if not part:
+            raise LayoutMismatch(f"fragment {number} has no tensor; each must hold one at least")
+        own = _placed(islice(specs, len(part)))
+        fragments.append(Fragment(own, Span(start, start + own.size)))
+        start += own.size
+    return tuple(fragments)
+
+
+def join(fragments: Iterable[Fragment]) -> Layout:
+    """The run's layout that `fragments`, in order, were cut from."""
+    return _placed(tensor for fragment in fragments for tensor in fragment.layout.tensors)
+
+
+def _placed(tensors: Iterable[TensorSpec]) -> Layout:
+    """The layout of `tensors` one after another, whatever offsets they had before."""
+    return Layout.of((t.name, t.shape, t.dtype) for t in tensors)
 
 
 def _tile_elements(budget_bytes: int) -> int:

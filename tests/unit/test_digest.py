@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import ConfigError, LayoutMismatch
-from atoll.layout import LEAF_ELEMENTS, Layout
-from atoll.sums.digest import RunningDigest, digest, first_difference
+from atoll.layout import GROUP_ELEMENTS, LEAF_ELEMENTS, Layout, cut
+from atoll.sums.digest import RunningDigest, composed, digest, first_difference
 
 # No deadline and no health check of speed: a busy machine must not fail a claim about values.
 quick = settings(
@@ -183,3 +183,33 @@ def test_leaf_over_the_edge_of_two_parts_is_hashed_when_both_are_final():
     earlier.reached(edge)
 
     assert earlier.joined([later]) == digest(model, flat)
+
+
+# --- fragments ---
+
+sizes = st.lists(
+    st.one_of(st.integers(1, 50), st.integers(1, 2 * GROUP_ELEMENTS), st.just(LEAF_ELEMENTS + 7)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@quick
+@given(sizes, st.data())
+def test_digests_of_fragments_compose_to_the_runs(tensor_sizes, data):
+    model = Layout.of((f"t{i}", (n,), "float32") for i, n in enumerate(tensor_sizes))
+    names = [t.name for t in model.tensors]
+    edge = data.draw(st.integers(1, len(names)))
+    parts = [part for part in (names[:edge], names[edge:]) if part]
+    flat = torch.arange(model.size, dtype=torch.float32)
+
+    apart = [digest(f.layout, f.of(flat)) for f in cut(model, parts)]
+
+    assert composed(apart) == digest(model, flat)
+
+
+def test_fragments_in_another_order_compose_to_another_root():
+    flat = torch.arange(12, dtype=torch.float32)
+    apart = [digest(f.layout, f.of(flat)) for f in cut(three(), [["a"], ["b", "c"]])]
+
+    assert composed(reversed(apart)).root != digest(three(), flat).root

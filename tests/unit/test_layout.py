@@ -206,45 +206,7 @@ def test_leaves_cut_a_large_tensor_at_the_most_elements():
     assert [len(leaf) for leaf in model.leaves] == [3, LEAF_ELEMENTS, 1]
 
 
-# --- packing and viewing ---
-
-
-@quick
-@given(small_layouts)
-def test_views_give_back_what_was_packed(model):
-    named = {t.name: torch.arange(prod(t.shape)).reshape(t.shape) / 8 for t in model.tensors}
-    flat = model.zeros()
-
-    model.pack(named, flat)
-
-    assert all(torch.equal(view, named[name]) for name, view in model.views(flat).items())
-
-
-def test_pack_places_tensors_in_the_order_of_the_layout():
-    flat = two().zeros()
-
-    two().pack({"embed": torch.full((4, 3), 1.0), "head": torch.full((5,), 2.0)}, flat)
-
-    assert flat.tolist() == [1.0] * 12 + [2.0] * 5
-
-
-def test_pack_widens_bfloat16_without_a_change_of_value():
-    model = Layout.of([("w", (3,), "bfloat16")])
-    values = torch.tensor([1.0, -0.15625, 3e38], dtype=torch.bfloat16)
-    flat = model.zeros()
-
-    model.pack({"w": values}, flat)
-
-    assert torch.equal(flat, values.float())
-
-
-def test_pack_takes_parameters_that_require_a_gradient():
-    model = Layout.of([("w", (2,), "float32")])
-    flat = model.zeros()
-
-    model.pack({"w": torch.nn.Parameter(torch.ones(2))}, flat)
-
-    assert not flat.requires_grad
+# --- viewing ---
 
 
 def test_view_writes_through_to_the_buffer():
@@ -256,24 +218,20 @@ def test_view_writes_through_to_the_buffer():
 
 
 @pytest.mark.parametrize(
-    ("named", "told"),
+    ("entries", "told"),
     [
-        ({"embed": torch.zeros(4, 3), "tail": torch.zeros(5)}, "tail"),
-        ({"embed": torch.zeros(3, 4), "head": torch.zeros(5)}, "embed"),
-        ({"embed": torch.zeros(4, 3), "head": torch.zeros(5).double()}, "float64"),
-        ({"head": torch.zeros(5), "embed": torch.zeros(4, 3)}, "head"),
-        ({"embed": torch.zeros(4, 3)}, "1 tensors"),
-        ({"embed": torch.zeros(4, 3), "head": torch.zeros(5), "x": torch.zeros(1)}, "3 tensors"),
+        ([("embed", (4, 3), "float32"), ("tail", (5,), "float32")], "tail"),
+        ([("embed", (3, 4), "float32"), ("head", (5,), "float32")], "embed"),
+        ([("embed", (4, 3), "float32"), ("head", (5,), "float64")], "float64"),
+        ([("head", (5,), "float32"), ("embed", (4, 3), "float32")], "head"),
+        ([("embed", (4, 3), "float32")], "1 tensors"),
+        ([*[(t.name, t.shape, t.dtype) for t in two().tensors], ("x", (), "float32")], "3 tensors"),
     ],
     ids=["name", "shape", "dtype", "order", "missing", "extra"],
 )
-def test_pack_refuses_other_tensors_by_name_and_leaves_the_buffer(named, told):
-    flat = two().zeros().fill_(9.0)
-
+def test_check_table_names_the_first_difference(entries, told):
     with pytest.raises(LayoutMismatch, match=told):
-        two().pack(named, flat)
-
-    assert flat.tolist() == [9.0] * 17
+        two().check_table(Layout.of(entries).table(), subject="the model")
 
 
 def test_check_table_says_whose_table_differs():
@@ -283,10 +241,8 @@ def test_check_table_says_whose_table_differs():
         two().check_table(table, subject="the frame")
 
 
-def test_check_passes_the_model_the_layout_was_made_of():
-    named = {"embed": torch.zeros(4, 3), "head": torch.zeros(5)}
-
-    Layout.of_tensors(named).check(named)
+def test_check_table_passes_the_layouts_own():
+    two().check_table(two().table(), subject="the model")
 
 
 # --- parts: what threads share ---
@@ -318,3 +274,107 @@ def test_parts_have_tiles_to_one_the_same_number(model, count):
 def test_parts_refuse_a_budget_below_a_group():
     with pytest.raises(ConfigError, match="below one group"):
         two().parts(2, GROUP_BYTES - 1)
+
+
+# --- fragments: cut and join ---
+
+
+@st.composite
+def cuts(draw, models=layouts):
+    """A layout and the names of its fragments, in the layout's order."""
+    model = draw(models)
+    names = [t.name for t in model.tensors]
+    inner = draw(st.sets(st.integers(1, len(names) - 1))) if len(names) > 1 else set()
+    return model, [names[a:b] for a, b in pairwise([0, *sorted(inner), len(names)])]
+
+
+@quick
+@given(cuts())
+def test_fragments_joined_are_the_layout_they_were_cut_from(case):
+    model, parts = case
+
+    assert layout.join(layout.cut(model, parts)) == model
+
+
+@quick
+@given(cuts())
+def test_a_fragment_has_its_tensors_where_the_runs_layout_has_them(case):
+    model, parts = case
+
+    fragments = layout.cut(model, parts)
+
+    assert [[t.name for t in f.layout.tensors] for f in fragments] == parts
+    assert [f.span.start + t.offset for f in fragments for t in f.layout.tensors] == [
+        t.offset for t in model.tensors
+    ]
+    assert [f.span.stop - f.span.start for f in fragments] == [f.layout.size for f in fragments]
+
+
+@quick
+@given(cuts())
+def test_leaves_of_the_fragments_are_the_runs_leaves(case):
+    model, parts = case
+
+    shifted = [
+        Span(f.span.start + leaf.start, f.span.start + leaf.stop)
+        for f in layout.cut(model, parts)
+        for leaf in f.layout.leaves
+    ]
+
+    assert shifted == list(model.leaves)
+
+
+@quick
+@given(cuts())
+def test_groups_of_a_fragment_count_from_its_own_start(case):
+    model, parts = case
+
+    groups = [
+        [tile.first_group for tile in f.layout.tiles(GROUP_BYTES)] for f in layout.cut(model, parts)
+    ]
+
+    assert groups == [list(range(len(own))) for own in groups]
+
+
+@quick
+@given(layouts, st.randoms(use_true_random=False))
+def test_a_layout_in_another_order_has_the_same_tensors(model, random):
+    names = [t.name for t in model.tensors]
+    random.shuffle(names)
+
+    ordered = model.ordered(names)
+
+    assert [t.name for t in ordered.tensors] == names
+    assert ordered.ordered(t.name for t in model.tensors) == model
+
+
+def test_one_fragment_is_the_layout_itself():
+    (only,) = layout.cut(two(), [["embed", "head"]])
+
+    assert only == layout.Fragment(two(), Span(0, two().size))
+    assert only.layout.digest == two().digest
+
+
+def test_a_fragments_part_of_the_buffer_writes_through():
+    _, head = layout.cut(two(), [["embed"], ["head"]])
+    flat = two().zeros()
+
+    head.of(flat).fill_(3.0)
+
+    assert flat.tolist() == [0.0] * 12 + [3.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ([["embed"]], "'head' has no place"),
+        ([["embed"], ["head", "tail"]], "'tail' is not in this layout"),
+        ([["embed"], ["head", "embed"]], "'embed' is listed twice"),
+        ([["head"], ["embed"]], "order it first"),
+        ([["embed"], [], ["head"]], "fragment 1 has no tensor"),
+    ],
+    ids=["missing", "unknown", "twice", "order", "empty"],
+)
+def test_cut_refuses_parts_that_are_not_the_layouts_tensors_in_order(parts, told):
+    with pytest.raises(LayoutMismatch, match=told):
+        layout.cut(two(), parts)
