@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.coordinator import service
+from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds import dispatch, leases
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.rounds import Rounds
@@ -12,7 +14,16 @@ from atoll.data import plan as plans
 from atoll.ledger import queues, schema, sql
 from atoll.ledger import rounds as round_statements
 from atoll.simulate.faults.scenario import Scenario
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having, working
+from tests.faults.mutants.mutant import (
+    Mutant,
+    Patch,
+    adding_to,
+    answering,
+    during,
+    having,
+    never_paused,
+    working,
+)
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -97,7 +108,10 @@ def _ending(*, reissue: bool) -> Callable[..., int]:
 
 @mutant("reopened-goes-first", working(policy="exactly_once", kinds=("kill worker",)))
 def reopened_rows_wait_for_ever(patch: Patch) -> None:
-    edit(patch, Dispatch, "plan", ("in self._ledger.reopened()", "in ()"))
+    real = plans.plan
+    patch.setattr(
+        plans, "plan", lambda workers, **given: real(workers, **{**given, "reopened": ()})
+    )
 
 
 @mutant("weights-followed", lambda scenario: scenario.data["kind"] == "mixture")
@@ -107,12 +121,10 @@ def all_rows_are_of_one_dataset(patch: Patch) -> None:
 
 @mutant("members-get-rows", having("kill worker", "operator"))
 def rows_are_leased_to_who_is_out(patch: Patch) -> None:
-    edit(
-        patch,
-        Rounds,
-        "freeze",
-        ("self._registry.live()", "[w.worker_id for w in self._registry.known()]"),
-    )
+    def known(self: Registry) -> frozenset[str]:
+        return frozenset(worker.worker_id for worker in self.known())
+
+    during(patch, Rounds, "freeze", Registry, "live", known)
 
 
 @mutant("lease-ends-in-time", _has_deadlines)
@@ -122,22 +134,31 @@ def a_deadline_is_never_over(patch: Patch) -> None:
 
 @mutant("lease-ends-in-time", _has_deadlines)
 def a_deadline_is_over_too_early(patch: Patch) -> None:
-    edit(patch, leases.Deadlines, "overdue", (">= lease_seconds", ">= lease_seconds / 4"))
+    real = leases.Deadlines.overdue
+
+    def overdue(self: leases.Deadlines, *, lease_seconds: float) -> list[str]:
+        return real(self, lease_seconds=lease_seconds / 4)
+
+    patch.setattr(leases.Deadlines, "overdue", overdue)
 
 
 @mutant("lease-in-its-unit", _ends_epochs)
 def a_lease_reaches_into_the_next_epoch(patch: Patch) -> None:
-    edit(patch, plans, "_epochs", ("if source.length:", "if False:"))
+    real = plans._epochs
+    patch.setattr(plans, "_epochs", lambda source, *span: real(replace(source, length=0), *span))
 
 
 @mutant("lease-in-its-unit", _ends_epochs)
 def rows_of_a_later_epoch_are_named_after_the_first(patch: Patch) -> None:
-    edit(patch, Dispatch, "_queue", ("position // part.length if part.length else 0", "0"))
+    real = dispatch.queue_of
+    patch.setattr(
+        dispatch, "queue_of", lambda part, seed, _, manifest: real(part, seed, 0, manifest)
+    )
 
 
 @mutant("lease-ends-in-time", _pauses_with_deadlines)
 def a_lease_ends_in_a_pause(patch: Patch) -> None:
-    edit(patch, service.Coordinator, "_advance", ("[] if is_paused else ", ""))
+    during(patch, service.Coordinator, "_advance", Control, "command", never_paused())
 
 
 @mutant("lease-ends-in-time", _pauses_with_deadlines)

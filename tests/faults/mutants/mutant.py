@@ -1,14 +1,16 @@
 """What a mutant is: one rule taken out of the production code, and the seeds that show it."""
 
-import inspect
-import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
 import pytest
 
+from atoll.coordinator.members.control import Control
+from atoll.errors import AtollError
+from atoll.protocol.control import Command
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults.scenario import Scenario
@@ -74,21 +76,43 @@ def adding_to(mutants: list[Mutant]) -> Callable[..., Any]:
     return mutant
 
 
-def edit(patch: Patch, owner: Any, name: str, *changes: tuple[str, str]) -> None:
-    """Replaces a function by its own source with `changes`, each of which must fit once."""
-    function = inspect.unwrap(getattr(owner, name))
-    source = textwrap.dedent(inspect.getsource(function))
-    for old, new in changes:
-        assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {name}"
-        source = source.replace(old, new)
-    space: dict[str, Any] = {}
-    exec(compile(source, f"<mutant of {name}>", "exec"), function.__globals__, space)
-    patch.setattr(owner, name, space[name])
+def during(patch: Patch, owner: Any, name: str, *change: Any) -> None:
+    """While `owner.name` runs, and only then, another object is patched as `setattr` would."""
+    real = getattr(owner, name)
+
+    def changed(*args: Any, **more: Any) -> Any:
+        with patch.context() as inner:
+            inner.setattr(*change)
+            return real(*args, **more)
+
+    patch.setattr(owner, name, changed)
+
+
+def forgiving(patch: Patch, owner: Any, name: str, refusal: type[AtollError]) -> None:
+    """A check that no longer refuses for this reason, which is the last that it looks for."""
+    real = getattr(owner, name)
+
+    def check(*args: Any, **more: Any) -> None:
+        with suppress(refusal):
+            real(*args, **more)
+
+    patch.setattr(owner, name, check)
 
 
 def answering(value: Any) -> Callable[..., Any]:
     """A function that says `value` whatever it is asked."""
     return lambda *_, **__: value
+
+
+def never_paused() -> property:
+    """A `Control.command` that says to run when the operator wants a pause."""
+    real = vars(Control)["command"]
+
+    def command(self: Control) -> Command:
+        wanted: Command = real.fget(self)
+        return wanted.model_copy(update={"action": "run"}) if wanted.action == "pause" else wanted
+
+    return property(command)
 
 
 def first_violation(mutant: Mutant, patch: Patch) -> str | None:

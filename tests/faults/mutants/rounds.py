@@ -1,5 +1,6 @@
 """Mutants of rounds: which rows they give out, and when they freeze, publish and close."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -7,11 +8,12 @@ from atoll.coordinator.rounds import quorum
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.rounds import LatestRound, Rounds
+from atoll.data.plan import Source
 from atoll.ledger import rounds as round_statements
 from atoll.ledger import rows, schema, sql
-from atoll.ledger.records import RoundState
+from atoll.ledger.records import RoundPlan, RoundState
 from atoll.simulate.faults.scenario import Scenario
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, having
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -35,14 +37,16 @@ def _has_grace(scenario: Scenario) -> bool:
 
 @mutant("row-issued-once")
 def the_cursor_does_not_move(patch: Patch) -> None:
-    edit(
-        patch,
-        Dispatch,
-        "_sources",
-        ("part.weight, issued.get(part.dataset_id, 0)", "part.weight, 0"),
-        ("if found != cursor:", "if False:"),
-    )
-    edit(patch, Dispatch, "plan", ("cursor=sum(planned.cursors.values())", "cursor=cursor"))
+    real = Dispatch.plan
+
+    def sources(self: Dispatch, _: int) -> list[Source]:
+        return [Source(part.dataset_id, part.length, part.weight, 0) for part in self.parts]
+
+    def plan(self: Dispatch, *args: Any, cursor: int) -> RoundPlan:
+        return replace(real(self, *args, cursor=cursor), cursor=cursor)
+
+    patch.setattr(Dispatch, "_sources", sources)
+    patch.setattr(Dispatch, "plan", plan)
 
 
 @mutant("row-issued-once")
@@ -52,7 +56,7 @@ def reopened_rows_are_issued_twice(patch: Patch) -> None:
 
 @mutant("row-not-lost")
 def rows_of_a_missing_worker_are_not_reopened(patch: Patch) -> None:
-    edit(patch, round_statements, "_end_leases", ('"in_round": round_number', '"in_round": -1'))
+    patch.setattr(round_statements, "_end_leases", answering(0))
 
 
 @mutant("row-not-lost")
@@ -95,11 +99,9 @@ def a_repeated_question_gets_other_rows(patch: Patch) -> None:
 
 @mutant("next-is-planned")
 def a_round_freezes_without_a_plan(patch: Patch) -> None:
-    edit(
-        patch,
-        Rounds,
-        "freeze",
-        ("freeze(record.round, next_plan, ", "freeze(record.round, None, "),
+    real = round_statements.freeze
+    patch.setattr(
+        round_statements, "freeze", lambda c, number, _, **more: real(c, number, None, **more)
     )
 
 
@@ -163,7 +165,8 @@ def a_live_worker_is_not_waited_for(patch: Patch) -> None:
 
 @mutant("closes-by-rule", _has_grace)
 def the_grace_period_is_over_at_once(patch: Patch) -> None:
-    edit(patch, quorum, "is_due", (" and seconds_with_quorum >= settings.grace_seconds", ""))
+    real = quorum.is_due
+    patch.setattr(quorum, "is_due", lambda *seen, **_: real(*seen, seconds_with_quorum=math.inf))
 
 
 @mutant("liveness", having("kill worker"))

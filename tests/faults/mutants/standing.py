@@ -1,6 +1,9 @@
 """Mutants of who may speak: fencing, generations, eviction, the operator's word."""
 
+from dataclasses import replace
 from typing import Any
+
+from sqlalchemy import Connection
 
 from atoll.coordinator.members.control import Control
 from atoll.coordinator.members.generations import Generations
@@ -10,9 +13,19 @@ from atoll.coordinator.members.membership import Membership
 from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds.assignments import Assignments
-from atoll.errors import WorkerTaken
+from atoll.errors import Evicted, UnknownWorker, WorkerTaken
 from atoll.ledger import generations, members
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit, having
+from atoll.ledger.records import WorkerRecord
+from atoll.protocol.messages import Identity
+from tests.faults.mutants.mutant import (
+    Mutant,
+    Patch,
+    adding_to,
+    answering,
+    during,
+    having,
+    never_paused,
+)
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -20,34 +33,47 @@ mutant = adding_to(MUTANTS)
 
 @mutant("fenced-gets-nothing", having("replace worker"))
 def an_earlier_life_is_not_fenced(patch: Patch) -> None:
-    edit(patch, Registry, "check", ("identity.incarnation != known.incarnation", "False"))
+    real = Registry.check
+
+    def check(self: Registry, identity: Identity) -> WorkerRecord:
+        known = self._workers.get(identity.worker_id)
+        life = identity.incarnation if known is None else known.incarnation
+        return real(self, identity.model_copy(update={"incarnation": life}))
+
+    patch.setattr(Registry, "check", check)
     patch.setattr(members, "check_incarnation", lambda c, worker, _: members.check_known(c, worker))
 
 
 @mutant("fenced-gets-nothing")
 def a_worker_that_is_out_is_answered(patch: Patch) -> None:
-    edit(
-        patch,
-        Registry,
-        "check",
-        ("known is None or not (known.active or evicted)", "known is None"),
-        ("if evicted:\n", "if False:\n"),
-    )
+    real = Registry.check
+
+    def check(self: Registry, identity: Identity) -> WorkerRecord:
+        try:
+            return real(self, identity)
+        except (UnknownWorker, Evicted):
+            known = self._workers.get(identity.worker_id)
+            if known is None or known.incarnation != identity.incarnation:
+                raise
+            return known
+
+    patch.setattr(Registry, "check", check)
 
 
 @mutant("id-is-held", having("impostor"))
 def a_live_worker_id_is_given_away(patch: Patch) -> None:
-    edit(
-        patch,
-        Registry,
-        "register",
-        ("request.worker_id in self._heartbeats.live([request.worker_id])", "False"),
-    )
+    during(patch, Registry, "register", Heartbeats, "live", answering(frozenset()))
 
 
 @mutant("fenced-gets-nothing")
 def a_new_life_gets_the_old_number(patch: Patch) -> None:
-    edit(patch, members, "register", ("known.incarnation + 1", "known.incarnation"))
+    real = members.find_worker
+
+    def earlier_life(connection: Connection, worker_id: str) -> WorkerRecord | None:
+        known = real(connection, worker_id)
+        return known and replace(known, incarnation=known.incarnation - 1)
+
+    during(patch, members, "register", members, "find_worker", earlier_life)
 
 
 @mutant("generation-current")
@@ -72,12 +98,12 @@ def a_kick_that_a_crash_cut_in_two_stays_so(patch: Patch) -> None:
 
 @mutant("operator-obeyed", having("operator"))
 def a_pause_gives_rows_out(patch: Patch) -> None:
-    edit(patch, Assignments, "_next", ('wanted == "pause"', "False"))
+    during(patch, Assignments, "_next", Control, "command", never_paused())
 
 
 @mutant("acked-is-durable", having("operator"))
 def an_order_is_kept_in_memory_only(patch: Patch) -> None:
-    edit(patch, Control, "order", ("self._ledger.set_control(", "dict("))
+    during(patch, Control, "order", members, "set_control", answering(None))
 
 
 @mutant("silent-is-evicted")
@@ -92,7 +118,8 @@ def a_lease_on_life_never_expires(patch: Patch) -> None:
 
 @mutant("live-is-kept", having("kill worker"))
 def a_lost_stream_is_taken_for_a_death_at_once(patch: Patch) -> None:
-    edit(patch, Presence, "overdue", ("if seconds > self._grace_seconds", "if seconds >= 0"))
+    real = Presence.__init__
+    patch.setattr(Presence, "__init__", lambda self, clock: real(self, clock, grace_seconds=-1.0))
 
 
 @mutant("refused-changes-nothing", having("impostor"))

@@ -1,9 +1,12 @@
 """Mutants of storage: what is pruned, and what is left over."""
 
+from typing import Any
+
 from atoll.blobs.drafts import DraftWriter
+from atoll.ledger.base import Ledger
 from atoll.proof import retention
 from atoll.simulate.faults.scenario import Scenario
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, edit
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, during
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -16,17 +19,18 @@ def _breaks_uploads(scenario: Scenario) -> bool:
 
 @mutant("blob-is-there")
 def pruning_forgets_the_outer_state(patch: Patch) -> None:
-    edit(
-        patch,
-        retention,
-        "referenced",
-        ("names |= {sha256 for _, sha256 in snapshot.slots_sha256}", "pass"),
-    )
+    real = retention.referenced
+
+    def referenced(ledger: Ledger, storage: Any) -> set[str]:
+        slots = (slot for snapshot in ledger.snapshots() for slot in snapshot.slots_sha256)
+        return real(ledger, storage) - {sha256 for _, sha256 in slots}
+
+    patch.setattr(retention, "referenced", referenced)
 
 
 @mutant("blob-is-there")
 def pruning_takes_contributions_that_replay_needs(patch: Patch) -> None:
-    edit(patch, retention, "referenced", ("kept_from(ledger, storage) + 1", "10**6"))
+    during(patch, retention, "referenced", retention, "kept_from", answering(10**6))
 
 
 @mutant("no-orphans", lambda s: s.settings["storage"]["retain"] == "snapshots")

@@ -3,17 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from atoll.coordinator.rounds import run_weights
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
+from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.ledger import contributions, schema
+from atoll.ledger.records import SnapshotRecord
+from atoll.protocol.messages import Assignment, AssignmentRequest
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults.scenario import Scenario
 from atoll.sums import fold
 from atoll.versions import replay
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, edit, having
+from atoll.versions.manifests import Manifests, Recorded
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, during, having
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -82,61 +83,56 @@ def momentum_is_not_carried_on(patch: Patch) -> None:
 
 @mutant("snapshot-bits")
 def momentum_is_not_saved(patch: Patch) -> None:
-    edit(
-        patch,
-        run_weights.RunWeights,
-        "snapshot",
-        ("self._state.slots[buffer]", "torch.zeros_like(self._state.slots[buffer])"),
-    )
-    patch.setattr(run_weights, "torch", torch, raising=False)
+    real = RunWeights.snapshot
+
+    def snapshot(self: RunWeights) -> SnapshotRecord:
+        whole = self._state
+        self._state = replace(whole, slots={n: s.new_zeros(len(s)) for n, s in whole.slots.items()})
+        try:
+            return real(self)
+        finally:
+            self._state = whole
+
+    patch.setattr(RunWeights, "snapshot", snapshot)
 
 
 @mutant("snapshot-bits")
 def a_snapshot_is_named_after_the_version_before(patch: Patch) -> None:
-    edit(
-        patch,
-        run_weights.RunWeights,
-        "snapshot",
-        ("return SnapshotRecord(version,", "return SnapshotRecord(max(1, version - 1),"),
-    )
+    real = RunWeights.snapshot
+
+    def snapshot(self: RunWeights) -> SnapshotRecord:
+        made = real(self)
+        return replace(made, version=max(1, made.version - 1))
+
+    patch.setattr(RunWeights, "snapshot", snapshot)
 
 
 @mutant("published-is-recorded", _has_many_messages)
 def a_version_is_published_before_it_is_recorded(patch: Patch) -> None:
-    edit(
-        patch,
-        Closing,
-        "_close",
-        (
-            "    self._ledger.publish(round_number, published)\n"
-            "    self._versions.publish(round_number, digests)\n",
-            "    self._versions.publish(round_number, digests)\n"
-            "    self._ledger.publish(round_number, published)\n",
-        ),
-    )
+    def publish(self: Closing, round_number: int, link: Any, digests: Any) -> None:
+        self._weights.publish(round_number, digests)
+        self._ledger.publish(round_number, link)
+
+    patch.setattr(Closing, "_publish", publish)
 
 
 @mutant("memory-follows-ledger")
 def a_version_is_recorded_and_not_published(patch: Patch) -> None:
-    edit(
-        patch,
-        Closing,
-        "_close",
-        ("    self._versions.publish(round_number, digests)\n", ""),
-    )
+    patch.setattr(RunWeights, "publish", answering(None))
 
 
 @mutant("digest-agrees", having("corrupt weights"))
 def other_weights_are_not_sent_to_fetch(patch: Patch) -> None:
-    edit(
-        patch,
-        Assignments,
-        "answer",
-        (
-            "request.version != current.version or request.digest != digest",
-            "request.version != current.version",
-        ),
-    )
+    real = Assignments.answer
+
+    def answer(self: Assignments, request: AssignmentRequest) -> Assignment:
+        current = self._weights.current
+        if request.version == current.version:
+            right = current.digests.published.root
+            request = request.model_copy(update={"digest": right})
+        return real(self, request)
+
+    patch.setattr(Assignments, "answer", answer)
 
 
 @mutant("restart-opens", having("crash coordinator"))
@@ -161,12 +157,10 @@ def replay_skips_a_contribution(patch: Patch) -> None:
 
 @mutant("audit-clean", _is_audited)
 def a_round_is_chained_under_the_newest_manifest(patch: Patch) -> None:
-    edit(
-        patch,
-        Closing,
-        "_close",
-        ("self._manifests.of_round(round_number).sha256", "self._manifests.newest.sha256"),
-    )
+    def newest(self: Manifests, _: int) -> Recorded:
+        return self.newest
+
+    during(patch, Closing, "_link", Manifests, "of_round", newest)
 
 
 @mutant("weights-bits", _restores_momentum)

@@ -150,13 +150,17 @@ class Admission:
         leased = latest.ranges(header.worker_id)
         leases.check_named(header, leased)
         rows = sum(lease.stop - lease.start for lease in leased)
-        weighting = self._manifests.of_round(header.round).manifest.weighting
-        weight = 1 if weighting == "equal" else header.tokens
+        weight = self._weight(header)
         if header.rows != rows or header.tokens != rows * self._block or header.weight != weight:
             raise ContributionError(
                 f"rows={header.rows} tokens={header.tokens} weight={header.weight} do not fit "
                 f"the lease, which counts rows={rows} tokens={rows * self._block} weight={weight}"
             )
+
+    def _weight(self, header: FrameHeader) -> int:
+        """What a contribution weighs in its round: 1 or its tokens, as the manifest says."""
+        weighting = self._manifests.of_round(header.round).manifest.weighting
+        return 1 if weighting == "equal" else header.tokens
 
     def _check_size(self, header: FrameHeader, nbytes: int) -> None:
         exact = frame.frame_bytes(header)

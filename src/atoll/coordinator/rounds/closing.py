@@ -13,8 +13,9 @@ from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.ledger import chain
 from atoll.ledger.base import Ledger
-from atoll.ledger.records import Published, RunRecord
+from atoll.ledger.records import ContributionRecord, Published, RunRecord
 from atoll.versions.manifests import Manifests
+from atoll.versions.replay import Digests
 
 log = logging.getLogger(__name__)
 
@@ -82,27 +83,7 @@ class Closing:
         contributions = self._ledger.contributions(round_number)
         digests = self._weights.compute(round_number, contributions)
         computed = self._clock.now()
-        prev_hash = self._chain_head(round_number)
-        published = Published(
-            prev_hash=prev_hash,
-            hash=chain.round_hash(
-                prev_hash=prev_hash,
-                round_number=round_number,
-                manifest_sha256=self._manifests.of_round(round_number).sha256,
-                contributions=contributions,
-                master_digest=digests.master.root,
-                published_digest=digests.published.root,
-            ),
-            master_digest=digests.master.root,
-            published_digest=digests.published.root,
-            leaves=digests.master.leaves,
-            published_leaves=(
-                None if digests.published is digests.master else digests.published.leaves
-            ),
-            published_wall=self._clock.wall(),
-        )
-        self._ledger.publish(round_number, published)
-        self._weights.publish(round_number, digests)
+        self._publish(round_number, self._link(round_number, contributions, digests), digests)
         self._rounds.refresh()
         log.info(
             "round closed",
@@ -116,6 +97,34 @@ class Closing:
         )
         self._changed()
         self._snapshots.published(round_number, is_last=self._rounds.is_finished())
+
+    def _publish(self, round_number: int, link: Published, digests: Digests) -> None:
+        """Records the version, then offers it: what an island was given is there after a crash."""
+        self._ledger.publish(round_number, link)
+        self._weights.publish(round_number, digests)
+
+    def _link(
+        self, round_number: int, contributions: list[ContributionRecord], digests: Digests
+    ) -> Published:
+        """The link that the round adds to the chain, under the manifest that the round is under."""
+        prev_hash = self._chain_head(round_number)
+        master, published = digests.master, digests.published
+        return Published(
+            prev_hash=prev_hash,
+            hash=chain.round_hash(
+                prev_hash=prev_hash,
+                round_number=round_number,
+                manifest_sha256=self._manifests.of_round(round_number).sha256,
+                contributions=contributions,
+                master_digest=master.root,
+                published_digest=published.root,
+            ),
+            master_digest=master.root,
+            published_digest=published.root,
+            leaves=master.leaves,
+            published_leaves=None if published is master else published.leaves,
+            published_wall=self._clock.wall(),
+        )
 
     def _chain_head(self, round_number: int) -> str:
         if round_number == 1:
