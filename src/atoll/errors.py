@@ -6,7 +6,7 @@
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
       StoreError                  BlobMissing, BlobChanged, StorageFull, StoreAway, DiskFailed,
-                                  LedgerTooNew, StateHeld, Superseded, StateDamaged
+                                  LedgerVersion, StateHeld, Superseded, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   BarrierTimeout, Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
@@ -154,10 +154,10 @@ class DiskFailed(StoreError):
     retry = True  # by a sender, once the coordinator is back; a sync is never repeated
 
 
-class LedgerTooNew(StoreError):
-    """The ledger was written by a newer program."""
+class LedgerVersion(StoreError):
+    """The ledger's tables are of another release than this program's."""
 
-    code = "LEDGER_TOO_NEW"
+    code = "LEDGER_VERSION"
 
 
 class StateHeld(StoreError):

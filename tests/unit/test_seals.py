@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import StateDamaged, UnknownWorker
-from atoll.ledger import engines, migrations, seals
-from atoll.ledger.migrations import STEPS, Step
+from atoll.errors import UnknownWorker
+from atoll.ledger import engines, seals
 from atoll.ledger.sql import SqlLedger
 
 
@@ -73,41 +72,6 @@ def test_changed_table_definition_is_found(ledger):
     by_hand(ledger, "ALTER TABLE workers RENAME COLUMN active TO passive")
 
     assert seals.SCHEMA in {damage.place for damage in ledger.damage()}
-
-
-def test_ledger_from_before_there_were_seals_is_sealed_as_it_is(tmp_path):
-    database = engines.open_database(tmp_path / "old.sqlite")
-    migrations.migrate(database, STEPS[: migrations.SEALED - 1])
-    SqlLedger(database).register("a", "key", wall=1.5)
-    database.close()
-
-    ledger = engines.open_ledger(tmp_path / "old.sqlite")
-
-    assert [worker.worker_id for worker in ledger.workers()] == ["a"]
-    assert ledger.damage() == []
-    ledger.close()
-
-
-def test_step_that_comes_later_leaves_the_ledger_sealed(ledger):
-    steps = (*STEPS, Step(len(STEPS) + 1, lambda c: _add_note(c)))
-
-    migrations.migrate(ledger._database, steps)
-    ledger.register("b", "key", wall=1.5)
-
-    assert ledger.damage() == []
-
-
-def _add_note(connection):
-    connection.exec_driver_sql("ALTER TABLE workers ADD COLUMN note TEXT DEFAULT 'none'")
-
-
-def test_damaged_ledger_is_not_migrated(ledger):
-    """A step would seal the damage."""
-    by_hand(ledger, "UPDATE workers SET incarnation = 2")
-    steps = (*STEPS, Step(len(STEPS) + 1, lambda c: _add_note(c)))
-
-    with pytest.raises(StateDamaged, match="table 'workers' at 'a'"):
-        migrations.migrate(ledger._database, steps)
 
 
 def test_copy_of_a_ledger_is_sealed(ledger, tmp_path):

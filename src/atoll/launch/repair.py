@@ -186,7 +186,7 @@ def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
         report.damages += [f"{str(original)!r}: {line}" for line in salvage.integrity(copied)]
     else:
         report.damages.append(f"{str(original)!r}: it is missing")
-    salvaged = salvage.salvage(copied, scratch / LEDGER)
+    salvaged = salvage.salvage(copied, scratch / LEDGER, name=repr(str(original)))
     report.damages += [
         str(replace(d, ledger=f"the ledger {str(original)!r}")) for d in salvaged.damages
     ]

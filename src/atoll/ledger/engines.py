@@ -13,11 +13,11 @@ from atoll.ledger.sql import SqlLedger
 
 
 def open_ledger(url_or_path: str | Path, *, lease_seconds: float = epochs.LEASE_SECONDS) -> Ledger:
-    """The ledger at a path, `:memory:`, `sqlite:///…` or `postgresql://…`, at the newest version.
+    """The ledger at a path, `:memory:`, `sqlite:///…` or `postgresql://…`, with its tables.
 
-    Makes it when absent. Raises StateHeld when another process has it open, LedgerTooNew when a
-    newer program wrote it, StoreError when it cannot be reached. On PostgreSQL another process may
-    take it over when this one has been silent for `lease_seconds`.
+    Makes it when absent. Raises StateHeld when another process has it open, LedgerVersion when
+    another release wrote it, StoreError when it cannot be reached. On PostgreSQL another process
+    may take it over when this one has been silent for `lease_seconds`.
     """
     database = open_database(url_or_path, lease_seconds=lease_seconds)
     try:

@@ -47,13 +47,16 @@ class Salvaged:
     published: int = 0  # the newest published round that could be read at all
 
 
-def salvage(source: Path, target: Path) -> Salvaged:
-    """Fills a new ledger at `target` from `source`."""
+def salvage(source: Path, target: Path, *, name: str) -> Salvaged:
+    """Fills a new ledger at `target` from `source`, a copy of the ledger that `name` tells.
+
+    LedgerVersion when that is of another release.
+    """
     found = Salvaged()
-    version = _version(source)
+    _check_version(source, name=name)
     database = engines.open_database(target)
     try:
-        migrations.migrate(database, migrations.STEPS[:version])
+        migrations.migrate(database)
         database.at_commit = None
         with database.bare() as connection:
             # A row may have lost what it refers to; whether the rest stands is for the chain.
@@ -71,7 +74,6 @@ def salvage(source: Path, target: Path) -> Salvaged:
             # What has no seal is for the chain alone to judge.
             _leave_out(connection, [damage for damage in found.damages if damage.is_sealed])
             seals.renew(connection)
-        migrations.migrate(database)
     finally:
         database.close()
     return found
@@ -106,14 +108,13 @@ def _open(path: Path) -> Any:
     return opened
 
 
-def _version(source: Path) -> int:
-    newest = len(migrations.STEPS)
+def _check_version(source: Path, *, name: str) -> None:
+    """Refuses a ledger of another version; one that tells none is taken for one of this."""
     driver = connect.sqlite_module()
     with contextlib.closing(_open(source)) as raw, contextlib.suppress(driver.Error):
-        [row] = raw.execute("SELECT version FROM schema_version").fetchall()
-        if isinstance(row[0], int) and 1 <= row[0] <= newest:
-            return row[0]
-    return newest
+        versions = [row[0] for row in raw.execute("SELECT version FROM schema_version")]
+        if len(versions) == 1 and isinstance(versions[0], int) and versions[0] > 0:
+            migrations.check_version(versions[0], name=name)
 
 
 def _copy(raw: Any, sink: Connection) -> None:

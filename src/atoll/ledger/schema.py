@@ -1,7 +1,7 @@
 """The ledger's tables as SQLAlchemy Core sees them; columns are named as in `records`.
 
-What statements are built from. The tables themselves are made by `migrations`, whose released steps
-never change; a test holds the two together.
+What statements are built from, and what `migrations` makes; a test compares this with the tables
+that a database tells of.
 """
 
 from sqlalchemy import (

@@ -100,12 +100,11 @@ def make(connection: Connection) -> None:
             f"CREATE TABLE {TABLE} (place TEXT NOT NULL, key BLOB NOT NULL, "
             f"count BIGINT NOT NULL, total BLOB NOT NULL, PRIMARY KEY (place, key))"
         )
+        renew(connection)
 
 
 def renew(connection: Connection) -> None:
-    """Seals every row as it is now, as after a migration; nothing when there are no seals yet."""
-    if not _has_seals(connection):
-        return
+    """Seals every row as it is now, damaged or not."""
     connection.exec_driver_sql(f"DELETE FROM {TABLE}")
     found = [(*at, count, _bytes(total)) for *at, count, total in _computed(connection)]
     if found:
@@ -125,13 +124,6 @@ def check(database: Database) -> list[LedgerDamage]:
     return [replace(damage, ledger=f"the ledger {database.name}") for damage in found]
 
 
-def check_before_migration(database: Database) -> None:
-    """Refuses to migrate what has changed since it was sealed: a step would seal the damage."""
-    found = check(database)
-    if found:
-        raise StateDamaged(str(found[0]))
-
-
 def _integrity(connection: Connection) -> list[LedgerDamage]:
     try:
         lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_CHECKED_ERRORS})").scalars()
@@ -142,8 +134,8 @@ def _integrity(connection: Connection) -> list[LedgerDamage]:
 
 
 def broken(connection: Connection) -> list[LedgerDamage]:
-    """Groups of rows that are not as their seals say; none where there are no seals yet."""
-    return list(_broken(connection)) if _has_seals(connection) else []
+    """Groups of rows that are not as their seals say."""
+    return list(_broken(connection))
 
 
 def _broken(connection: Connection) -> Iterator[LedgerDamage]:
@@ -216,13 +208,6 @@ def _bytes(total: int) -> bytes:
 
 def _hash(place: str, row: bytes) -> int:
     return int.from_bytes(hashlib.sha256(place.encode() + b"\0" + bytes(row)).digest(), "big")
-
-
-def _has_seals(connection: Connection) -> bool:
-    if connection.dialect.name != "sqlite":
-        return False
-    statement = "SELECT count(*) FROM main.sqlite_master WHERE type = 'table' AND name = ?"
-    return bool(connection.exec_driver_sql(statement, (TABLE,)).scalar_one())
 
 
 def _tables(connection: Connection) -> list[_Sealed]:

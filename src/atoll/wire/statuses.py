@@ -39,7 +39,7 @@ _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "STORE": (500, grpc.StatusCode.INTERNAL),
     "BLOB_CHANGED": (500, grpc.StatusCode.DATA_LOSS),
     "STATE_DAMAGED": (500, grpc.StatusCode.DATA_LOSS),
-    "LEDGER_TOO_NEW": (500, grpc.StatusCode.FAILED_PRECONDITION),
+    "LEDGER_VERSION": (500, grpc.StatusCode.FAILED_PRECONDITION),
     "STATE_HELD": (500, grpc.StatusCode.FAILED_PRECONDITION),
     "DIVERGED": (500, grpc.StatusCode.INTERNAL),
     "GROUP_BROKEN": (500, grpc.StatusCode.INTERNAL),
