@@ -185,7 +185,7 @@ def _frame(url: str, who: Identity, home: Path) -> tuple[Identity, StoredFrame]:
     )
     assert given.round is not None, given
     link.close()
-    rows = sum(r.stop - r.start for r in given.ranges)
+    rows = sum(map(len, given.ranges))
     header = FrameHeader.of(
         layout,
         Fp32(),
@@ -200,7 +200,7 @@ def _frame(url: str, who: Identity, home: Path) -> tuple[Identity, StoredFrame]:
         rows=rows,
         tokens=rows * 64,
         loss_sum=1.0,
-        ranges=[(r.start, r.stop) for r in given.ranges],
+        ranges=given.ranges,
     )
     path = home / who.worker_id
     with path.open("wb") as file:

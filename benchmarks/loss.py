@@ -17,11 +17,11 @@ from atoll import config
 from atoll.config import RunFile
 from atoll.data import base, batches
 from atoll.data import registry as datasets
-from atoll.data.plan import Range
 from atoll.island import inner_optimizer
 from atoll.models import gpt, init
 from atoll.models import registry as models
 from atoll.protocol.manifest import InnerSettings
+from atoll.rows import RowRange
 from atoll.simulate import cluster
 from benchmarks.report import Bar, report, show
 
@@ -37,7 +37,8 @@ def single_process(run_file: RunFile) -> float:
     model = models.build(run_file.model)
     init.fill(model, run_file.settings["seed"])
     optimizer = inner_optimizer.build_optimizer(model, settings)
-    rows = Range(0, steps * settings.batch * ISLANDS)
+    name = base.dataset_id(dataset.identity())
+    rows = RowRange(name, 0, steps * settings.batch * ISLANDS)
     seed = run_file.settings["seed"]
     for batch in batches.batches(dataset, [rows], batch=settings.batch * ISLANDS, seed=seed):
         loss = gpt.loss(model, batch)

@@ -446,7 +446,7 @@ class HandIsland:
 
     def header(self, assignment: Assignment, **changes: Any) -> FrameHeader:
         """An honest header for `assignment`, with `changes`."""
-        rows = sum(span.stop - span.start for span in assignment.ranges)
+        rows = sum(map(len, assignment.ranges))
         weighting = self.cluster.manifest.weighting
         assert assignment.round is not None, assignment
         header = FrameHeader.of(
@@ -463,8 +463,7 @@ class HandIsland:
             rows=rows,
             tokens=rows * BLOCK,
             loss_sum=2.0 * rows * BLOCK,
-            ranges=[(span.start, span.stop) for span in assignment.ranges],
-            datasets=[span.dataset_id for span in assignment.ranges if span.dataset_id],
+            ranges=assignment.ranges,
         )
         return replace(header, **changes)
 

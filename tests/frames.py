@@ -5,10 +5,17 @@ from dataclasses import replace
 
 from atoll.codecs import registry
 from atoll.layout import Layout
+from atoll.rows import RowRange
 from atoll.wire.header import FrameHeader
 
 LAYOUT = Layout.of([("embed", (4, 3), "float32"), ("norm", (3,), "float32")])
 CODEC = registry.build("fp32")
+DATASET_ID = "d" * 16
+
+
+def ranges(*spans: tuple[int, int], dataset_id: str = DATASET_ID) -> tuple[RowRange, ...]:
+    """Rows of one dataset, as a header names them."""
+    return tuple(RowRange(dataset_id, start, stop) for start, stop in spans)
 
 
 def contribution(layout=LAYOUT, codec=CODEC, **changes) -> FrameHeader:
@@ -26,7 +33,7 @@ def contribution(layout=LAYOUT, codec=CODEC, **changes) -> FrameHeader:
         rows=6,
         tokens=1536,
         loss_sum=2048.5,
-        ranges=[(0, 4), (8, 10)],
+        ranges=ranges((0, 4), (8, 10)),
     )
     return replace(header, **changes)
 

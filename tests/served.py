@@ -268,7 +268,7 @@ class Worker:
     def header(self, assignment: Assignment) -> FrameHeader:
         """The header of this worker's contribution to the assigned round."""
         coordinator = self.served.coordinator
-        rows = sum(span.stop - span.start for span in assignment.ranges)
+        rows = sum(map(len, assignment.ranges))
         assert assignment.round is not None
         return FrameHeader.of(
             coordinator.layout,
@@ -284,7 +284,7 @@ class Worker:
             rows=rows,
             tokens=rows * int(coordinator.manifest.data.identity["block"]),
             loss_sum=1.0,
-            ranges=[(span.start, span.stop) for span in assignment.ranges],
+            ranges=assignment.ranges,
         )
 
     def frame(self, assignment: Assignment | None = None, **changes: Any) -> BytesFrame:

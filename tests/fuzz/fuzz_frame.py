@@ -22,6 +22,7 @@ with atheris.instrument_imports(include=["atoll.wire"]):
 from atoll.codecs import buffers
 from atoll.errors import FrameError, LayoutMismatch, VersionMismatch
 from atoll.layout import Layout
+from atoll.rows import RowRange
 
 LAYOUT = Layout.of([("embed", (4, 3), "float32"), ("norm", (3,), "float32")])
 CODECS = [
@@ -44,7 +45,7 @@ HEADER = header.FrameHeader.of(
     rows=1,
     tokens=1,
     loss_sum=1.5,
-    ranges=[(0, 1)],
+    ranges=[RowRange("d" * 16, 0, 1)],
 )
 EXPECTATION = frame.Expectation(layout=LAYOUT, codec=CODECS[0], kind="contribution")
 PLAIN = json.loads(HEADER.to_json())

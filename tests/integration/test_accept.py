@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atoll.data import base
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -21,7 +22,10 @@ from atoll.ledger.records import LeaseState
 from atoll.proof import retention
 from atoll.wire import frame
 from tests import clusters
-from tests.clusters import Cluster, Frame, HandIsland, one_thread  # noqa: F401
+from tests.clusters import DATA_IDENTITY, Cluster, Frame, HandIsland, one_thread  # noqa: F401
+from tests.frames import ranges
+
+DATASET_ID = base.dataset_id(DATA_IDENTITY)
 
 
 @pytest.fixture
@@ -344,7 +348,6 @@ def _weights_frame(_: HandIsland, b: HandIsland) -> object:
         base_digest=None,
         result_digest="0" * 64,
         ranges=(),
-        datasets=(),
     )
     return b.send(clusters.make_frame(header, bytes(header.payload_bytes)))
 
@@ -395,9 +398,13 @@ ATTACKS = {
     "frame of another worker": Attack("PERMISSION_DENIED", lambda a, b: b.send(a.frame())),
     "frame from the future": Attack("PERMISSION_DENIED", _header(incarnation=2)),
     "weights instead": Attack("PERMISSION_DENIED", _weights_frame),
-    "rows of another worker": Attack("LEASE_LOST", _header(ranges=((0, 6),))),
-    "rows never leased": Attack("LEASE_LOST", _header(ranges=((600, 606),))),
-    "fewer rows": Attack("LEASE_LOST", _header(ranges=((6, 11),))),
+    "rows of another worker": Attack(
+        "LEASE_LOST", _header(ranges=ranges((0, 6), dataset_id=DATASET_ID))
+    ),
+    "rows never leased": Attack(
+        "LEASE_LOST", _header(ranges=ranges((600, 606), dataset_id=DATASET_ID))
+    ),
+    "fewer rows": Attack("LEASE_LOST", _header(ranges=ranges((6, 11), dataset_id=DATASET_ID))),
     "rows miscounted": Attack("CONTRIBUTION", _header(rows=7)),
     "tokens miscounted": Attack("CONTRIBUTION", _header(tokens=2**40)),
     "weight raised": Attack("CONTRIBUTION", _header(weight=1000)),

@@ -28,6 +28,7 @@ from atoll.island.link.base import DownloadProgress
 from atoll.wire import frame, statuses
 from atoll.wire.proto import transfer_pb2
 from tests import served
+from tests.frames import ranges
 from tests.served import SOCKET_SECONDS, BytesFrame, Served, Worker
 
 
@@ -259,7 +260,7 @@ COMMIT = transfer_pb2.UploadPart(commit=True)
 EMPTY = transfer_pb2.UploadPart()
 NO_RUN = "another-run"
 NO_SHA = "0" * 64
-MANY = tuple((2 * row, 2 * row + 1) for row in range(4000))
+MANY = ranges(*((2 * row, 2 * row + 1) for row in range(1500)))
 Sent = list[transfer_pb2.UploadPart]
 REFUSED: dict[str, tuple[type[AtollError], Callable[[Case], Sent]]] = {
     "nothing at all": (FrameError, lambda _: []),
@@ -285,7 +286,7 @@ REFUSED: dict[str, tuple[type[AtollError], Callable[[Case], Sent]]] = {
     "another manifest's": (ManifestMismatch, lambda c: [c.framed(manifest_sha256=NO_SHA)]),
     "another worker's frame": (Forbidden, lambda c: [c.framed(worker_id="bob")]),
     "a later life's frame": (Forbidden, lambda c: [c.framed(incarnation=99)]),
-    "rows of others": (LeaseLost, lambda c: [c.framed(ranges=((0, 1),), rows=1)]),
+    "rows of others": (LeaseLost, lambda c: [c.framed(ranges=ranges((0, 1)), rows=1)]),
     "very many rows": (LeaseLost, lambda c: [c.framed(ranges=MANY)]),
 }
 

@@ -26,6 +26,7 @@ from atoll.ledger.sql import SqlLedger
 from atoll.proof.balance import EpochBalance
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, HandIsland, one_thread  # noqa: F401
+from tests.frames import ranges
 
 ROWS_EACH = 6  # of an island in a round
 STEPS_BY_CHANCE = 100  # by where units begin; to look at 60 more leases takes several hundred
@@ -185,10 +186,10 @@ def test_fenced_worker_gets_no_rows_and_completes_none(cluster):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"ranges": ((0, 5),), "rows": 5, "tokens": 20},
-        {"ranges": ((6, 12),)},
-        {"ranges": ((0, 3), (3, 6)), "datasets": (ID, ID)},
-        {"datasets": ("0" * 16,)},
+        {"ranges": ranges((0, 5), dataset_id=ID), "rows": 5, "tokens": 20},
+        {"ranges": ranges((6, 12), dataset_id=ID)},
+        {"ranges": ranges((0, 3), (3, 6), dataset_id=ID)},
+        {"ranges": ranges((0, 6), dataset_id="0" * 16)},
     ],
     ids=["fewer", "somebody else's", "cut otherwise", "another dataset"],
 )
@@ -200,13 +201,6 @@ def test_contribution_that_names_other_rows_than_its_lease_is_refused(cluster, c
         a.send(a.frame(**changes))
 
     assert cluster.coordinator.state_hash() == before
-
-
-def test_contribution_of_one_dataset_need_not_name_it(cluster):
-    """As frames of earlier releases do."""
-    a, _ = cluster.pair()
-
-    assert a.send(a.frame(datasets=())).rows == ROWS_EACH
 
 
 # Leases end

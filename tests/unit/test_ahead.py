@@ -6,12 +6,16 @@ import pytest
 import torch
 
 from atoll.data import batches
-from atoll.data.plan import Range
 from atoll.data.synthetic import SyntheticCorpus
 from atoll.errors import StoreError
 from atoll.island.prefetch import DEPTH, RowPrefetch
+from atoll.rows import RowRange
 
 CORPUS = SyntheticCorpus(seed=1, rows=100, held_out_rows=1, block=4)
+
+
+def rows(start: int, stop: int) -> RowRange:
+    return RowRange("d" * 16, start, stop)
 
 
 class Watched:
@@ -52,7 +56,7 @@ def ahead(watched):
     made.close()
 
 
-def expected(*ranges: Range) -> list[torch.Tensor]:
+def expected(*ranges: RowRange) -> list[torch.Tensor]:
     return list(batches.batches(CORPUS, ranges, batch=2, seed=1))
 
 
@@ -61,13 +65,13 @@ def same(one, other) -> bool:
 
 
 def test_batches_are_those_of_the_ranges_in_order(ahead):
-    ranges = [Range(0, 5), Range(90, 96)]
+    ranges = [rows(0, 5), rows(90, 96)]
 
     assert same(list(ahead.batches(ranges, batch=2, seed=1)), expected(*ranges))
 
 
 def test_next_batches_are_read_while_one_is_used(ahead, watched):
-    source = ahead.batches([Range(0, 40)], batch=2, seed=1)
+    source = ahead.batches([rows(0, 40)], batch=2, seed=1)
 
     next(source)
 
@@ -76,30 +80,30 @@ def test_next_batches_are_read_while_one_is_used(ahead, watched):
 
 
 def test_rows_of_the_next_round_are_read_before_it_begins(ahead, watched):
-    ahead.begin([Range(10, 20)], batch=2, seed=1)
+    ahead.begin([rows(10, 20)], batch=2, seed=1)
     watched.wait_for(2 * DEPTH)
     before = watched.read
 
-    made = list(ahead.batches([Range(10, 20)], batch=2, seed=1))
+    made = list(ahead.batches([rows(10, 20)], batch=2, seed=1))
 
-    assert same(made, expected(Range(10, 20)))
+    assert same(made, expected(rows(10, 20)))
     assert (before, watched.read) == (2 * DEPTH, 10)
 
 
 def test_rows_that_were_read_in_vain_are_dropped(ahead):
     """The plan was another one in the end."""
-    ahead.begin([Range(50, 60)], batch=2, seed=1)
+    ahead.begin([rows(50, 60)], batch=2, seed=1)
 
-    made = list(ahead.batches([Range(0, 6)], batch=2, seed=1))
+    made = list(ahead.batches([rows(0, 6)], batch=2, seed=1))
 
-    assert same(made, expected(Range(0, 6)))
+    assert same(made, expected(rows(0, 6)))
 
 
 def test_rows_begun_twice_are_read_once(ahead, watched):
-    ahead.begin([Range(0, 4)], batch=2, seed=1)
-    ahead.begin([Range(0, 4)], batch=2, seed=1)
+    ahead.begin([rows(0, 4)], batch=2, seed=1)
+    ahead.begin([rows(0, 4)], batch=2, seed=1)
 
-    list(ahead.batches([Range(0, 4)], batch=2, seed=1))
+    list(ahead.batches([rows(0, 4)], batch=2, seed=1))
 
     assert watched.read == 4
 
@@ -107,9 +111,9 @@ def test_rows_begun_twice_are_read_once(ahead, watched):
 def test_row_that_cannot_be_read_is_an_error_where_it_is_needed():
     broken = Watched(broken_after=2)
     ahead = RowPrefetch(broken)
-    source = ahead.batches([Range(0, 10)], batch=2, seed=1)
+    source = ahead.batches([rows(0, 10)], batch=2, seed=1)
 
-    assert same([next(source)], expected(Range(0, 2)))
+    assert same([next(source)], expected(rows(0, 2)))
     with pytest.raises(StoreError, match="the disk is gone"):
         next(source)
 

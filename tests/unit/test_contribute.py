@@ -23,6 +23,7 @@ from atoll.island.state.weights import IslandWeights
 from atoll.models import registry as models
 from atoll.protocol.messages import Info
 from atoll.wire.header import FrameHeader
+from tests.frames import ranges
 
 NAME = WorkerId("a")
 PATIENCE_SECONDS = 0.2
@@ -106,7 +107,7 @@ def handed_in(continuity: Continuity, error: AtollError | None) -> bool:
         rows=1,
         tokens=8,
         loss_sum=1.0,
-        ranges=((0, 1),),
+        ranges=ranges((0, 1)),
     )
     return hand_in.contribute(
         session, continuity, weights, header, codec=Bf16(), noise=Noise(1, 1, NAME)

@@ -6,14 +6,18 @@ import pytest
 import torch
 
 from atoll.data import base, batches, registry, shuffle, text
-from atoll.data.plan import Range
 from atoll.data.synthetic import SyntheticCorpus
 from atoll.data.text import TextFiles
 from atoll.data.tokens import TokenFile
 from atoll.errors import ConfigError, StoreError
+from atoll.rows import RowRange
 
 SENTENCE = b"the quick brown fox jumps over the lazy dog"  # 43 bytes
 CORPUS = SyntheticCorpus(seed=1, rows=10, held_out_rows=4, block=8)
+
+
+def rows(start: int, stop: int) -> RowRange:
+    return RowRange("d" * 16, start, stop)
 
 
 @pytest.fixture
@@ -367,13 +371,13 @@ def row_indices(tensor):
 
 
 def test_batches_are_int64_tensors_of_the_batch_size():
-    made = list(batches.batches(CORPUS, [Range(0, 8)], batch=4, seed=1))
+    made = list(batches.batches(CORPUS, [rows(0, 8)], batch=4, seed=1))
 
     assert [(b.dtype, tuple(b.shape)) for b in made] == [(torch.int64, (4, 9))] * 2
 
 
 def test_batches_hold_the_rows_that_the_permutation_names():
-    ranges = [Range(3, 6), Range(17, 21)]
+    ranges = [rows(3, 6), rows(17, 21)]
 
     made = list(batches.batches(CORPUS, ranges, batch=4, seed=1))
 
@@ -384,13 +388,13 @@ def test_batches_hold_the_rows_that_the_permutation_names():
 
 
 def test_last_batch_is_smaller_when_rows_do_not_divide():
-    made = list(batches.batches(CORPUS, [Range(0, 3), Range(5, 9)], batch=4, seed=1))
+    made = list(batches.batches(CORPUS, [rows(0, 3), rows(5, 9)], batch=4, seed=1))
 
     assert [len(b) for b in made] == [4, 3]
 
 
 def test_one_epoch_of_batches_holds_every_row_once():
-    made = list(batches.batches(CORPUS, [Range(10, 20)], batch=3, seed=1))
+    made = list(batches.batches(CORPUS, [rows(10, 20)], batch=3, seed=1))
 
     assert sorted(row_indices(torch.cat(made))) == list(range(10))
 
@@ -405,7 +409,7 @@ def test_held_out_batches_hold_the_rows_asked_for():
 
 def test_batch_below_one_row_is_refused_before_the_first_batch():
     with pytest.raises(ConfigError, match="batch=0"):
-        batches.batches(CORPUS, [Range(0, 8)], batch=0, seed=1)
+        batches.batches(CORPUS, [rows(0, 8)], batch=0, seed=1)
 
 
 GOLDEN_SYNTHETIC = "1f191a5d87adc4ccf51b2a4dfc2f0e776fac3b53f7da7d1bef56157e8c9dcece"

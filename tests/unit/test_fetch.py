@@ -26,6 +26,7 @@ from atoll.protocol.messages import Identity, Info
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
 from atoll.wire.header import FrameHeader
+from tests.frames import ranges
 
 LAYOUT = Layout.of([("weight", (3, 5), "float32"), ("bias", (3,), "float32")])
 VALUES = torch.arange(LAYOUT.size, dtype=torch.float32) + 1
@@ -174,7 +175,7 @@ UNFIT: dict[str, tuple[bytes, type[AtollError]]] = {
             base_digest=DIGEST,
             worker_id="a",
             incarnation=1,
-            ranges=((0, 1),),
+            ranges=ranges((0, 1)),
             codec=Bf16(),
         ),
         FrameError,

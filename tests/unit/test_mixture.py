@@ -6,9 +6,9 @@ import torch
 from atoll import config
 from atoll.data import base, batches, mixture, parts, registry
 from atoll.data.mixture import Mixture, NamedDataset
-from atoll.data.plan import Range
 from atoll.data.synthetic import SyntheticCorpus
 from atoll.errors import ConfigError, StateDamaged
+from atoll.rows import RowRange
 
 SHAPE = {"kind": "synthetic", "held_out_rows": 2, "block": 4}
 
@@ -69,7 +69,7 @@ def test_parts_that_are_not_different_are_refused(named):
 def test_rows_of_a_round_take_turns_by_their_number():
     made = pair()
     ids = names(made)
-    ranges = [Range(0, 6, ids["x"]), Range(10, 12, ids["y"])]
+    ranges = [RowRange(ids["x"], 0, 6), RowRange(ids["y"], 10, 12)]
 
     found = [(dataset is made.parts[ids["x"]], p) for dataset, p in mixture.turns(made, ranges)]
 
@@ -82,11 +82,13 @@ def test_batches_hold_rows_of_every_part():
     made = pair()
     ids = names(made)
 
-    [rows] = batches.batches(made, [Range(0, 3, ids["x"]), Range(0, 1, ids["y"])], batch=4, seed=1)
+    [rows] = batches.batches(
+        made, [RowRange(ids["x"], 0, 3), RowRange(ids["y"], 0, 1)], batch=4, seed=1
+    )
 
     alone = [
-        torch.cat(list(batches.batches(corpus(1), [Range(0, 3)], batch=3, seed=1))),
-        torch.cat(list(batches.batches(corpus(2, rows=6), [Range(0, 1)], batch=1, seed=1))),
+        torch.cat(list(batches.batches(corpus(1), [RowRange("", 0, 3)], batch=3, seed=1))),
+        torch.cat(list(batches.batches(corpus(2, rows=6), [RowRange("", 0, 1)], batch=1, seed=1))),
     ]
     order = [0, 1, 3, 2]  # where x, x, y, x stand in the parts one after another
     assert torch.equal(rows, torch.cat(alone)[order])
@@ -94,7 +96,7 @@ def test_batches_hold_rows_of_every_part():
 
 def test_rows_of_a_dataset_that_is_none_of_the_parts_are_refused():
     with pytest.raises(StateDamaged, match="'feed' are assigned"):
-        list(mixture.turns(pair(), [Range(0, 1, "feed")]))
+        list(mixture.turns(pair(), [RowRange("feed", 0, 1)]))
 
 
 # Streams
@@ -103,7 +105,7 @@ def test_rows_of_a_dataset_that_is_none_of_the_parts_are_refused():
 def test_stream_has_rows_without_end_in_their_own_order():
     stream = corpus(1, rows=0)
 
-    [rows] = batches.batches(stream, [Range(5, 7)], batch=2, seed=9)
+    [rows] = batches.batches(stream, [RowRange("", 5, 7)], batch=2, seed=9)
 
     expected = [torch.from_numpy(stream.row(5)), torch.from_numpy(stream.row(6))]
     assert torch.equal(rows, torch.stack(expected))

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.data import plan
-from atoll.data.plan import Plan, Range, Source
+from atoll.data.plan import Plan, Source
 from atoll.errors import ConfigError, StateDamaged
+from atoll.rows import RowRange
 
 worker_lists = st.lists(st.sampled_from(["a", "b", "B", "a.1", "a-1", "10", "9"]), unique=True)
 weights = st.integers(1, 7)
@@ -19,7 +20,7 @@ def states(draw):
     sources, reopened = [], []
     for name in draw(st.lists(st.sampled_from("xyz"), min_size=1, unique=True)):
         edges = sorted(draw(st.sets(st.integers(0, 200), max_size=12)))
-        reopened += [Range(a, b, name) for a, b in zip(edges[::2], edges[1::2], strict=False)]
+        reopened += [RowRange(name, a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
         cursor = (edges[-1] if edges else 0) + draw(st.integers(0, 20))
         sources.append(Source(name, draw(lengths), draw(weights), cursor))
     return sources, draw(st.permutations(reopened))
@@ -37,8 +38,8 @@ def one(cursor: int, length: int = 1000) -> list[Source]:
     return [Source("x", length, 1, cursor)]
 
 
-def x(start: int, stop: int) -> Range:
-    return Range(start, stop, "x")
+def x(start: int, stop: int) -> RowRange:
+    return RowRange("x", start, stop)
 
 
 @given(workers=worker_lists, rows_each=st.integers(1, 40), state=states())
@@ -159,8 +160,8 @@ def test_every_row_of_every_epoch_is_done_exactly_once_in_any_history(history, r
     names = data.draw(st.lists(st.sampled_from("xyz"), min_size=1, unique=True))
     shapes = {name: (data.draw(lengths), data.draw(weights)) for name in names}
     cursors = dict.fromkeys(names, 0)
-    reopened: list[Range] = []
-    done: list[Range] = []
+    reopened: list[RowRange] = []
+    done: list[RowRange] = []
 
     for workers, lost in [*history, *[(["z"], set())] * 400]:
         if not reopened and (workers, lost) == (["z"], set()):
@@ -216,13 +217,13 @@ def test_plan_takes_from_each_source_by_its_weight():
     result = plan.plan(["a", "b"], rows_each=6, sources=sources, reopened=[])
 
     assert result.ranges == {
-        "a": (x(0, 5), Range(0, 1, "y")),
-        "b": (x(5, 9), Range(1, 3, "y")),
+        "a": (x(0, 5), RowRange("y", 0, 1)),
+        "b": (x(5, 9), RowRange("y", 1, 3)),
     }
 
 
 def test_plan_leaves_ranges_of_other_datasets_alone():
-    stale = Range(0, 50, "gone")
+    stale = RowRange("gone", 0, 50)
 
     result = plan.plan(["a"], rows_each=4, sources=one(8), reopened=[stale])
 
@@ -258,7 +259,7 @@ def test_plan_refuses_a_reopened_range_beyond_the_cursor():
 @pytest.mark.parametrize(("start", "stop"), [(3, 3), (4, 3), (-1, 2)])
 def test_range_refuses_to_hold_no_row(start, stop):
     with pytest.raises(StateDamaged, match="hold no row"):
-        Range(start, stop)
+        RowRange("x", start, stop)
 
 
 @pytest.mark.parametrize(

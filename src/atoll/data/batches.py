@@ -13,14 +13,14 @@ from torch import Tensor
 
 from atoll.data import mixture, shuffle
 from atoll.data.base import Dataset, Row
-from atoll.data.plan import Range
 from atoll.errors import ConfigError
+from atoll.rows import RowRange
 
 T = TypeVar("T")
 
 
 def batches(
-    dataset: Dataset, ranges: Sequence[Range], *, batch: int, seed: int
+    dataset: Dataset, ranges: Sequence[RowRange], *, batch: int, seed: int
 ) -> Iterator[Tensor]:
     """The rows of `ranges` in order, as int64 tensors [batch, block + 1].
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from atoll.data import base
 from atoll.data.base import Dataset, Identity, Row
 from atoll.data.parts import MIXTURE
-from atoll.data.plan import Range
 from atoll.errors import ConfigError, StateDamaged
+from atoll.rows import RowRange
 
 MAX_PARTS = 256
 
@@ -100,7 +100,7 @@ class Mixture:
         raise AssertionError(index)
 
 
-def turns(dataset: Dataset, ranges: Sequence[Range]) -> Iterator[tuple[Dataset, int]]:
+def turns(dataset: Dataset, ranges: Sequence[RowRange]) -> Iterator[tuple[Dataset, int]]:
     """The positions of `ranges` with their datasets, which take turns by how many rows they have.
 
     The next row is of the dataset that is furthest behind its share of the rows so far, the earlier
@@ -125,5 +125,5 @@ def turns(dataset: Dataset, ranges: Sequence[Range]) -> Iterator[tuple[Dataset, 
         yield dataset.parts[name], next(places[name])
 
 
-def _places(ranges: Sequence[Range], name: str) -> Iterator[int]:
+def _places(ranges: Sequence[RowRange], name: str) -> Iterator[int]:
     return (p for s in ranges if s.dataset_id == name for p in range(s.start, s.stop))

@@ -9,27 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from atoll.errors import ConfigError, StateDamaged
+from atoll.rows import RowRange
 
 MAX_EPOCHS = 512  # in one worker's round: each is a lease, and a range in a header of 64 KiB
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Range:
-    """Positions `[start, stop)` of a dataset's row sequence."""
-
-    start: int
-    stop: int
-    dataset_id: str = ""  # "": the run's only one
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start < self.stop:
-            raise StateDamaged(
-                f"rows [{self.start}, {self.stop}) hold no row; a range must start at 0 or later "
-                f"and end after its start; run `atoll audit` on the state directory"
-            )
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +31,14 @@ class Plan:
     Rows in `ranges` = rows in `taken` - rows in `left` + fresh rows before the new `cursors`.
     """
 
-    ranges: dict[str, tuple[Range, ...]]  # by worker_id, in worker_id order; by dataset_id, start
+    ranges: dict[
+        str, tuple[RowRange, ...]
+    ]  # by worker_id, in worker_id order; by dataset_id, start
     cursors: dict[str, int]  # by dataset_id
-    taken: tuple[Range, ...]  # reopened ranges of which rows were given out, as they were passed in
-    left: tuple[Range, ...]  # the rest of the last taken range, if it was not needed whole
+    taken: tuple[
+        RowRange, ...
+    ]  # reopened ranges of which rows were given out, as they were passed in
+    left: tuple[RowRange, ...]  # the rest of the last taken range, if it was not needed whole
 
 
 def plan(
@@ -60,7 +46,7 @@ def plan(
     *,
     rows_each: int,
     sources: Sequence[Source],
-    reopened: Sequence[Range],
+    reopened: Sequence[RowRange],
 ) -> Plan:
     """Gives each worker exactly `rows_each` rows: reopened ones first, then fresh ones.
 
@@ -73,25 +59,25 @@ def plan(
     _check(workers, rows_each=rows_each)
     cursors = {source.dataset_id: source.cursor for source in sources}
     waiting = _in_order(reopened, sources)
-    taken: list[Range] = []
-    part: Range | None = None  # what remains of the last taken range
-    ranges: dict[str, tuple[Range, ...]] = {}
+    taken: list[RowRange] = []
+    part: RowRange | None = None  # what remains of the last taken range
+    ranges: dict[str, tuple[RowRange, ...]] = {}
     for worker in sorted(workers):
-        mine: list[Range] = []
+        mine: list[RowRange] = []
         missing = rows_each
         while missing and (part or waiting):
             if part is None:
                 part = waiting.pop(0)
                 taken.append(part)
             stop = min(part.start + missing, part.stop)
-            mine.append(Range(part.start, stop, part.dataset_id))
-            part = Range(stop, part.stop, part.dataset_id) if stop < part.stop else None
+            mine.append(RowRange(part.dataset_id, part.start, stop))
+            part = RowRange(part.dataset_id, stop, part.stop) if stop < part.stop else None
             missing -= len(mine[-1])
         for source, rows in zip(sources, shares(sources, cursors, missing), strict=True):
             start = cursors[source.dataset_id]
             mine += _epochs(source, start, start + rows)
             cursors[source.dataset_id] = start + rows
-        ranges[worker] = tuple(sorted(mine, key=lambda r: (r.dataset_id, r.start)))
+        ranges[worker] = tuple(sorted(mine))
     return Plan(ranges, cursors, tuple(taken), (part,) if part else ())
 
 
@@ -138,13 +124,13 @@ def shares(sources: Sequence[Source], given: Mapping[str, int], rows: int) -> li
     return found
 
 
-def _epochs(source: Source, start: int, stop: int) -> Iterator[Range]:
+def _epochs(source: Source, start: int, stop: int) -> Iterator[RowRange]:
     """`[start, stop)` cut at the ends of epochs."""
     while start < stop:
         end = stop
         if source.length:
             end = min(stop, (start // source.length + 1) * source.length)
-        yield Range(start, end, source.dataset_id)
+        yield RowRange(source.dataset_id, start, end)
         start = end
 
 
@@ -156,8 +142,8 @@ def _check(workers: Sequence[str], *, rows_each: int) -> None:
             raise ConfigError(f"worker_id {one!r} is planned twice; each worker is planned once")
 
 
-def _in_order(reopened: Sequence[Range], sources: Sequence[Source]) -> list[Range]:
-    waiting: list[Range] = []
+def _in_order(reopened: Sequence[RowRange], sources: Sequence[Source]) -> list[RowRange]:
+    waiting: list[RowRange] = []
     for source in sources:
         mine = sorted(r for r in reopened if r.dataset_id == source.dataset_id)
         _check_reopened(mine, cursor=source.cursor)
@@ -165,7 +151,7 @@ def _in_order(reopened: Sequence[Range], sources: Sequence[Source]) -> list[Rang
     return waiting
 
 
-def _check_reopened(ordered: Sequence[Range], *, cursor: int) -> None:
+def _check_reopened(ordered: Sequence[RowRange], *, cursor: int) -> None:
     for one, other in pairwise([*ordered, None]):
         limit, name = (other.start, "the next range") if other else (cursor, "the cursor")
         if one is not None and one.stop > limit:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from atoll.data import batches
 from atoll.data.base import Dataset
-from atoll.data.plan import Range
+from atoll.rows import RowRange
 
 DEPTH = 2  # batches in memory beside the one that is trained
 
-Key = tuple[tuple[Range, ...], int, int]  # ranges, batch, seed
+Key = tuple[tuple[RowRange, ...], int, int]  # ranges, batch, seed
 
 
 class RowPrefetch:
@@ -28,7 +28,7 @@ class RowPrefetch:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows-ahead")
         self._read: deque[Future[Tensor | None]] = deque()
 
-    def begin(self, ranges: Sequence[Range], *, batch: int, seed: int) -> None:
+    def begin(self, ranges: Sequence[RowRange], *, batch: int, seed: int) -> None:
         """Reads the first batches of `ranges`, unless they are being read already."""
         key = (tuple(ranges), batch, seed)
         if key == self._key:
@@ -39,7 +39,7 @@ class RowPrefetch:
         for _ in range(DEPTH):
             self._submit()
 
-    def batches(self, ranges: Sequence[Range], *, batch: int, seed: int) -> Iterator[Tensor]:
+    def batches(self, ranges: Sequence[RowRange], *, batch: int, seed: int) -> Iterator[Tensor]:
         """The batches of `ranges` in order, each read while the one before it is used."""
         self.begin(ranges, batch=batch, seed=seed)
         self._key = None  # what is handed out is not begun a second time

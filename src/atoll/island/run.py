@@ -12,7 +12,7 @@ Everything that must match comes from the coordinator; nothing of it can be set 
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 from atoll.clock import Clock
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
-from atoll.data.plan import Range
 from atoll.errors import (
     AtollError,
     ConfigError,
@@ -55,7 +54,6 @@ from atoll.protocol.messages import (
     EvaluationTask,
     HeartbeatRequest,
     Identity,
-    RowRange,
     Telemetry,
 )
 from atoll.protocol.samples import SamplesRequest
@@ -101,10 +99,6 @@ class _Round:
     tokens: int = 0
     loss_sum: float = 0.0
     awaits_step: bool = False  # a batch is handed out and not stepped on yet
-
-
-def _spans(ranges: Sequence[RowRange]) -> list[Range]:
-    return [Range(r.start, r.stop, r.dataset_id or "") for r in ranges]
 
 
 class Run:
@@ -332,7 +326,7 @@ class Run:
             reply = self._session.call(lambda: self._ask(loaded.weights, ahead.round))
             if reply.upcoming > ahead.round:
                 ahead.round = reply.upcoming
-                ahead.begin(_spans(reply.upcoming_ranges), **self._reading())
+                ahead.begin(reply.upcoming_ranges, **self._reading())
             if reply.action == "fetch":
                 collective.fetch(self.group, self._session, loaded.weights)
                 continue
@@ -399,7 +393,7 @@ class Run:
         self._round = current = _Round(assignment, dataset.block)
         per_step = settings.batch * dataset.block * assignment.num_planned
         self._meter.begin()
-        for rows in ahead.batches(_spans(assignment.ranges), **self._reading()):
+        for rows in ahead.batches(assignment.ranges, **self._reading()):
             if loaded.optimizer is not None:
                 done = assignment.global_tokens + current.steps * per_step
                 inner_optimizer.set_rate(loaded.optimizer, settings, global_tokens=done)
@@ -445,8 +439,7 @@ class Run:
             rows=done.rows,
             tokens=done.tokens,
             loss_sum=done.loss_sum,
-            ranges=[(r.start, r.stop) for r in done.assignment.ranges],
-            datasets=[r.dataset_id for r in done.assignment.ranges if r.dataset_id is not None],
+            ranges=done.assignment.ranges,
         )
 
     def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> None:

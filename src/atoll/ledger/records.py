@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.ledger.units import Cut
+from atoll.rows import RowRange
 
 
 def queue_name(dataset_id: str, shuffle_seed: int, epoch: int) -> str:
@@ -153,6 +154,11 @@ class LeaseRecord:
     unit: int = 0
     lease_epoch: int = 1  # grows whenever the same rows are issued again
     incarnation: int = 1  # the life of the worker that holds it; the ledger writes it
+
+    @property
+    def row_range(self) -> RowRange:
+        """The rows it gives."""
+        return RowRange(self.dataset_id, self.start, self.stop)
 
     @property
     def queue(self) -> str:

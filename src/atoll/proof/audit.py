@@ -174,20 +174,17 @@ def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> I
     """The rows that a frame says it was trained on are those that its leases made done."""
     if header is None:
         return
-    mine = [
-        (lease.dataset_id, lease.start, lease.stop)
+    done = balance.merged(
+        lease.row_range
         for lease in leases
         if lease.worker_id == header.worker_id and lease.state is LeaseState.DONE
-    ]
-    # A frame that names no dataset was made in a run of one.
-    names = header.datasets or ({name for name, _, _ in mine} or {""}).pop()
-    of = names if isinstance(names, tuple) else (names,) * len(header.ranges)
-    named = balance.merged((name, *span) for name, span in zip(of, header.ranges, strict=True))
-    if named != balance.merged(mine):
+    )
+    named = balance.merged(header.ranges)
+    if named != done:
         yield Problem(
             header.round,
             f"ranges of {header.worker_id}",
-            f"the frame names rows {named}, the leases say done {balance.merged(mine)}",
+            f"the frame names rows {named}, the leases say done {done}",
         )
 
 

@@ -4,11 +4,12 @@ Pure functions of leases and queues. Finds; the audit says what it means.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from atoll.ledger import units
 from atoll.ledger.records import DatasetRecord, LeaseRecord, LeaseState, QueueRecord, Queues
+from atoll.rows import RowRange
 
 Span = tuple[int, int]
 
@@ -94,14 +95,14 @@ def depths(spans: Sequence[Span]) -> tuple[int, int]:
     return once, more
 
 
-def merged(spans: Iterable[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    """Ranges of datasets in order, with those that touch made one."""
-    found: list[tuple[str, int, int]] = []
-    for name, start, stop in sorted(spans):
-        if found and found[-1][0] == name and found[-1][2] == start:
-            found[-1] = (name, found[-1][1], stop)
+def merged(ranges: Iterable[RowRange]) -> list[RowRange]:
+    """The ranges in order, with those that touch made one."""
+    found: list[RowRange] = []
+    for one in sorted(ranges):
+        if found and (found[-1].dataset_id, found[-1].stop) == (one.dataset_id, one.start):
+            found[-1] = replace(found[-1], stop=one.stop)
         else:
-            found.append((name, start, stop))
+            found.append(one)
     return found
 
 

@@ -11,9 +11,9 @@ from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
 from atoll.protocol.fields import Message, Number, RunName, Whole, WorkerName
 from atoll.protocol.manifest import Manifest, Sha256
+from atoll.rows import RowRange
 
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
-DatasetId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -75,14 +75,6 @@ class HeartbeatRequest(Message):
 class HeartbeatReply(Message):
     generation: Whole
     command: Command = Command()
-
-
-class RowRange(Message):
-    """Positions of a dataset's row sequence."""
-
-    start: Whole
-    stop: Whole
-    dataset_id: DatasetId | None = None  # None: the run's only one
 
 
 class EvaluationTask(Message):

@@ -6,14 +6,15 @@ keys, no spaces): one header has one spelling. `wire.frame.expect` says whether 
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Self
 
 from atoll.codecs.base import Codec
 from atoll.errors import FrameError
 from atoll.layout import Layout
+from atoll.rows import RowRange
 from atoll.wire import schema
-from atoll.wire.schema import RowRange, TensorRow
+from atoll.wire.schema import TensorRow
 
 KINDS = ("contribution", "weights", "update")
 ROUNDINGS = ("nearest", "stochastic")
@@ -46,7 +47,6 @@ class FrameHeader:
     tokens: int = 0
     loss_sum: float = 0.0
     ranges: tuple[RowRange, ...] = ()
-    datasets: tuple[str, ...] = ()  # of each range; left out where the run has one dataset
 
     def __post_init__(self) -> None:
         """Raises FrameError or LayoutMismatch naming the field that breaks its rule."""
@@ -71,9 +71,9 @@ class FrameHeader:
             schema.integer("incarnation", self.incarnation, minimum=1)
             schema.sha256("base_digest", self.base_digest)
             schema.absent("result_digest", self.result_digest, kind=self.kind)
-            schema.ordered_ranges(self.ranges, self.datasets)
+            schema.ordered_ranges(self.ranges)
             return
-        for name in ("worker_id", "incarnation", "ranges", "datasets"):
+        for name in ("worker_id", "incarnation", "ranges"):
             schema.absent(name, getattr(self, name), kind=self.kind)
         schema.sha256("result_digest", self.result_digest)
         if self.kind == "update":
@@ -100,7 +100,6 @@ class FrameHeader:
         tokens: int = 0,
         loss_sum: float = 0.0,
         ranges: Sequence[RowRange] = (),
-        datasets: Sequence[str] = (),
     ) -> Self:
         """The header of a frame of all of `layout` in `codec`, with the table where it fits."""
         bare = cls(
@@ -122,8 +121,7 @@ class FrameHeader:
             rows=rows,
             tokens=tokens,
             loss_sum=float(loss_sum),
-            ranges=tuple((start, stop) for start, stop in ranges),
-            datasets=tuple(datasets),
+            ranges=tuple(ranges),
         )
         table = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
         full = replace(bare, tensors=table)
@@ -138,8 +136,7 @@ class FrameHeader:
     def to_json(self) -> bytes:
         """The one spelling of this header."""
         plain = {name: getattr(self, name) for name in FIELDS}
-        if not self.datasets:
-            del plain["datasets"]  # so that frames of one dataset are spelled as they ever were
+        plain["ranges"] = [astuple(one) for one in self.ranges]
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 
@@ -150,7 +147,6 @@ class FrameHeader:
         Memory is bounded by the length of `data`, never by a number in it.
         """
         found = schema.object_of(data)
-        datasets = schema.dataset_ids(found.setdefault("datasets", []))
         schema.keys(found, known=FIELDS)
         tensors = found["tensors"]
         header = cls(
@@ -174,7 +170,6 @@ class FrameHeader:
             tokens=schema.integer("tokens", found["tokens"]),
             loss_sum=schema.real("loss_sum", found["loss_sum"]),
             ranges=schema.row_ranges(found["ranges"]),
-            datasets=datasets,
         )
         if header.to_json() != data:
             raise FrameError(

@@ -8,13 +8,14 @@ import math
 import re
 import reprlib
 from collections.abc import Sequence
+from dataclasses import astuple
 from math import prod
 
 from atoll import ids
 from atoll.errors import ConfigError, FrameError, LayoutMismatch
+from atoll.rows import RowRange
 
 TensorRow = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
-RowRange = tuple[int, int]
 
 MAX_INT = 2**63 - 1  # what every store and language on the way can hold
 MAX_DIMENSIONS = 16
@@ -174,37 +175,29 @@ def tensor_table(rows: Sequence[TensorRow], *, elements: int) -> None:
 
 
 def row_ranges(value: object) -> tuple[RowRange, ...]:
-    """`[start, stop]` pairs out of JSON; `ordered_ranges` says which make sense."""
+    """`[dataset_id, start, stop]` rows out of JSON; `ordered_ranges` says which make sense."""
     if not isinstance(value, list):
-        raise _refuse("ranges", value, "a list of [start, stop]")
-    pairs: list[RowRange] = []
-    for pair in value:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise _refuse("ranges entry", pair, "[start, stop]")
-        pairs.append((integer("ranges start", pair[0]), integer("ranges stop", pair[1])))
-    return tuple(pairs)
+        raise _refuse("ranges", value, "a list of [dataset_id, start, stop]")
+    return tuple(_row_range(row) for row in value)
 
 
-def dataset_ids(value: object) -> tuple[str, ...]:
-    """A list of dataset ids out of JSON."""
-    if not isinstance(value, list):
-        raise _refuse("datasets", value, "a list of dataset ids")
-    return tuple(text("datasets entry", one) for one in value)
+def _row_range(row: object) -> RowRange:
+    if not isinstance(row, list) or len(row) != 3:
+        raise _refuse("ranges entry", row, "[dataset_id, start, stop]")
+    start, stop = integer("ranges start", row[1]), integer("ranges stop", row[2])
+    if start >= stop:
+        raise _refuse("ranges entry", row, "a range that holds a row")
+    return RowRange(text("ranges dataset_id", row[0]), start, stop)
 
 
-def ordered_ranges(pairs: Sequence[RowRange], datasets: Sequence[str] = ()) -> None:
-    """Refuses ranges that are empty, overlap or do not ascend within their dataset.
-
-    `datasets` names the dataset of each range, in ascending order; without it all are of one.
-    """
-    if datasets and len(datasets) != len(pairs):
-        raise _refuse("datasets", list(datasets), f"one dataset for each of {len(pairs)} ranges")
+def ordered_ranges(ranges: Sequence[RowRange]) -> None:
+    """Refuses ranges that do not ascend by dataset, or overlap or do not ascend within theirs."""
     reached, before = 0, ""
-    for (start, stop), name in zip(pairs, datasets or [""] * len(pairs), strict=True):
-        if datasets and not (_DATASET_ID.match(name) and before <= name):
-            raise _refuse("datasets entry", name, "16 hex digits, in ascending order")
-        if name != before:
-            reached, before = 0, name
-        if not reached <= start < stop:
-            raise _refuse("ranges entry", [start, stop], f"a range of rows from {reached} on")
-        reached = stop
+    for one in ranges:
+        if not (_DATASET_ID.match(one.dataset_id) and before <= one.dataset_id):
+            raise _refuse("ranges dataset_id", one.dataset_id, "16 hex digits, in ascending order")
+        if one.dataset_id != before:
+            reached, before = 0, one.dataset_id
+        if one.start < reached:
+            raise _refuse("ranges entry", astuple(one), f"a range of rows from {reached} on")
+        reached = one.stop

@@ -89,7 +89,7 @@ def a_repeated_question_gets_other_rows(patch: Patch) -> None:
         asked[key] = asked.get(key, -1) + 1
         given = real(self, latest, worker_id)
         moved = tuple(
-            span.model_copy(update={"start": span.start + asked[key], "stop": span.stop + 9})
+            replace(span, start=span.start + asked[key], stop=span.stop + 9)
             for span in given.ranges
         )
         return given.model_copy(update={"ranges": moved if asked[key] else given.ranges})

@@ -17,17 +17,14 @@ from atoll.protocol.messages import (
     AssignmentRequest,
     EvaluationReport,
     EvaluationTask,
-    RowRange,
 )
+from atoll.rows import RowRange
 
 log = logging.getLogger(__name__)
 
 
 def _ranges(latest: LatestRound, worker_id: str) -> tuple[RowRange, ...]:
-    return tuple(
-        RowRange(start=lease.start, stop=lease.stop, dataset_id=lease.dataset_id)
-        for lease in latest.ranges(worker_id)
-    )
+    return tuple(lease.row_range for lease in latest.ranges(worker_id))
 
 
 class Assignments:

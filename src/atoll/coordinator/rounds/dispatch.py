@@ -11,12 +11,13 @@ from dataclasses import replace
 from atoll.data import parts
 from atoll.data import plan as plans
 from atoll.data.parts import Part
-from atoll.data.plan import Plan, Range, Source
+from atoll.data.plan import Plan, Source
 from atoll.errors import StateDamaged
 from atoll.ledger import units
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import DatasetRecord, LeaseRecord, QueueRecord, RoundPlan
 from atoll.protocol.manifest import Manifest
+from atoll.rows import RowRange
 from atoll.versions.manifests import Recorded
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Dispatch:
         self, round_number: int, workers: Sequence[str], recorded: Recorded, *, cursor: int
     ) -> RoundPlan:
         """The leases of a round; `cursor` is what the round before them recorded."""
-        reopened = {_range(lease): lease for lease in self._ledger.reopened()}
+        reopened = {lease.row_range: lease for lease in self._ledger.reopened()}
         sources = self._sources(cursor)
         planned = plans.plan(
             workers,
@@ -105,10 +106,10 @@ class Dispatch:
         self,
         round_number: int,
         worker_id: str,
-        span: Range,
+        span: RowRange,
         manifest: Manifest,
         planned: Plan,
-        reopened: dict[Range, LeaseRecord],
+        reopened: dict[RowRange, LeaseRecord],
     ) -> LeaseRecord:
         queue = self._queue(span.dataset_id, span.start, manifest)
         return LeaseRecord(
@@ -147,11 +148,7 @@ def queue_of(part: Part, shuffle_seed: int, epoch: int, manifest: Manifest) -> Q
     return QueueRecord(part.dataset_id, shuffle_seed, 0, 0, units=0, unit_rows=rows)
 
 
-def _range(lease: LeaseRecord) -> Range:
-    return Range(lease.start, lease.stop, lease.dataset_id)
-
-
-def _issued_before(span: Range, planned: Plan, reopened: dict[Range, LeaseRecord]) -> int:
+def _issued_before(span: RowRange, planned: Plan, reopened: dict[RowRange, LeaseRecord]) -> int:
     """The lease epoch that these rows had; 0 for fresh ones."""
     for taken in planned.taken:
         if taken.dataset_id == span.dataset_id and taken.start <= span.start < taken.stop:

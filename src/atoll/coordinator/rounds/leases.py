@@ -11,20 +11,12 @@ Key = tuple[int, str]  # round, worker_id
 
 
 def check_named(header: FrameHeader, leased: Sequence[LeaseRecord]) -> None:
-    """LeaseLost unless the header names these rows and no others.
-
-    A frame that names no dataset was made where the run has one; its manifest says which.
-    """
-    held = [(lease.dataset_id, lease.start, lease.stop) for lease in leased]
-    datasets = header.datasets
-    if not datasets and len({name for name, _, _ in held}) == 1:
-        datasets = (held[0][0],) * len(header.ranges)
-    named = [(name, *span) for name, span in zip(datasets, header.ranges, strict=False)]
-    if not held or named != held:
+    """LeaseLost unless the header names these rows and no others."""
+    held = tuple(lease.row_range for lease in leased)
+    if not held or header.ranges != held:
         raise LeaseLost(
-            f"rows {[list(span) for span in header.ranges]} of datasets {list(header.datasets)} "
-            f"are not leased to {header.worker_id!r} in round {header.round}; its lease is "
-            f"{[list(row) for row in held]}; ask for an assignment"
+            f"rows {header.ranges} are not leased to {header.worker_id!r} in round {header.round}; "
+            f"its lease is {held}; ask for an assignment"
         )
 
 

@@ -37,6 +37,7 @@ from atoll.protocol.messages import (
     Info,
     RegisterRequest,
 )
+from atoll.rows import RowRange
 from atoll.simulate.faults import standin
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.scenario import BLOCK
@@ -293,8 +294,7 @@ class Process:
 
     def _header(self, given: Assignment) -> FrameHeader:
         assert self.info is not None and given.round is not None
-        rows = sum(span.stop - span.start for span in given.ranges)
-        named = [str(span.dataset_id) for span in given.ranges]
+        rows = sum(map(len, given.ranges))
         tokens = rows * BLOCK
         return FrameHeader.of(
             standin.LAYOUT,
@@ -310,13 +310,13 @@ class Process:
             rows=rows,
             tokens=tokens,
             loss_sum=float(tokens),
-            ranges=[(span.start, span.stop) for span in given.ranges],
-            datasets=named if len(set(named)) > 1 else (),
+            ranges=given.ranges,
         )
 
     def _frame(self, header: FrameHeader, *, label: str = "") -> Frame:
         assert self.info is not None
-        made = f"{self._seed}/{self.name}/{header.round}/{header.ranges}/{label}"
+        spans = tuple((span.start, span.stop) for span in header.ranges)
+        made = f"{self._seed}/{self.name}/{header.round}/{spans}/{label}"
         return Frame(header, self.info.manifest(), made)
 
     # Uploads
@@ -360,7 +360,7 @@ class Process:
                 replace(header, round=header.round + 1),
                 replace(header, round=max(1, header.round - 1)),
                 replace(header, weight=header.weight + 1),
-                replace(header, ranges=tuple((a + 1, b + 1) for a, b in header.ranges)),
+                replace(header, ranges=tuple(_moved(span) for span in header.ranges)),
                 header,  # other bytes for the same key
             )
         )
@@ -368,6 +368,10 @@ class Process:
             yield from self._adopting(lambda: self._upload(self._frame(wrong, label="rogue")))
         except AtollError:
             return
+
+
+def _moved(span: RowRange) -> RowRange:
+    return replace(span, start=span.start + 1, stop=span.stop + 1)
 
 
 def _writing(stream: UploadStream, chunk: bytes) -> Callable[[Coordinator], None]:

@@ -129,8 +129,7 @@ class Checker:
     def _check_training(self, call: Call, given: Assignment, view: View) -> None:
         assert given.round is not None
         self.weights.trains(call.sender, digest=call.facts["digest"], round_number=given.round)
-        ranges = [(str(span.dataset_id), span.start, span.stop) for span in given.ranges]
-        self.rows.told(call.worker_id, given.round, ranges, view)
+        self.rows.told(call.worker_id, given.round, given.ranges, view)
         must(
             view.control.get("action", "run") == "run",
             "operator-obeyed",

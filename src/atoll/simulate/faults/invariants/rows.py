@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from atoll.rows import RowRange
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import must
 from atoll.wire.header import FrameHeader
@@ -13,19 +14,11 @@ _MOVES = {
     ("reopened", "taken"),
 }
 _TABLES = ("leases", "rounds", "contributions")
-Span = tuple[str, int, int]  # dataset_id, start, stop
 
 
-def span_of(lease: Row) -> Span:
+def span_of(lease: Row) -> RowRange:
     """The rows of a lease."""
-    return lease["dataset_id"], lease["start"], lease["stop"]
-
-
-def named(header: FrameHeader, leases: Sequence[Row]) -> list[Span]:
-    """The rows that a frame names, in order; of the leases' only dataset where it names none."""
-    only = sorted({lease["dataset_id"] for lease in leases}) or [""]
-    datasets = header.datasets or (only[0],) * len(header.ranges)
-    return sorted((name, *span) for name, span in zip(datasets, header.ranges, strict=True))
+    return RowRange(lease["dataset_id"], lease["start"], lease["stop"])
 
 
 def pairs(before: View, after: View) -> Iterable[tuple[Row | None, Row]]:
@@ -128,7 +121,9 @@ class Rows:
                     later, "row-issued-once", "row {} of {} was issued again as {}", row, lease, now
                 )
 
-    def told(self, worker_id: str, round_number: int, ranges: list[Span], view: View) -> None:
+    def told(
+        self, worker_id: str, round_number: int, ranges: Sequence[RowRange], view: View
+    ) -> None:
         """A worker was told to train these rows."""
         held = sorted(
             span_of(lease)
@@ -150,7 +145,7 @@ class Rows:
             for lease in view.leases
             if (lease["round"], lease["worker_id"], lease["state"]) == (number, worker_id, "done")
         ]
-        spans = named(header, leased)
+        spans = sorted(header.ranges)
         must(
             sorted(map(span_of, leased)) == spans,
             "row-counted-once",
@@ -160,9 +155,9 @@ class Rows:
             number,
             leased,
         )
-        for name, start, stop in spans:
-            for row in range(start, stop):
-                other = self._counted.setdefault((name, row), (number, worker_id))
+        for span in spans:
+            for row in range(span.start, span.stop):
+                other = self._counted.setdefault((span.dataset_id, row), (number, worker_id))
                 must(
                     other == (number, worker_id),
                     "row-counted-once",

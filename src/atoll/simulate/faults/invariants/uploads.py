@@ -6,7 +6,7 @@ from atoll.ledger.records import ContributionRecord
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import must
-from atoll.simulate.faults.invariants.rows import named, span_of
+from atoll.simulate.faults.invariants.rows import span_of
 from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.scenario import BLOCK
 from atoll.simulate.faults.standin import Frame
@@ -60,7 +60,7 @@ class UploadsCheck:
             open_round is not None
             and open_round["state"] == "open"
             and row["round"] == header.round
-            and sorted(map(span_of, leased)) == named(header, leased),
+            and sorted(map(span_of, leased)) == sorted(header.ranges),
             "accepted-in-open-round",
             f"a contribution to round {header.round} with rows {header.ranges} was accepted for "
             f"{row['round']}; the round was {open_round}, leased were {leased}",
