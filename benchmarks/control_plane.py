@@ -34,6 +34,7 @@ from atoll.protocol.messages import (
     HeartbeatRequest,
     Identity,
     Info,
+    InfoRequest,
     RegisterRequest,
 )
 from atoll.wire import frame
@@ -69,7 +70,7 @@ def run_file(workers: int) -> str:
 def register(url: str, count: int) -> tuple[list[Identity], float]:
     """So many workers, and how long one took."""
     link = NetworkLink(url, token=TOKENS.worker)
-    info = link.info()
+    info = link.send(InfoRequest())
     began = time.perf_counter()
     found = [_register(link, info, f"worker-{n:04d}") for n in range(count)]
     seconds = (time.perf_counter() - began) / count
@@ -89,7 +90,7 @@ def _register(link: NetworkLink, info: Info, name: str) -> Identity:
         layout_digest=info.model_hash,
         data_identity=info.data.identity,
     )
-    reply = link.register(request)
+    reply = link.send(request)
     return Identity(
         run_id=info.run_id,
         manifest_sha256=info.manifest_sha256,
@@ -178,11 +179,9 @@ def upload_until(url: str, identities: list[Identity], home: str, stop: Any, res
 
 def _frame(url: str, who: Identity, home: Path) -> tuple[Identity, StoredFrame]:
     link = NetworkLink(url, token=TOKENS.worker)
-    info = link.info()
+    info = link.send(InfoRequest())
     layout = models.layout_of(models.on_meta(info.model.definition))
-    given = link.assignment(
-        AssignmentRequest(identity=who, version=0, digest=info.model.initial_digest)
-    )
+    given = link.send(AssignmentRequest(identity=who, version=0, digest=info.model.initial_digest))
     assert given.round is not None, given
     link.close()
     rows = sum(map(len, given.ranges))

@@ -28,15 +28,19 @@ from atoll.island.state import encoding
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import memory
 from atoll.models import registry as models
+from atoll.protocol.messages import AssignmentRequest
 from atoll.sums.digest import RunningDigest
 
 phases: dict[str, list[float]] = defaultdict(list)
 
 
-def timed(owner: Any, name: str, label: str) -> None:
+def timed(owner: Any, name: str, label: str, *, of: type = object) -> None:
+    """Times the calls of `name`; with `of` only those whose last argument is one."""
     original: Callable[..., Any] = getattr(owner, name)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not isinstance(args[-1], of):
+            return original(*args, **kwargs)
         began = time.perf_counter()
         try:
             return original(*args, **kwargs)
@@ -52,7 +56,7 @@ def main() -> None:
     memory.keep_freed_tiles()  # as `atoll.join` does
     timed(encoding, "encode", "encode")
     timed(NetworkLink, "upload", "upload")
-    timed(NetworkLink, "assignment", "wait")
+    timed(NetworkLink, "send", "wait", of=AssignmentRequest)
     timed(fetch, "fetch", "fetch")
     timed(RunningDigest, "_hash", "hash of a leaf")
     link = NetworkLink(url, token=os.environ["ATOLL_TOKEN"])
@@ -92,8 +96,8 @@ def main() -> None:
                 "sync": syncs,
                 "processor": processor,
                 "phases": phases,
-                "sent": link.bytes_sent,
-                "received": link.bytes_received,
+                "sent": link.traffic.sent,
+                "received": link.traffic.received,
             }
         )
     )

@@ -48,6 +48,7 @@ class PairGroup:
         self._clock = clock
         self._turn = 0
         self._alone = False
+        self.about = ""  # the message that is being sent
 
     @property
     def is_leader(self) -> bool:
@@ -70,7 +71,7 @@ class PairGroup:
     def lead(self, work: Callable[[], Any]) -> Any:
         if self._alone:
             return work()
-        self._exchange(f"meeting for {work.__qualname__}")
+        self._exchange(f"meeting for {work.__qualname__} {self.about}")
         if not self.is_leader:
             told, _ = self._exchange("outcome", patient=True)
             if "error" in told:
@@ -114,6 +115,20 @@ class PairGroup:
         pass
 
 
+class ToldLink(LedLink):
+    """Tells the group which message its ranks meet for."""
+
+    def send(self, message: Any, *, alone: bool = False) -> Any:
+        assert isinstance(self._group, PairGroup)
+        if alone:
+            return super().send(message, alone=True)
+        self._group.about = type(message).__name__
+        try:
+            return super().send(message)
+        finally:
+            self._group.about = ""
+
+
 class PairSea(Sea):
     """A sea in which `a` is an island of two ranks; only its leader's calls and steps have faults.
 
@@ -141,7 +156,7 @@ class PairSea(Sea):
             self.home / "a" / ("." if group.is_leader else "rank-1"), has_frames=group.is_leader
         )
         run = Run(
-            LedLink(group, real),
+            ToldLink(group, real),
             store,
             self.scheduler,
             identity=IslandIdentity("a", key if group.is_leader else NO_KEY),

@@ -27,7 +27,7 @@ from atoll.island.link.network import NetworkLink
 from atoll.launch import local, state
 from atoll.launch.local import LocalCoordinator, LocalIsland, LocalProcess, Tokens
 from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundRecord, WorkerRecord
-from atoll.protocol.messages import Status
+from atoll.protocol.messages import Status, StatusRequest
 
 TOKENS = Tokens(worker="worker-token-of-tests", admin="admin-token-of-tests")
 ISLANDS = ("island-0", "island-1")  # the names `atoll simulate` gives
@@ -295,7 +295,7 @@ class Cluster:
         """What the coordinator shows; None while it is away."""
         link = NetworkLink(self.url, token=TOKENS.worker)
         try:
-            return link.status()
+            return link.send(StatusRequest())
         except AtollError:
             return None
         finally:

@@ -10,13 +10,14 @@ from atoll.coordinator import boot
 from atoll.coordinator.service import Coordinator
 from atoll.errors import CoordinatorUnreachable
 from atoll.island import trainer
+from atoll.island.link.base import Traffic
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.proof import audit
 from atoll.simulate.fibers import Scheduler
 from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded
-from tests import clusters
+from tests import clusters, links
 from tests.tiny import TABLE
 
 ROUNDS = 2  # the second one shows what the first left in the inner state
@@ -37,13 +38,14 @@ class FaultyLink:
     def __init__(self, sea: "Sea", name: str) -> None:
         self._sea = sea
         self._name = name
-        self.bytes_sent = self.bytes_received = 0
+        self.traffic = Traffic()
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             link = MemoryLink(lambda: self._sea.coordinator, self._sea.scheduler)
+            what = links.NAMES[type(args[0])] if method == "send" else method
             return self._sea.through(
-                self._name, method, lambda: getattr(link, method)(*args, **kwargs), kwargs
+                self._name, what, lambda: getattr(link, method)(*args, **kwargs), kwargs
             )
 
         return call

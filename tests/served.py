@@ -18,6 +18,7 @@ import grpc
 import torch
 
 from atoll import config
+from atoll.client.http import HttpClient
 from atoll.clock import Clock, SystemClock
 from atoll.coordinator import boot
 from atoll.coordinator.planes import access, head_timeout
@@ -85,6 +86,12 @@ class Served:
         scheme = "http" if self.certificate is None else "https"
         host = "[::1]" if ":" in self.address.host else "127.0.0.1"
         return f"{scheme}://{host}:{self.address.port}"
+
+    def client(self) -> HttpClient:
+        """What an operator's tools hold; closed with the server."""
+        made = HttpClient(self.url, token=TOKENS[Role.ADMIN])
+        self._open.append(made)
+        return made
 
     def link(self, role: Role = Role.WORKER, **changes: Any) -> NetworkLink:
         """An island's connections; closed with the server."""
@@ -232,7 +239,7 @@ class Worker:
         return RegisterRequest.model_validate({**fields, **changes})
 
     def register(self) -> None:
-        self.incarnation = self.link.register(self.registration()).incarnation
+        self.incarnation = self.link.send(self.registration()).incarnation
 
     def identity(self, **changes: Any) -> Identity:
         """Who this worker says it is."""
@@ -255,7 +262,7 @@ class Worker:
         return reply
 
     def _ask(self, version: int | None, digest: str | None, *, upcoming: int = 0) -> Assignment:
-        return self.link.assignment(
+        return self.link.send(
             AssignmentRequest(
                 identity=self.identity(),
                 version=version,

@@ -1,8 +1,8 @@
 """Every route and method of a coordinator, each with a message that it would take."""
 
 import asyncio
+import inspect
 import secrets
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from fastapi.routing import iter_route_contexts
 from google.protobuf import message_factory
 from pydantic import BaseModel
 
-from atoll.protocol.control import ControlRequest, KickRequest, OuterRateRequest
+from atoll.protocol.control import AllowRequest, ControlRequest, KickRequest, OuterRateRequest
 from atoll.protocol.messages import (
     AssignmentRequest,
     BarrierRequest,
@@ -58,14 +58,14 @@ def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
         ControlRequest: ControlRequest(action="run"),
         KickRequest: KickRequest(worker_id="nobody"),
         OuterRateRequest: OuterRateRequest(lr=1.0),
-        BarrierRequest: BarrierRequest(identity=identity),
+        BarrierRequest: BarrierRequest(name="walk", identity=identity),
+        AllowRequest: AllowRequest(worker_id="nobody"),
     }
 
 
 def body_type(endpoint: Callable[..., object]) -> type[BaseModel] | None:
-    hints = typing.get_type_hints(endpoint)
-    hints.pop("return", None)
-    found = [h for h in hints.values() if isinstance(h, type) and issubclass(h, BaseModel)]
+    given = [parameter.annotation for parameter in inspect.signature(endpoint).parameters.values()]
+    found = [kind for kind in given if isinstance(kind, type) and issubclass(kind, BaseModel)]
     return found[0] if found else None
 
 
@@ -89,7 +89,9 @@ def routes(application: FastAPI, worker: Worker) -> list[Route]:
         content = None if kind is None else messages[kind].model_dump_json().encode()
         for method in sorted(context.methods or {"?"}):
             path = context.path.format(
-                worker_id=worker.name, number=worker.served.coordinator.generation, name="walk"
+                worker_id=worker.name,
+                generation=worker.served.coordinator.generation,
+                name="walk",
             )
             found.append(Route(f"{method} {context.path}", method, path, content))
     return found

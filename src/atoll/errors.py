@@ -8,7 +8,7 @@
       StoreError                  BlobMissing, BlobChanged, StorageFull, StoreAway, DiskFailed,
                                   LedgerVersion, StateHeld, Superseded, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
-                                  BarrierTimeout, Diverged
+                                  Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
                                   LeaseLost, StaleGeneration, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
@@ -214,12 +214,6 @@ class EmptySum(RoundError):
     """No contribution was accepted; the model is unchanged."""
 
     code = "EMPTY_SUM"
-
-
-class BarrierTimeout(RoundError):
-    """Not every member of the generation came to the barrier in time."""
-
-    code = "BARRIER_TIMEOUT"
 
 
 class Diverged(RoundError):

@@ -25,6 +25,7 @@ from atoll import cli
 from atoll.cli import join as join  # loaded before the wait, not after it
 from atoll.island.link.network import NetworkLink
 from atoll.island.run import Run
+from atoll.protocol.messages import AssignmentRequest
 
 STEP = 2  # of 3 in a round
 POLL_SECONDS = 0.02
@@ -70,11 +71,12 @@ class Failpoint:
 
 
 def install(failpoint: Failpoint) -> None:
-    assignment, upload, step = NetworkLink.assignment, NetworkLink.upload, Run.step
+    send, upload, step = NetworkLink.send, NetworkLink.upload, Run.step
 
-    def assigned(self: NetworkLink, request: Any) -> Any:
-        reply = assignment(self, request)
-        failpoint.assigned(reply)
+    def answered(self: NetworkLink, message: Any, **how: Any) -> Any:
+        reply: Any = send(self, message, **how)
+        if isinstance(message, AssignmentRequest):
+            failpoint.assigned(reply)
         return reply
 
     def sent(self: NetworkLink, *args: Any, **options: Any) -> str:
@@ -86,7 +88,7 @@ def install(failpoint: Failpoint) -> None:
         step(self, **options)
         failpoint.stepped()
 
-    NetworkLink.assignment = assigned  # type: ignore[method-assign] # the point of this program
+    NetworkLink.send = answered  # type: ignore[method-assign] # the point of this program
     NetworkLink.upload = sent  # type: ignore[method-assign] # the point of this program
     Run.step = stepped  # type: ignore[method-assign] # the point of this program
 

@@ -10,7 +10,7 @@ import pytest
 from atoll.coordinator.planes.access import Role
 from atoll.errors import StorageFull
 from atoll.island.link.base import DownloadProgress
-from atoll.protocol.messages import HeartbeatRequest, Ready, Status
+from atoll.protocol.messages import HeartbeatRequest, Ready, ReadyRequest, Status, StatusRequest
 from tests import mounts, processes, served, strace
 from tests.mounts import SmallDisk
 from tests.processes import Cluster, eventually
@@ -51,10 +51,10 @@ class FullDisk:
         return httpx.get(f"{self.coordinator.url}/health", trust_env=False)
 
     def status(self) -> Status:
-        return self.worker.link.status()
+        return self.worker.link.send(StatusRequest())
 
     def ready(self) -> Ready:
-        return self.worker.link.ready(1)
+        return self.worker.link.send(ReadyRequest(min_workers=1))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_registration_without_room_is_refused_with_507(full: FullDisk) -> None:
 
 
 def test_reads_and_heartbeats_go_on_without_room(full: FullDisk) -> None:
-    reply = full.worker.link.heartbeat(HeartbeatRequest(identity=full.worker.identity()))
+    reply = full.worker.link.send(HeartbeatRequest(identity=full.worker.identity()))
 
     assert reply.generation == full.worker.identity().generation
     assert full.download() > full.coordinator.coordinator.layout.size * 4

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.island.link.network import NetworkLink
-from atoll.protocol.messages import WorkerEntry
+from atoll.protocol.messages import WorkerEntry, WorkersRequest
 from tests import processes
 from tests.processes import BF16, ISLANDS, TOKENS, Cluster, Finished
 
@@ -31,7 +31,7 @@ class Evicted:
 def evicted_entry(cluster: Cluster) -> WorkerEntry | None:
     link = NetworkLink(cluster.url, token=TOKENS.worker)
     try:
-        [entry] = [w for w in link.workers().workers if w.worker_id == STOPPED]
+        [entry] = [w for w in link.send(WorkersRequest()).workers if w.worker_id == STOPPED]
     except AtollError:
         return None
     finally:

@@ -17,7 +17,13 @@ import pytest
 from atoll.clock import SystemClock
 from atoll.errors import StaleGeneration
 from atoll.island.link.base import Attendance
-from atoll.protocol.messages import BarrierRequest, HeartbeatRequest, Ready
+from atoll.protocol.messages import (
+    BarrierRequest,
+    HeartbeatRequest,
+    LeaveRequest,
+    Ready,
+    ReadyRequest,
+)
 from tests import served
 from tests.served import Served, Worker
 
@@ -128,7 +134,7 @@ class Light:
     def join(self) -> None:
         self.model.move(self.name, "joining")
         worker = Worker(self.coordinator, self.name, island_key=self.key)
-        reply = worker.link.register(worker.registration(port=1 + self.random.randrange(65535)))
+        reply = worker.link.send(worker.registration(port=1 + self.random.randrange(65535)))
         worker.incarnation = reply.incarnation
         self.adopt(reply.generation)
         self.worker = worker
@@ -160,7 +166,7 @@ class Light:
 
     def beat(self, worker: Worker) -> None:
         reply = self.adopting(
-            lambda: worker.link.heartbeat(HeartbeatRequest(identity=self.identity(worker)))
+            lambda: worker.link.send(HeartbeatRequest(identity=self.identity(worker)))
         )
         self.adopt(reply.generation)
 
@@ -170,20 +176,20 @@ class Light:
             return
         identity = worker.identity(generation=past)
         try:
-            worker.link.heartbeat(HeartbeatRequest(identity=identity))
+            worker.link.send(HeartbeatRequest(identity=identity))
             self.model.fault(f"a message of generation {past} was accepted")
         except StaleGeneration:
             self.model.counts["past refused"] += 1
 
     def arrive(self, worker: Worker) -> None:
         try:
-            worker.link.barrier("storm", BarrierRequest(identity=self.identity(worker)))
+            worker.link.send(BarrierRequest(name="storm", identity=self.identity(worker)))
         except StaleGeneration as stale:
             self.adopt(stale.present)
 
     def leave(self, worker: Worker) -> None:
         self.model.move(self.name, "leaving")
-        self.adopting(lambda: worker.link.leave(self.identity(worker)))
+        self.adopting(lambda: worker.link.send(LeaveRequest(identity=self.identity(worker))))
         self.model.move(self.name, "out")
         self.hang_up(worker)
 
@@ -206,7 +212,7 @@ def sample(model: Model, coordinator: Served, deadline: float) -> None:
         while CLOCK.now() < deadline:
             floor = model.newest
             before = model.look()
-            ready = link.ready(MIN_WORKERS)
+            ready = link.send(ReadyRequest(min_workers=MIN_WORKERS))
             after = model.look()
             model.check(ready, before, after)
             if ready.generation < max(newest, floor):

@@ -18,7 +18,7 @@ from sqlalchemy import NullPool, create_engine, text
 from atoll.blobs.registry import open_blobs
 from atoll.island.link.network import NetworkLink
 from atoll.ledger import whole
-from atoll.protocol.messages import RegisterRequest
+from atoll.protocol.messages import InfoRequest, RegisterRequest
 from tests import lives, processes, servers
 from tests.lives import Life, Lives, Place
 
@@ -99,7 +99,7 @@ def lease_is_over(place: Place) -> bool:
 def registration(url: str) -> bytes:
     """The request of one more island, as it goes over the wire."""
     link = NetworkLink(url, token=processes.TOKENS.worker)
-    info = link.info()
+    info = link.send(InfoRequest())
     link.close()
     request = RegisterRequest(
         run_id=info.run_id,

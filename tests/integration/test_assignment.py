@@ -595,8 +595,8 @@ def test_request_that_knows_the_next_rows_waits_on(cluster):
     reply = a.assignment()
     request = AssignmentRequest(identity=a.identity)
 
-    assert reply.answers(request)
-    assert not reply.answers(request.model_copy(update={"upcoming": 2}))
+    assert request.is_answered(reply)
+    assert not request.model_copy(update={"upcoming": 2}).is_answered(reply)
 
 
 def test_newcomer_is_told_no_rows_of_a_round_it_is_not_planned_in(cluster):

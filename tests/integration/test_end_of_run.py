@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.clock import ManualClock
-from atoll.protocol.messages import HeartbeatRequest
+from atoll.protocol.messages import HeartbeatRequest, LeaveRequest
 from tests import served
 from tests.served import Served, Worker
 
@@ -77,7 +77,7 @@ class Looks:
 
 def test_server_ends_once_every_island_has_left(coordinator: Served, workers: list[Worker]) -> None:
     for worker in workers:
-        worker.link.leave(worker.identity())
+        worker.link.send(LeaveRequest(identity=worker.identity()))
 
     assert coordinator.ended.wait(WAIT_SECONDS)
 
@@ -89,7 +89,7 @@ def test_server_ends_although_an_island_vanished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alice, _ = workers
-    alice.link.leave(alice.identity())
+    alice.link.send(LeaveRequest(identity=alice.identity()))
     Looks(coordinator, monkeypatch).wait()
     ended_early = coordinator.ended.is_set()
 
@@ -106,15 +106,15 @@ def test_server_waits_for_a_slow_island_as_long_as_it_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alice, bob = workers
-    bob.link.leave(bob.identity())
+    bob.link.send(LeaveRequest(identity=bob.identity()))
     looks = Looks(coordinator, monkeypatch)
 
     for _ in range(5):
         clock.advance(seconds=TIMEOUT_SECONDS - 1)
-        alice.link.heartbeat(HeartbeatRequest(identity=alice.identity()))
+        alice.link.send(HeartbeatRequest(identity=alice.identity()))
         looks.wait()
     ended_early = coordinator.ended.is_set()
-    alice.link.leave(alice.identity())
+    alice.link.send(LeaveRequest(identity=alice.identity()))
 
     assert not ended_early
     assert coordinator.ended.wait(WAIT_SECONDS)
@@ -139,7 +139,7 @@ def test_server_goes_on_when_a_stop_is_taken_back(
         monkeypatch.setattr(coordinator.coordinator, "is_stopping", is_stopping)
 
         coordinator.coordinator.order("run")
-        worker.link.leave(worker.identity())
+        worker.link.send(LeaveRequest(identity=worker.identity()))
 
         for _ in range(LOOKS):
             assert looked.acquire(timeout=WAIT_SECONDS)

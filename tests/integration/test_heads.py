@@ -140,7 +140,7 @@ def test_answer_that_takes_longer_than_the_limit_is_not_cut(
     request = AssignmentRequest(identity=alice.identity(), wait_seconds=60.0)
 
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(alice.link.assignment, request)
+        waiting = pool.submit(alice.link.send, request)
         assert asked.wait(SOCKET_SECONDS)
         let_the_limit_pass(coordinator)
         may_stop.set()

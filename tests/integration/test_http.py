@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from atoll import errors
+from atoll.client import http
+from atoll.client.http import HttpClient
 from atoll.coordinator.planes import request_guard, server
 from atoll.coordinator.planes.access import Role
 from atoll.errors import (
@@ -24,9 +26,14 @@ from atoll.errors import (
     ProtocolError,
     StoreError,
 )
-from atoll.island.link import network
 from atoll.island.link.network import NetworkLink
-from atoll.protocol.messages import AssignmentRequest, ErrorReply, HeartbeatRequest
+from atoll.protocol.messages import (
+    AssignmentRequest,
+    ErrorReply,
+    HeartbeatRequest,
+    InfoRequest,
+    StatusRequest,
+)
 from atoll.wire import statuses
 from tests import served
 from tests.served import SOCKET_SECONDS, TOKENS, Served, Worker
@@ -239,7 +246,7 @@ def test_garbage_closes_the_connection_and_the_next_one_is_served(
     answer = raw(coordinator.address.port, GARBAGE[name])
 
     assert answer == b"" or answer.split()[1] in (b"400", b"401")
-    assert alice.link.heartbeat(HeartbeatRequest(identity=alice.identity())).generation > 0
+    assert alice.link.send(HeartbeatRequest(identity=alice.identity())).generation > 0
 
 
 def test_garbage_and_strangers_write_no_log_lines(
@@ -284,7 +291,7 @@ def test_every_error_comes_back_as_the_same_class(
     monkeypatch.setattr(coordinator.coordinator, "status", refuse)
 
     with pytest.raises(AtollError) as raised:
-        alice.link.status()
+        alice.link.send(StatusRequest())
 
     assert type(raised.value) is cls
     assert str(raised.value) == "name=3 breaks the rule; do that"
@@ -322,7 +329,7 @@ def test_island_tries_again_after_an_unexpected_error_of_the_coordinator(
     monkeypatch.setattr(coordinator.coordinator, "status", break_down)
 
     with pytest.raises(CoordinatorUnreachable, match="an error of its own") as raised:
-        alice.link.status()
+        alice.link.send(StatusRequest())
 
     assert raised.value.retry
 
@@ -369,7 +376,7 @@ def test_copy_of_the_ledger_is_a_whole_database(coordinator: Served, tmp_path: P
     path = tmp_path / "copy.sqlite"
 
     with path.open("wb") as file:
-        coordinator.link(Role.ADMIN).ledger(file.write)
+        coordinator.client().copy_ledger(file.write)
 
     from atoll.ledger import engines
 
@@ -389,7 +396,7 @@ def test_copy_of_the_ledger_that_cannot_be_made_is_refused_by_its_code(
     monkeypatch.setattr(coordinator.coordinator, "copy_ledger", refuse)
 
     with pytest.raises(StoreError, match="the disk is full"):
-        coordinator.link(Role.ADMIN).ledger(lambda _: None)
+        coordinator.client().copy_ledger(lambda _: None)
 
 
 # Long polls
@@ -416,7 +423,7 @@ def test_waiting_worker_hears_of_a_change_that_comes_while_it_is_being_answered(
 
     monkeypatch.setattr(coordinator.coordinator, "assignment", assignment)
 
-    reply = alice.link.assignment(AssignmentRequest(identity=alice.identity(), wait_seconds=60.0))
+    reply = alice.link.send(AssignmentRequest(identity=alice.identity(), wait_seconds=60.0))
 
     assert loop_turned.is_set()
     assert reply.action == "stop"
@@ -470,7 +477,7 @@ def test_coordinator_that_is_not_there_is_unreachable() -> None:
 
     try:
         with pytest.raises(CoordinatorUnreachable):
-            link.info()
+            link.send(InfoRequest())
     finally:
         link.close()
 
@@ -482,9 +489,9 @@ def test_coordinator_that_is_not_there_is_unreachable() -> None:
 def test_reply_without_an_end_is_refused_at_the_limit(
     monkeypatch: pytest.MonkeyPatch, call: str, status_line: str
 ) -> None:
-    monkeypatch.setattr(network, "MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr(http, "MAX_REPLY_BYTES", 10_000)
     # Whoever waits for the rest is told that nobody answers.
-    monkeypatch.setattr(network, "CONTROL_SECONDS", 1.0)
+    monkeypatch.setattr(http, "CONTROL_SECONDS", 1.0)
 
     def answer(listener: socket.socket) -> None:
         with listener.accept()[0] as accepted:
@@ -496,11 +503,11 @@ def test_reply_without_an_end_is_refused_at_the_limit(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answering = threading.Thread(target=answer, args=(listener,))
         answering.start()
-        link = NetworkLink(f"http://127.0.0.1:{listener.getsockname()[1]}", token="t")
+        link = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}", token="t")
 
         try:
             with pytest.raises(ProtocolError, match="with more than 10000 bytes"):
-                link.info() if call == "info" else link.ledger(lambda _: None)
+                link.send(InfoRequest()) if call == "info" else link.copy_ledger(lambda _: None)
         finally:
             link.close()
             answering.join(SOCKET_SECONDS)

@@ -12,6 +12,7 @@ from atoll import cli
 from atoll.coordinator.planes.access import Role
 from atoll.errors import CoordinatorUnreachable, Unauthenticated
 from atoll.protocol.manifest import Manifest
+from atoll.protocol.messages import InfoRequest
 from tests import served as kit
 from tests.clusters import one_thread  # noqa: F401
 from tests.settings import leaves
@@ -27,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Served]:
 
 @pytest.fixture
 def body(served: kit.Served) -> dict[str, Any]:
-    return served.link().info().model_dump(mode="json")
+    return served.link().send(InfoRequest()).model_dump(mode="json")
 
 
 def values(value: object, path: str = "") -> Iterator[tuple[str, object]]:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from atoll.ids import WorkerId
 from atoll.island.link.reconnect import Reconnect
 from atoll.island.link.session import Session
 from atoll.island.state.store import IslandIdentity
-from atoll.protocol.messages import Identity
+from atoll.protocol.messages import LeaveRequest
 from atoll.simulate.link import MemoryLink
 from tests.clusters import Cluster
 
@@ -32,13 +33,16 @@ class Lossy(MemoryLink):
     lost = "nothing"
     leaves = 0
 
-    def leave(self, identity: Identity) -> None:
+    def send(self, message: Any, *, alone: bool = False) -> Any:
+        if not isinstance(message, LeaveRequest):
+            return super().send(message, alone=alone)
         self.leaves += 1
         if self.lost == "request" and self.leaves == 1:
             raise CoordinatorUnreachable
-        super().leave(identity)
+        reply = super().send(message)
         if self.lost == "reply" and self.leaves == 1:
             raise CoordinatorUnreachable
+        return reply
 
 
 @pytest.fixture

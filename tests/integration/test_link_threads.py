@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from atoll.errors import CoordinatorUnreachable
-from atoll.protocol.messages import Identity
+from atoll.protocol.messages import Identity, InfoRequest
 from atoll.wire.proto import transfer_pb2, transfer_pb2_grpc
 from tests import served
 from tests.clusters import Frame
@@ -64,7 +64,7 @@ def test_an_upload_goes_on_while_the_presence_stream_is_dialled_again(
     with served.serving(tmp_path) as coordinator, ThreadPoolExecutor(1) as pool:
         coordinator.coordinator.transfer_port = port
         link = coordinator.link()
-        info = link.info()
+        info = link.send(InfoRequest())
         identity = Identity(
             run_id=info.run_id,
             manifest_sha256=info.manifest_sha256,

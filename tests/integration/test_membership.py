@@ -375,8 +375,8 @@ def test_zombie_of_an_evicted_worker_is_fenced_not_invited_back(cluster):
 def test_barrier_is_of_the_generation_and_its_members(cluster):
     a, b = cluster.pair()
 
-    first = cluster.coordinator.barrier(2, "round-1", BarrierRequest(identity=a.identity))
-    last = cluster.coordinator.barrier(2, "round-1", BarrierRequest(identity=b.identity))
+    first = cluster.coordinator.barrier(BarrierRequest(name="round-1", identity=a.identity))
+    last = cluster.coordinator.barrier(BarrierRequest(name="round-1", identity=b.identity))
 
     assert (first.complete, first.missing) == (False, ("b",))
     assert last.complete
@@ -384,13 +384,13 @@ def test_barrier_is_of_the_generation_and_its_members(cluster):
 
 def test_barrier_ends_when_the_generation_does(cluster):
     a, b = cluster.pair()
-    request = BarrierRequest(identity=a.identity)
-    cluster.coordinator.barrier(2, "round-1", request)
+    request = BarrierRequest(name="round-1", identity=a.identity)
+    cluster.coordinator.barrier(request)
 
     b.leave()
 
     with pytest.raises(StaleGeneration):
-        cluster.coordinator.barrier(2, "round-1", request)
+        cluster.coordinator.barrier(request)
 
 
 # Where ranks dial each other

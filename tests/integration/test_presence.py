@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from atoll.clock import SystemClock
-from atoll.errors import BarrierTimeout, Evicted, StaleGeneration
-from atoll.island import barrier
-from atoll.protocol.messages import BarrierRequest, HeartbeatRequest
+from atoll.errors import Evicted, ProtocolError, StaleGeneration
+from atoll.protocol.messages import BarrierRequest, HeartbeatRequest, ReadyRequest, WorkersRequest
 from tests import processes, served
 from tests.served import Served, Worker
 
@@ -95,7 +94,7 @@ def test_evicted_worker_is_told_over_both_planes(coordinator: Served) -> None:
     processes.eventually("the eviction", lambda: members(coordinator) == [])
 
     with pytest.raises(Evicted):
-        alice.link.heartbeat(HeartbeatRequest(identity=alice.identity()))
+        alice.link.send(HeartbeatRequest(identity=alice.identity()))
     with pytest.raises(Evicted):
         alice.link.attend(alice.identity())
 
@@ -106,7 +105,7 @@ def test_refusal_names_the_present_generation_over_both_planes(coordinator: Serv
     coordinator.worker("bob")
 
     with pytest.raises(StaleGeneration) as http:
-        alice.link.heartbeat(HeartbeatRequest(identity=old))
+        alice.link.send(HeartbeatRequest(identity=old))
     with pytest.raises(StaleGeneration) as rpc:
         alice.link.attend(old)
 
@@ -132,7 +131,7 @@ def test_ready_and_workers_are_told_over_http(coordinator: Served) -> None:
     link = coordinator.worker("alice").link
     coordinator.worker("bob")
 
-    ready, workers = link.ready(2), link.workers()
+    ready, workers = link.send(ReadyRequest(min_workers=2)), link.send(WorkersRequest())
 
     assert (ready.ready, ready.active_workers, ready.generation) == (True, 2, 2)
     assert [(w.worker_id, w.ip_address, w.port, w.rank) for w in ready.workers] == [
@@ -148,31 +147,35 @@ def test_ready_and_workers_are_told_over_http(coordinator: Served) -> None:
 def test_barrier_lets_everybody_go_when_the_last_one_comes(coordinator: Served) -> None:
     alice, bob = coordinator.worker("alice"), coordinator.worker("bob")
     thread, results = in_thread(
-        lambda: barrier.wait(
-            alice.link, alice.identity(), "round-1", clock=CLOCK, timeout_seconds=60
+        lambda: alice.link.send(
+            BarrierRequest(name="round-1", identity=alice.identity(), wait_seconds=60.0)
         )
     )
 
-    barrier.wait(bob.link, bob.identity(), "round-1", clock=CLOCK, timeout_seconds=60)
+    last = bob.link.send(BarrierRequest(name="round-1", identity=bob.identity()))
     thread.join(processes.LIMIT_SECONDS)
 
-    assert results == [None]
+    assert results == [last]
+    assert last.complete
 
 
-def test_barrier_that_times_out_names_who_is_missing(coordinator: Served) -> None:
+def test_barrier_that_was_waited_for_in_vain_names_who_is_missing(coordinator: Served) -> None:
     alice = coordinator.worker("alice")
     coordinator.worker("bob")
     coordinator.worker("carol")
 
-    with pytest.raises(BarrierTimeout, match=r"'round-1' of generation 3 .* \['bob', 'carol'\]"):
-        barrier.wait(alice.link, alice.identity(), "round-1", clock=CLOCK, timeout_seconds=0.1)
+    reply = alice.link.send(
+        BarrierRequest(name="round-1", identity=alice.identity(), wait_seconds=0.1)
+    )
+
+    assert (reply.complete, reply.generation, reply.missing) == (False, 3, ("bob", "carol"))
 
 
 def test_barrier_ends_at_once_when_somebody_joins(coordinator: Served) -> None:
     alice = coordinator.worker("alice")
     coordinator.worker("bob")
-    request = BarrierRequest(identity=alice.identity(), wait_seconds=60.0)
-    thread, results = in_thread(lambda: alice.link.barrier("round-1", request))
+    request = BarrierRequest(name="round-1", identity=alice.identity(), wait_seconds=60.0)
+    thread, results = in_thread(lambda: alice.link.send(request))
 
     coordinator.worker("carol")
     thread.join(processes.LIMIT_SECONDS / 2)
@@ -188,5 +191,5 @@ def test_barrier_of_another_name_than_the_rule_allows_is_refused(
 ) -> None:
     alice = coordinator.worker("alice")
 
-    with pytest.raises(Exception, match=r"path\.name|pattern"):
-        alice.link.barrier(name, BarrierRequest(identity=alice.identity()))
+    with pytest.raises(ProtocolError, match=r"body\.name|Not Found"):
+        alice.link.send(BarrierRequest.model_construct(name=name, identity=alice.identity()))

@@ -21,7 +21,14 @@ from atoll.island.link.network import NetworkLink
 from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.proof import soundness
-from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
+from atoll.protocol.messages import (
+    Assignment,
+    AssignmentRequest,
+    Identity,
+    InfoRequest,
+    RegisterRequest,
+    StatusRequest,
+)
 from benchmarks import restart
 from tests import processes
 from tests.lives import Lives
@@ -47,8 +54,8 @@ def filled() -> Iterator[Lives]:
 
 def ask(link: NetworkLink, worker_id: str) -> Assignment:
     """What a worker that comes back is given to do."""
-    info = link.info()
-    reply = link.register(
+    info = link.send(InfoRequest())
+    reply = link.send(
         RegisterRequest(
             run_id=info.run_id,
             manifest_sha256=info.manifest_sha256,
@@ -67,13 +74,13 @@ def ask(link: NetworkLink, worker_id: str) -> Assignment:
         generation=reply.generation,
     )
     request = AssignmentRequest(identity=identity, version=reply.version, digest=reply.digest)
-    return link.assignment(request)
+    return link.send(request)
 
 
 def test_rows_issued_after_a_restart_follow_those_of_all_rounds_before(filled: Lives) -> None:
     link = NetworkLink(filled.url, token=processes.TOKENS.worker)
     given = {worker_id: ask(link, worker_id) for worker_id in restart.WORKERS}
-    status = link.status()
+    status = link.send(StatusRequest())
     link.close()
     per_round = len(restart.WORKERS) * restart.ROWS
     issued = [

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from atoll.clock import SystemClock
-from atoll.coordinator.planes import access, app, request_guard, transfer
+from atoll.coordinator.planes import access, app, transfer
 from atoll.coordinator.planes.access import Access, Role
 from atoll.errors import (
     AtollError,
@@ -28,6 +29,8 @@ from atoll.protocol.messages import (
     EvaluationReport,
     HeartbeatRequest,
     LeaveRequest,
+    RegisterRequest,
+    StatusRequest,
 )
 from atoll.protocol.samples import SamplesRequest
 from atoll.wire.proto import transfer_pb2
@@ -53,7 +56,7 @@ ROUTES: Mapping[str, Role | None] = {
     "GET /status": Role.WORKER,
     "GET /workers": Role.WORKER,
     "GET /training/ready": Role.WORKER,
-    "POST /generations/{number}/barriers/{name}": Role.WORKER,
+    "POST /generations/{generation}/barriers/{name}": Role.WORKER,
     "POST /workers/register": Role.WORKER,
     "DELETE /workers/{worker_id}": Role.WORKER,
     "POST /workers/{worker_id}/heartbeat": Role.WORKER,
@@ -191,7 +194,7 @@ def test_walk_finds_no_fault_in_an_application_without_a_mutation(
 def test_walk_finds_a_route_that_lets_strangers_in(
     coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_guard, "OPEN_PATHS", frozenset({"/health", "/status"}))
+    monkeypatch.setattr(StatusRequest, "route", replace(StatusRequest.route, sender="anyone"))
     application = mutant(coordinator)
 
     faults = http_faults(application, in_memory(application), alice, FEW)
@@ -205,7 +208,7 @@ def test_walk_finds_a_route_that_lets_strangers_in(
 def test_walk_finds_a_mutating_route_that_lets_strangers_in(
     coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_guard, "OPEN_PATHS", frozenset({"/health", "/workers/register"}))
+    monkeypatch.setattr(RegisterRequest, "route", replace(RegisterRequest.route, sender="anyone"))
     application = mutant(coordinator)
 
     faults = http_faults(application, in_memory(application), alice, {"none": None})
@@ -240,7 +243,7 @@ def attendee(coordinator: Served) -> Iterator[Worker]:
     """A worker whose presence stream may be broken off: it is gone before anybody misses it."""
     made = coordinator.worker(f"attendee-{secrets.token_hex(4)}")
     yield made
-    made.link.leave(made.identity())
+    made.link.send(LeaveRequest(identity=made.identity()))
 
 
 def rpc_faults(coordinator: Served, worker: Worker, attendee: Worker) -> list[str]:
@@ -348,7 +351,7 @@ def test_refused_strangers_are_counted(coordinator: Served) -> None:
     stranger = coordinator.link(token="wrong-token")
 
     with pytest.raises(Unauthenticated):
-        stranger.status()
+        stranger.send(StatusRequest())
 
     assert refusals[Unauthenticated.code] == before + 1
 
@@ -377,16 +380,16 @@ def mutations(worker: Worker) -> dict[str, Callable[..., object]]:
 
     link = worker.link
     found: dict[str, Callable[..., object]] = {
-        "heartbeat": lambda **c: link.heartbeat(HeartbeatRequest(identity=worker.identity(**c))),
-        "assignment": lambda **c: link.assignment(AssignmentRequest(identity=worker.identity(**c))),
-        "evaluation": lambda **c: link.evaluation(
+        "heartbeat": lambda **c: link.send(HeartbeatRequest(identity=worker.identity(**c))),
+        "assignment": lambda **c: link.send(AssignmentRequest(identity=worker.identity(**c))),
+        "evaluation": lambda **c: link.send(
             EvaluationReport(identity=worker.identity(**c), version=0, loss_sum=1.0, tokens=1)
         ),
-        "samples": lambda **c: link.samples(
+        "samples": lambda **c: link.send(
             SamplesRequest(identity=worker.identity(**c), life=1, samples=(SAMPLE,))
         ),
-        "leave": lambda **c: link.leave(worker.identity(**c)),
-        "barrier": lambda **c: link.barrier("b", BarrierRequest(identity=worker.identity(**c))),
+        "leave": lambda **c: link.send(LeaveRequest(identity=worker.identity(**c))),
+        "barrier": lambda **c: link.send(BarrierRequest(name="b", identity=worker.identity(**c))),
         "offset": lambda **c: rpc(worker, "Offset", c),
         "upload": lambda **c: rpc(worker, "Upload", c),
         "download": lambda **c: rpc(worker, "Download", c),
@@ -489,7 +492,7 @@ def test_registration_under_a_wrong_identity_is_refused_and_changes_nothing(
     before = coordinator.coordinator.state_hash()
 
     with pytest.raises(error):
-        mallory.link.register(mallory.registration(**changes))
+        mallory.link.send(mallory.registration(**changes))
 
     assert coordinator.coordinator.state_hash() == before
 
@@ -514,6 +517,6 @@ def test_earlier_life_is_fenced_once_the_same_key_registers_again(coordinator: S
     second.register()
 
     with pytest.raises(Fenced):
-        first.link.heartbeat(HeartbeatRequest(identity=first.identity()))
+        first.link.send(HeartbeatRequest(identity=first.identity()))
 
-    second.link.heartbeat(HeartbeatRequest(identity=second.identity()))
+    second.link.send(HeartbeatRequest(identity=second.identity()))

@@ -80,14 +80,14 @@ def attempt(served: kit.Served, settings: dict[str, Any], **changed: Any) -> Non
     request = worker.registration(
         settings=settings, manifest_sha256=canonical.sha256(settings), **changed
     )
-    worker.link.register(request)
+    worker.link.send(request)
 
 
 def test_worker_with_the_settings_of_the_run_is_taken(served, info):
     """The control: it is the change that is refused."""
     worker = kit.Worker(served, "agreeing")
 
-    reply = worker.link.register(
+    reply = worker.link.send(
         worker.registration(settings=settings_of(info), codec_versions=codecs.VERSIONS)
     )
 
@@ -147,14 +147,14 @@ def test_settings_that_belie_the_hash_are_refused(served, info):
     worker = kit.Worker(served, "differing")
 
     with pytest.raises(ManifestMismatch, match=r"^outer\.lr of "):
-        worker.link.register(worker.registration(settings=settings))
+        worker.link.send(worker.registration(settings=settings))
 
 
 def test_hash_alone_is_refused_when_it_differs(served):
     worker = kit.Worker(served, "differing")
 
     with pytest.raises(ManifestMismatch, match=OTHER_SHA256):
-        worker.link.register(worker.registration(manifest_sha256=OTHER_SHA256))
+        worker.link.send(worker.registration(manifest_sha256=OTHER_SHA256))
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
@@ -163,13 +163,13 @@ def test_worker_with_another_codec_version_is_refused_with_both(served, info, co
     versions = {**codecs.VERSIONS, codec: 7}
 
     with pytest.raises(VersionMismatch, match=rf"^codec_versions\.{codec} .* is 7, .* is 1;"):
-        worker.link.register(worker.registration(codec_versions=versions))
+        worker.link.send(worker.registration(codec_versions=versions))
 
 
 def test_version_of_a_codec_that_the_run_does_not_use_is_no_matter(served):
     worker = kit.Worker(served, "unused")
 
-    reply = worker.link.register(worker.registration(codec_versions={"int8": 7}))
+    reply = worker.link.send(worker.registration(codec_versions={"int8": 7}))
 
     assert reply.incarnation == 1
 
@@ -178,7 +178,7 @@ def test_worker_with_another_model_is_refused_with_both_digests(served, info):
     worker = kit.Worker(served, "differing")
 
     with pytest.raises(LayoutMismatch) as refused:
-        worker.link.register(worker.registration(layout_digest=OTHER_SHA256))
+        worker.link.send(worker.registration(layout_digest=OTHER_SHA256))
 
     assert f"layout_digest={OTHER_SHA256!r}" in str(refused.value)
     assert info["model_hash"] in str(refused.value)
@@ -191,7 +191,7 @@ def test_worker_with_other_data_is_refused_with_the_field_and_both_values(served
     worker = kit.Worker(served, "differing")
 
     with pytest.raises(ManifestMismatch) as refused:
-        worker.link.register(worker.registration(data_identity=changed))
+        worker.link.send(worker.registration(data_identity=changed))
 
     assert str(refused.value).startswith(f"data.{field} of ")
     assert "'another'" in str(refused.value)

@@ -23,6 +23,7 @@ from atoll.coordinator.planes.access import Role
 from atoll.errors import ConfigError, CoordinatorUnreachable, Unauthenticated
 from atoll.island.link.base import DownloadProgress
 from atoll.island.link.network import NetworkLink
+from atoll.protocol.messages import InfoRequest
 from atoll.wire import certificate, pinning
 from atoll.wire.certificate import Certificate
 from atoll.wire.proto import transfer_pb2
@@ -202,7 +203,7 @@ def test_coordinator_serves_on_an_ipv6_address(
 
 def test_wrong_token_is_refused_over_tls(coordinator: Served) -> None:
     with pytest.raises(Unauthenticated):
-        coordinator.link(token="wrong-token").info()
+        coordinator.link(token="wrong-token").send(InfoRequest())
 
 
 # Strangers
@@ -220,7 +221,7 @@ def test_wrong_fingerprint_is_refused_before_the_token_is_sent(
         )
 
         with pytest.raises(ConfigError, match="somebody else answers there"):
-            link.info()
+            link.send(InfoRequest())
 
         link.close()
         assert stranger.ended.wait(SOCKET_SECONDS)
@@ -282,7 +283,7 @@ def test_own_certificate_without_a_fingerprint_is_refused_with_the_way_out(
     coordinator: Served,
 ) -> None:
     with pytest.raises(ConfigError, match="give --fingerprint from the join command"):
-        coordinator.link(fingerprint=None).info()
+        coordinator.link(fingerprint=None).send(InfoRequest())
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,7 @@ def test_plain_http_to_a_secured_port_gets_nothing(coordinator: Served) -> None:
 
     try:
         with pytest.raises(CoordinatorUnreachable):
-            plain.info()
+            plain.send(InfoRequest())
     finally:
         plain.close()
 

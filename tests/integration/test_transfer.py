@@ -186,12 +186,12 @@ def test_accepted_contribution_answers_its_first_receipt_without_a_body(
 def test_island_sends_no_byte_of_a_contribution_that_was_accepted(alice: Worker) -> None:
     source = alice.frame()
     first = alice.link.upload(alice.identity(), source, before_commit=nothing)
-    sent = alice.link.bytes_sent
+    sent = alice.link.traffic.sent
 
     again = alice.link.upload(alice.identity(), source, before_commit=nothing)
 
     assert again == first
-    assert alice.link.bytes_sent == sent
+    assert alice.link.traffic.sent == sent
 
 
 def test_other_bytes_under_the_same_key_are_a_conflict(coordinator: Served, alice: Worker) -> None:
@@ -222,12 +222,12 @@ def test_frame_that_is_bad_is_not_sent_over_and_over(coordinator: Served, alice:
     good = alice.frame()
     flipped = good.data[:-1] + bytes([good.data[-1] ^ 1])
     bad = BytesFrame(good.preamble, hashlib.sha256(flipped).hexdigest(), flipped)
-    sent = alice.link.bytes_sent
+    sent = alice.link.traffic.sent
 
     with pytest.raises(FrameError, match="damaged on the way"):
         alice.link.upload(alice.identity(), bad, before_commit=nothing)
 
-    assert alice.link.bytes_sent - sent <= bad.nbytes
+    assert alice.link.traffic.sent - sent <= bad.nbytes
 
 
 # What an upload refuses, before or while the body comes

@@ -19,6 +19,7 @@ from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.protocol.control import Command
 from atoll.protocol.messages import (
+    Done,
     HeartbeatReply,
     HeartbeatRequest,
     Info,
@@ -26,16 +27,16 @@ from atoll.protocol.messages import (
     Telemetry,
 )
 from atoll.protocol.samples import SamplesRequest
+from tests import links
 from tests.clusters import SMALL, info_of, manifest_for
 
 WAIT_SECONDS = 20.0
 
 
-class Answers:
+class Answers(links.Answering):
     """A link to a coordinator that keeps samples and answers beats as a test says."""
 
     def __init__(self) -> None:
-        self.bytes_sent = self.bytes_received = 0
         self.store = SampleStore()
         self.registrations = 0
         self.beats: list[HeartbeatRequest] = []
@@ -43,7 +44,7 @@ class Answers:
         self.on_samples: list[Exception | None] = []  # raised after the batch was kept
         self.on_attend: Callable[[], Any] = lambda: None
 
-    def info(self) -> Info:
+    def info(self, _: Any) -> Info:
         return info_of(manifest_for(SMALL, {"heartbeat_interval": 0.001}))
 
     def register(self, _: Any) -> RegisterReply:
@@ -52,20 +53,18 @@ class Answers:
             incarnation=self.registrations, generation=1, version=0, digest="0" * 64
         )
 
-    def come_back(self, request: Any) -> RegisterReply:
-        return self.register(request)
-
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         self.beats.append(request)
         return HeartbeatReply(generation=1, command=self.on_beat(len(self.beats)))
 
-    def samples(self, request: SamplesRequest) -> None:
+    def samples(self, request: SamplesRequest) -> Done:
         answer = self.on_samples.pop(0) if self.on_samples else None
         if isinstance(answer, StorageFull):
             raise answer
         self.store.add(request.identity.worker_id, request.life, request.samples)
         if answer is not None:
             raise answer
+        return Done()
 
     def attend(self, _: Any) -> Any:
         return self.on_attend()

@@ -23,21 +23,20 @@ from atoll.island.state.weights import IslandWeights
 from atoll.models import registry as models
 from atoll.protocol.messages import Info
 from atoll.wire.header import FrameHeader
+from tests import links
 from tests.frames import ranges
 
 NAME = WorkerId("a")
 PATIENCE_SECONDS = 0.2
 
 
-class Refusing:
+class Refusing(links.Answering):
     """A link that answers every upload at once, without waiting for the island's own copy."""
-
-    bytes_sent = bytes_received = 0
 
     def __init__(self, error: AtollError | None) -> None:
         self._error = error
 
-    def info(self) -> Info:
+    def info(self, _: Any) -> Info:
         return info()
 
     def upload(self, *_: Any, **__: Any) -> str:

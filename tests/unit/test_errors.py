@@ -16,7 +16,7 @@ BANNED = ("invalid", "failed to", "please", "!", "oops", "something went wrong")
 
 # The codes cross the wire and stand in counters: changing one is a change of the protocol.
 CODES = {
-    "ADDRESS_UNREACHABLE", "ATOLL", "AUTH", "BARRIER_TIMEOUT", "BLOB_CHANGED", "BLOB_MISSING",
+    "ADDRESS_UNREACHABLE", "ATOLL", "AUTH", "BLOB_CHANGED", "BLOB_MISSING",
     "CONFIG", "CONFLICT", "CONTRIBUTION", "DATASET_MISMATCH", "DISK_FAILED", "DIVERGED",
     "EMPTY_SUM", "EVICTED", "FENCED", "FRAME", "GROUP_BROKEN", "LAYOUT_MISMATCH",
     "LEASE_LOST", "LEDGER_VERSION",

@@ -22,10 +22,11 @@ from atoll.island.link.session import Session
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
 from atoll.layout import Layout
-from atoll.protocol.messages import Identity, Info
+from atoll.protocol.messages import Identity, Info, InfoRequest
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
 from atoll.wire.header import FrameHeader
+from tests import links
 from tests.frames import ranges
 
 LAYOUT = Layout.of([("weight", (3, 5), "float32"), ("bias", (3,), "float32")])
@@ -51,10 +52,8 @@ def whole(*, layout: Layout = LAYOUT, result_digest: str | None = DIGEST, **chan
     return bytes(made)
 
 
-class Offers:
+class Offers(links.Answering):
     """A link whose downloads are given frames, each under its tag; the last one forever."""
-
-    bytes_sent = bytes_received = 0
 
     def __init__(self, *frames: tuple[str, bytes]) -> None:
         self._frames = frames
@@ -69,7 +68,7 @@ class Offers:
     def pauses(self) -> list[float]:
         return [after - before for before, after in itertools.pairwise(self.tried)]
 
-    def info(self) -> Info:
+    def info(self, _: InfoRequest) -> Info:
         return Info.model_construct(run_id="run", manifest_sha256="a" * 64, version=1)
 
     def download(

@@ -25,24 +25,24 @@ from atoll.island.link.session import Session
 from atoll.island.ranks.group import SOLO, Group, SoloGroup
 from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import Manifest
-from atoll.protocol.messages import RegisterReply
+from atoll.protocol.messages import Done, RegisterReply
 from atoll.versions import manifest_change
+from tests import links
 from tests.clusters import SMALL, info_of, manifest_for
 
 
-class Coordinator:
+class Coordinator(links.Answering):
     """A link whose calls are answered by what a test put in `answers`, one each."""
 
     def __init__(self) -> None:
         self.registrations = 0
-        self.beside = 0  # of them
         self.generation = 1
         self.seen: list[tuple[int, int]] = []  # incarnation and generation of every message
         self.answers: list[Any] = []
         self.left = 0
         self.infos = 0
 
-    def info(self) -> Any:
+    def info(self, _: Any) -> Any:
         self.infos += 1
         return info_of(manifest_for(SMALL))
 
@@ -52,12 +52,9 @@ class Coordinator:
             incarnation=self.registrations, generation=self.generation, version=0, digest="0" * 64
         )
 
-    def come_back(self, request: Any) -> RegisterReply:
-        self.beside += 1
-        return self.register(request)
-
-    def leave(self, _: Any) -> None:
+    def leave(self, _: Any) -> Done:
         self.left += 1
+        return Done()
 
     def message(self, session: Session) -> str:
         identity = session.identity()
@@ -215,7 +212,7 @@ def test_worker_that_is_out_comes_back_beside_the_training_under_a_new_manifest(
     session, coordinator
 ):
     """Evicted during a long step, in which the operator changed the outer learning rate."""
-    first = coordinator.info()
+    first = coordinator.info(None)
     manifest = manifest_change.with_outer_lr(first.manifest(), first.outer.lr / 2)
     settings = {name: getattr(manifest, name) for name in Manifest.model_fields}
     newer = first.model_copy(update={**settings, "manifest_sha256": manifest.sha256()})
@@ -226,7 +223,7 @@ def test_worker_that_is_out_comes_back_beside_the_training_under_a_new_manifest(
             raise ManifestMismatch
         return register(request)
 
-    coordinator.info, coordinator.register = lambda: newer, under_newer
+    coordinator.info, coordinator.register = lambda _: newer, under_newer
     coordinator.answers = [Evicted()]
 
     assert session.try_once(lambda: coordinator.message(session)) == "done"
@@ -262,7 +259,7 @@ def test_leader_registers_alone_beside_the_training(coordinator, group):
 
     session.try_once(lambda: coordinator.message(session))
 
-    assert (coordinator.beside, coordinator.registrations) == (1, 2)
+    assert (coordinator.sent_alone, coordinator.registrations) == (1, 2)
     assert coordinator.seen == [(1, 1), (2, 1)]
 
 

@@ -86,7 +86,7 @@ def opened(directory: Path, live: Live) -> Iterator[Opened]:
             linked(live.url, token=live.token, fingerprint=live.fingerprint) as link,
             path.open("wb") as file,
         ):
-            link.ledger(file.write)
+            link.copy_ledger(file.write)
         ledger = engines.open_ledger(path)
         blobs = state.open_blobs(directory, state.addresses_of(directory), s3=s3_access())
         try:

@@ -6,17 +6,24 @@ from rich.table import Table
 from atoll import ids
 from atoll.cli import output
 from atoll.cli.link import linked
-from atoll.client.operator import Operator
 from atoll.errors import ConfigError
-from atoll.protocol.control import Action, ControlReply
-from atoll.protocol.messages import Workers
+from atoll.protocol.control import (
+    Action,
+    AllowRequest,
+    CommandRequest,
+    ControlReply,
+    ControlRequest,
+    KickRequest,
+    OuterRateRequest,
+)
+from atoll.protocol.messages import StatusRequest, Workers, WorkersRequest
 
 
 def workers(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
     """Who takes part, who is late, who is kept out."""
     with linked(url, token=token, fingerprint=fingerprint) as link:
-        found, control = link.workers(), Operator(link).control()
-        waiting_for = list(link.status().waiting_for)
+        found, control = link.send(WorkersRequest()), link.send(CommandRequest())
+        waiting_for = list(link.send(StatusRequest()).waiting_for)
     if as_json:
         output.print_json(
             {
@@ -58,7 +65,7 @@ def order(
 ) -> None:
     """Runs, pauses or stops a run."""
     with linked(url, token=token, fingerprint=fingerprint) as link:
-        _report(Operator(link).order(action), as_json=as_json)
+        _report(link.send(ControlRequest(action=action)), as_json=as_json)
 
 
 def kick(
@@ -66,7 +73,7 @@ def kick(
 ) -> None:
     """Takes a worker out."""
     with linked(url, token=token, fingerprint=fingerprint) as link:
-        _report(Operator(link).kick(ids.worker_id(worker_id)), as_json=as_json)
+        _report(link.send(KickRequest(worker_id=ids.worker_id(worker_id))), as_json=as_json)
 
 
 def allow(
@@ -74,7 +81,7 @@ def allow(
 ) -> None:
     """Lets a worker in again."""
     with linked(url, token=token, fingerprint=fingerprint) as link:
-        _report(Operator(link).allow(ids.worker_id(worker_id)), as_json=as_json)
+        _report(link.send(AllowRequest(worker_id=ids.worker_id(worker_id))), as_json=as_json)
 
 
 def outer_lr(
@@ -83,7 +90,7 @@ def outer_lr(
     """Changes the outer learning rate from a later round on."""
     with linked(url, token=token, fingerprint=fingerprint) as link:
         try:
-            reply = Operator(link).set_outer_lr(lr)
+            reply = link.send(OuterRateRequest(lr=lr))
         except ValidationError as exc:
             raise ConfigError(f"outer lr={lr} must be a number above 0 and at most 100") from exc
     if as_json:

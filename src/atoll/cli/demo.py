@@ -16,15 +16,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from atoll import config
 from atoll.cli import audit as auditing
 from atoll.cli import output
+from atoll.client.http import HttpClient
 from atoll.clock import SystemClock
 from atoll.data import base as data
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
-from atoll.island.link.network import NetworkLink
 from atoll.launch import local
 from atoll.launch.local import LocalCoordinator, LocalIsland, LocalProcess, Tokens
 from atoll.proof import audit, losses
-from atoll.protocol.messages import Status
+from atoll.protocol.messages import Status, StatusRequest
 from atoll.simulate.cluster import worker_name
 
 POLL_SECONDS = 0.25
@@ -107,10 +107,10 @@ def _check(run_file: Path, islands: int) -> None:
 
 def _watch(coordinator: LocalCoordinator, islands: list[LocalIsland], tokens: Tokens) -> None:
     """Follows the run with a live display until it is over."""
-    link = NetworkLink(coordinator.url, token=tokens.admin)
+    link = HttpClient(coordinator.url, token=tokens.admin)
     clock = SystemClock()
     deadline = clock.now() + LIMIT_SECONDS
-    last = link.status()
+    last = link.send(StatusRequest())
     try:
         with _display(last) as show:
             is_over = False
@@ -125,7 +125,7 @@ def _watch(coordinator: LocalCoordinator, islands: list[LocalIsland], tokens: To
                 is_over = last.state == "finished" and not any(p.is_running() for p in islands)
                 clock.sleep(POLL_SECONDS)
                 try:
-                    last = link.status()
+                    last = link.send(StatusRequest())
                 except CoordinatorUnreachable:
                     is_over = False  # a busy machine: asked again
                     continue

@@ -7,10 +7,10 @@ from rich.text import Text
 
 from atoll.cli import output
 from atoll.cli.link import linked
+from atoll.client.http import HttpClient
 from atoll.clock import SystemClock
 from atoll.errors import CoordinatorUnreachable
-from atoll.island.link.network import NetworkLink
-from atoll.protocol.messages import Status
+from atoll.protocol.messages import Status, StatusRequest
 
 REFRESH_SECONDS = 1.0
 SHOWN_ROUNDS = 12
@@ -21,7 +21,7 @@ def status(
 ) -> None:
     """Shows the status once, or until the run is over."""
     with linked(url, token=token, fingerprint=fingerprint) as link:
-        found = link.status()
+        found = link.send(StatusRequest())
         if as_json:
             output.print_json(found.model_dump(mode="json"))
         elif not watch:
@@ -30,13 +30,13 @@ def status(
             _watch(link, found)
 
 
-def _watch(link: NetworkLink, found: Status) -> None:
+def _watch(link: HttpClient, found: Status) -> None:
     clock = SystemClock()
     with Live(view(found), console=output.console, auto_refresh=False) as live:
         while found.state != "finished":
             clock.sleep(REFRESH_SECONDS)
             try:
-                found = link.status()
+                found = link.send(StatusRequest())
             except CoordinatorUnreachable as error:
                 live.update(Group(view(found), Text(str(error))), refresh=True)
                 continue

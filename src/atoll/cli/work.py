@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from atoll.cli import output
 from atoll.cli.link import linked
-from atoll.protocol.work import Work
+from atoll.protocol.work import Work, WorkRequest
 
 
 def work(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
     """Shows the newest queues; `--json` has the bitmaps and who has which rows."""
     with linked(url, token=token, fingerprint=fingerprint) as link:
-        found = link.work()
+        found = link.send(WorkRequest())
     if as_json:
         output.print_json(found.model_dump(mode="json"))
         return

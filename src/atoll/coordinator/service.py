@@ -295,18 +295,13 @@ class Coordinator:
         """The number that messages carry now."""
         return self._registry.generations.current.number
 
-    def barrier(self, number: int, name: str, request: BarrierRequest) -> BarrierReply:
+    def barrier(self, request: BarrierRequest) -> BarrierReply:
         """The worker has come to a barrier of its generation; says who is missing."""
         identity = request.identity
         with self._refusals():
-            if number != identity.generation:
-                raise ProtocolError(
-                    f"the path names generation {number}, the body {identity.generation}; "
-                    f"they must agree"
-                )
             generation = self._membership.enter(identity)
             self._heartbeats.hear(identity.worker_id)
-            return self._barriers.arrive(generation, name, identity.worker_id)
+            return self._barriers.arrive(generation, request.name, identity.worker_id)
 
     # Rounds
 

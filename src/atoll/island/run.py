@@ -278,7 +278,7 @@ class Run:
 
     def _beat(self, identity: Identity) -> None:
         for _ in range(MAX_BEATS):
-            reply = self._session.link.heartbeat(
+            reply = self._session.link.send(
                 HeartbeatRequest(
                     identity=identity, telemetry=self.telemetry(), acknowledged=self._command.number
                 )
@@ -299,7 +299,7 @@ class Run:
             if not batch:
                 return
             try:
-                self._session.link.samples(
+                self._session.link.send(
                     SamplesRequest(identity=identity, life=self._samples_life, samples=batch)
                 )
             except StoreError as error:
@@ -310,8 +310,8 @@ class Run:
 
     def telemetry(self) -> Telemetry:
         """What this island tells about itself."""
-        link = self._session.link
-        return self._meter.telemetry(bytes_sent=link.bytes_sent, bytes_received=link.bytes_received)
+        traffic = self._session.link.traffic
+        return self._meter.telemetry(bytes_sent=traffic.sent, bytes_received=traffic.received)
 
     def _must_be_loaded(self) -> _Loaded:
         if self._loaded is None:
@@ -371,7 +371,7 @@ class Run:
         return True
 
     def _ask(self, weights: IslandWeights, upcoming: int) -> Assignment:
-        reply = self._session.link.assignment(
+        reply = self._session.link.send(
             AssignmentRequest(
                 identity=self._session.identity(),
                 version=weights.version,
@@ -465,7 +465,7 @@ class Run:
     def _report(self, task: EvaluationTask, loss_sum: float, tokens: int) -> None:
         try:
             self._session.call(
-                lambda: self._session.link.evaluation(
+                lambda: self._session.link.send(
                     EvaluationReport(
                         identity=self._session.identity(),
                         version=task.version,

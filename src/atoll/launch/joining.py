@@ -19,6 +19,7 @@ from atoll.island.ranks.group import Group
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import memory, placement
+from atoll.protocol.messages import InfoRequest
 
 MAX_SLOTS = 256
 NO_KEY = "0" * 64
@@ -55,7 +56,7 @@ def join(
             lambda: _open_link(group, url=url, token=token, fingerprint=fingerprint)
         )
         held.callback(link.close)
-        run_id = Reconnect(clock, jitter).call(link.info).run_id
+        run_id = Reconnect(clock, jitter).call(lambda: link.send(InfoRequest())).run_id
         store, identity = _hold_state(
             group,
             None if state is None else Path(state),

@@ -1,7 +1,8 @@
 """What an operator asks of a run, and how islands learn of it and answer."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
+from atoll.protocol.exchange import Ask, Route
 from atoll.protocol.fields import Message, Whole, WorkerName
 from atoll.protocol.manifest import OuterRate
 
@@ -15,18 +16,6 @@ class Command(Message):
     action: Action = "run"
 
 
-class ControlRequest(Message):
-    """`run` resumes, `pause` hands out no more rounds, `stop` ends the run after this round."""
-
-    action: Action
-
-
-class KickRequest(Message):
-    """A worker that goes, and stays away until it is allowed again."""
-
-    worker_id: WorkerName
-
-
 class ControlReply(Message):
     """The command in force, who has acknowledged it, and who is kept out."""
 
@@ -36,13 +25,45 @@ class ControlReply(Message):
     kicked: tuple[str, ...]
 
 
-class OuterRateRequest(Message):
-    """A new outer learning rate, from the next round that is not planned yet."""
+class CommandRequest(Ask[ControlReply]):
+    """Which command is in force?"""
 
-    lr: OuterRate
+    route: ClassVar[Route] = Route("GET", "/control", sender="admin")
+
+
+class ControlRequest(Ask[ControlReply]):
+    """`run` resumes, `pause` hands out no more rounds, `stop` ends the run after this round."""
+
+    route: ClassVar[Route] = Route("POST", "/control", sender="admin")
+
+    action: Action
+
+
+class KickRequest(Ask[ControlReply]):
+    """A worker that goes, and stays away until it is allowed again."""
+
+    route: ClassVar[Route] = Route("POST", "/control/kick", sender="admin")
+
+    worker_id: WorkerName
+
+
+class AllowRequest(Ask[ControlReply]):
+    """A worker that may come back."""
+
+    route: ClassVar[Route] = Route("POST", "/control/allow", sender="admin")
+
+    worker_id: WorkerName
 
 
 class OuterRateReply(Message):
     lr: float
     from_round: Whole
     manifest_sha256: str
+
+
+class OuterRateRequest(Ask[OuterRateReply]):
+    """A new outer learning rate, from the next round that is not planned yet."""
+
+    route: ClassVar[Route] = Route("POST", "/control/outer-lr", sender="admin")
+
+    lr: OuterRate

@@ -3,12 +3,13 @@
 Sizes are bounded here, so a body can be refused by its schema before anything looks at it.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
+from atoll.protocol.exchange import Ask, Route, Waiting
 from atoll.protocol.fields import Message, Number, RunName, Whole, WorkerName
 from atoll.protocol.manifest import Manifest, Sha256
 from atoll.rows import RowRange
@@ -16,6 +17,16 @@ from atoll.rows import RowRange
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Done(Message):
+    ok: Literal[True] = True
+
+
+class HealthRequest(Ask[Done]):
+    """Is the coordinator well? Anyone may ask, without a token."""
+
+    route: ClassVar[Route] = Route("GET", "/health", sender="anyone", in_loop=True)
 
 
 class Identity(Message):
@@ -29,8 +40,17 @@ class Identity(Message):
     generation: Whole  # the membership the sender knows; an earlier one is refused
 
 
-class RegisterRequest(Message):
+class RegisterReply(Message):
+    incarnation: Whole
+    generation: Whole
+    version: Whole
+    digest: Sha256
+
+
+class RegisterRequest(Ask[RegisterReply]):
     """A worker asks to take part; the island key proves a restarted one."""
+
+    route: ClassVar[Route] = Route("POST", "/workers/register")
 
     run_id: RunName
     manifest_sha256: Sha256
@@ -47,13 +67,6 @@ class RegisterRequest(Message):
     codec_versions: dict[str, Whole] = Field(default_factory=dict)
 
 
-class RegisterReply(Message):
-    incarnation: Whole
-    generation: Whole
-    version: Whole
-    digest: Sha256
-
-
 class Telemetry(Message):
     """What an island tells about itself; shown, never used for the model."""
 
@@ -66,15 +79,21 @@ class Telemetry(Message):
     bytes_received: Whole = 0
 
 
-class HeartbeatRequest(Message):
-    identity: Identity
-    telemetry: Telemetry = Telemetry()
-    acknowledged: Whole = 0  # number of the operator's newest command that this island knows
-
-
 class HeartbeatReply(Message):
     generation: Whole
     command: Command = Command()
+
+
+class HeartbeatRequest(Ask[HeartbeatReply]):
+    """A sign of life, and what the island tells about itself."""
+
+    route: ClassVar[Route] = Route(
+        "POST", "/workers/{worker_id}/heartbeat", leader_alone=True, in_loop=True
+    )
+
+    identity: Identity
+    telemetry: Telemetry = Telemetry()
+    acknowledged: Whole = 0  # number of the operator's newest command that this island knows
 
 
 class EvaluationTask(Message):
@@ -83,16 +102,6 @@ class EvaluationTask(Message):
     version: Whole
     start: Whole
     stop: Whole
-
-
-class AssignmentRequest(Message):
-    """What next? `version` and `digest` say which published weights the island holds."""
-
-    identity: Identity
-    version: Whole | None = None
-    digest: Sha256 | None = None
-    wait_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
-    upcoming: Whole = 0  # the newest planned round whose rows the island knows
 
 
 class Assignment(Message):
@@ -117,13 +126,26 @@ class Assignment(Message):
     upcoming: Whole = 0  # the round that is planned and not open yet; 0: none
     upcoming_ranges: tuple[RowRange, ...] = ()
 
-    def answers(self, request: AssignmentRequest) -> bool:
-        """Whether there is something to tell, so that the request waits no longer."""
-        return self.action != "wait" or self.upcoming > request.upcoming
+
+class AssignmentRequest(Waiting[Assignment]):
+    """What next? `version` and `digest` say which published weights the island holds."""
+
+    route: ClassVar[Route] = Route("POST", "/workers/{worker_id}/assignment")
+
+    identity: Identity
+    version: Whole | None = None
+    digest: Sha256 | None = None
+    upcoming: Whole = 0  # the newest planned round whose rows the island knows
+
+    def is_answered(self, reply: Assignment) -> bool:
+        """Whether there is something to do, or rows to read meanwhile."""
+        return reply.action != "wait" or reply.upcoming > self.upcoming
 
 
-class EvaluationReport(Message):
+class EvaluationReport(Ask[Done]):
     """A partial sum of held-out loss with its honest count."""
+
+    route: ClassVar[Route] = Route("POST", "/workers/{worker_id}/evaluation")
 
     identity: Identity
     version: Whole
@@ -131,15 +153,12 @@ class EvaluationReport(Message):
     tokens: Annotated[int, Field(ge=1, le=2**53)]
 
 
-class LeaveRequest(Message):
-    identity: Identity
+class LeaveRequest(Ask[Done]):
+    """The sender takes part no more."""
 
-
-class BarrierRequest(Message):
-    """The sender has come to a barrier; the answer waits for the others, so long at most."""
+    route: ClassVar[Route] = Route("DELETE", "/workers/{worker_id}")
 
     identity: Identity
-    wait_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
 
 
 class BarrierReply(Message):
@@ -150,6 +169,19 @@ class BarrierReply(Message):
     complete: bool
     arrived: Whole
     missing: tuple[WorkerName, ...]
+
+
+class BarrierRequest(Waiting[BarrierReply]):
+    """The sender has come to a barrier; the answer waits for the others, so long at most."""
+
+    route: ClassVar[Route] = Route("POST", "/generations/{generation}/barriers/{name}")
+
+    identity: Identity
+    name: BarrierName
+
+    def is_answered(self, reply: BarrierReply) -> bool:
+        """Whether all have come."""
+        return reply.complete
 
 
 class ReadyMember(Message):
@@ -169,6 +201,14 @@ class Ready(Message):
     min_workers: Whole
     generation: Whole
     workers: tuple[ReadyMember, ...]
+
+
+class ReadyRequest(Ask[Ready]):
+    """Are so many workers in? None: the manifest's `min_workers`."""
+
+    route: ClassVar[Route] = Route("GET", "/training/ready")
+
+    min_workers: Annotated[int, Field(ge=1, le=2**31)] | None = None
 
 
 class WorkerEntry(Message):
@@ -196,8 +236,10 @@ class Workers(Message):
     workers: tuple[WorkerEntry, ...]
 
 
-class Done(Message):
-    ok: Literal[True] = True
+class WorkersRequest(Ask[Workers]):
+    """Who ever registered, and how does each fare?"""
+
+    route: ClassVar[Route] = Route("GET", "/workers")
 
 
 class Info(Manifest):
@@ -226,6 +268,12 @@ class Info(Manifest):
         return Manifest.model_validate(
             {name: getattr(self, name) for name in Manifest.model_fields}
         )
+
+
+class InfoRequest(Ask[Info]):
+    """Which settings does the run have?"""
+
+    route: ClassVar[Route] = Route("GET", "/info")
 
 
 def _left_out(model: type[BaseModel], value: dict[str, Any], prefix: str = "") -> str | None:
@@ -289,6 +337,12 @@ class Status(Message):
     bytes_sent: int
     refused_queues: tuple[str, ...] = ()  # entries that were damaged when the coordinator started
     storage_full: str = ""  # why nothing can be written, while the disk has no room
+
+
+class StatusRequest(Ask[Status]):
+    """What an operator sees."""
+
+    route: ClassVar[Route] = Route("GET", "/status")
 
 
 class ErrorReply(Message):

@@ -1,11 +1,12 @@
 """Telemetry in batches: what an island measured, kept for people and never used for the model."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from atoll.protocol.exchange import Ask, Route
 from atoll.protocol.fields import Message, NotNegative, Number, Whole
-from atoll.protocol.messages import Identity
+from atoll.protocol.messages import Done, Identity
 
 MAX_BATCH = 256
 MAX_PAGE = 10_000
@@ -25,12 +26,14 @@ class Sample(Message):
     received_per_second: NotNegative = 0.0
 
 
-class SamplesRequest(Message):
+class SamplesRequest(Ask[Done]):
     """Samples in order; one that came before is known by life and sequence and not kept twice.
 
     `life` is the incarnation under which the process first handed samples in. It stays when the
     process registers again, so that a batch whose answer was lost is known afterwards too.
     """
+
+    route: ClassVar[Route] = Route("POST", "/workers/{worker_id}/samples", leader_alone=True)
 
     identity: Identity
     life: Annotated[int, Field(ge=1, le=2**53)]
@@ -52,3 +55,13 @@ class SampleHistory(Message):
     after: Whole
     kept: Whole
     limit: Whole  # how many are kept at most
+
+
+class HistoryRequest(Ask[SampleHistory]):
+    """A page of the samples that are kept, of one worker or of all."""
+
+    route: ClassVar[Route] = Route("GET", "/metrics/history")
+
+    worker_id: Annotated[str, Field(max_length=64)] | None = None
+    after: Whole = 0
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 1000

@@ -1,9 +1,10 @@
 """What the coordinator tells about its queues: made to be drawn, complete without a second call."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from atoll.protocol.exchange import Ask, Route
 from atoll.protocol.fields import Message, Whole
 
 MAX_QUEUES = 64  # newest epochs shown
@@ -71,3 +72,9 @@ class Work(Message):
     left_off: Whole  # earlier queues that are not shown
     damaged: tuple[DamagedEntry, ...]
     expired_leases: Whole  # since the coordinator started
+
+
+class WorkRequest(Ask[Work]):
+    """How far are the queues, and who has which rows?"""
+
+    route: ClassVar[Route] = Route("GET", "/work")

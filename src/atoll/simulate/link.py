@@ -1,31 +1,27 @@
 """The in-memory link: an island's calls land on the coordinator object, at virtual time."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from atoll.clock import Clock
+from atoll.coordinator import handlers
 from atoll.coordinator.accept.admission import UploadRequest
+from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.service import Coordinator
 from atoll.errors import CoordinatorUnreachable
-from atoll.island.link.base import DownloadProgress, FrameSource
+from atoll.island.link.base import DownloadProgress, FrameSource, Traffic
 from atoll.ledger.records import ContributionRecord
-from atoll.protocol.messages import (
-    Assignment,
-    AssignmentRequest,
-    BarrierReply,
-    BarrierRequest,
-    EvaluationReport,
-    HeartbeatReply,
-    HeartbeatRequest,
-    Identity,
-    Info,
-    RegisterReply,
-    RegisterRequest,
-)
-from atoll.protocol.samples import SamplesRequest
+from atoll.protocol.exchange import Ask, Waiting
+from atoll.protocol.messages import Identity
 
 CHUNK_BYTES = 1 << 20
 PEER = "127.0.0.1"
 POLL_SECONDS = 0.05  # virtual: how finely a waiting island looks again
+
+R = TypeVar("R", bound=BaseModel)
 
 
 class MemoryLink:
@@ -37,68 +33,29 @@ class MemoryLink:
     def __init__(self, reach: Callable[[], Coordinator], clock: Clock) -> None:
         self._reach = reach
         self._clock = clock
-        self._sent = 0
-        self._received = 0
+        self.traffic = Traffic()
 
     @property
     def _coordinator(self) -> Coordinator:
         return self._reach()
 
-    @property
-    def bytes_sent(self) -> int:
-        return self._sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._received
-
     def close(self) -> None:
         """Nothing is open."""
 
-    def info(self) -> Info:
-        return self._coordinator.info()
-
-    def look(self) -> Info:
-        return self.info()
-
-    def register(self, request: RegisterRequest) -> RegisterReply:
-        return self._coordinator.register(request, peer=PEER)
-
-    def come_back(self, request: RegisterRequest) -> RegisterReply:
-        return self.register(request)
-
-    def leave(self, identity: Identity) -> None:
-        self._coordinator.deregister(identity)
-
-    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
-        return self._coordinator.heartbeat(request)
+    def send(self, message: Ask[R], *, alone: bool = False) -> R:  # noqa: ARG002  # always
+        deadline = self._clock.now() + (
+            message.wait_seconds if isinstance(message, Waiting) else 0.0
+        )
+        arrival = Arrival(PEER)
+        while True:
+            reply = handlers.answer(self._coordinator, message, arrival)
+            if message.is_answered(reply) or self._clock.now() >= deadline:
+                return reply
+            arrival = replace(arrival, again=True)
+            self._clock.sleep(POLL_SECONDS)
 
     def attend(self, identity: Identity) -> "MemoryAttendance":
         return MemoryAttendance(self._reach, self._clock, identity)
-
-    def barrier(self, name: str, request: BarrierRequest) -> BarrierReply:
-        deadline = self._clock.now() + request.wait_seconds
-        while True:
-            reply = self._coordinator.barrier(request.identity.generation, name, request)
-            if reply.complete or self._clock.now() >= deadline:
-                return reply
-            self._clock.sleep(POLL_SECONDS)
-
-    def assignment(self, request: AssignmentRequest) -> Assignment:
-        deadline = self._clock.now() + request.wait_seconds
-        begun = False
-        while True:
-            reply = self._coordinator.assignment(request, begun=begun)
-            begun = True
-            if reply.answers(request) or self._clock.now() >= deadline:
-                return reply
-            self._clock.sleep(POLL_SECONDS)
-
-    def evaluation(self, report: EvaluationReport) -> None:
-        self._coordinator.evaluation(report)
-
-    def samples(self, request: SamplesRequest) -> None:
-        self._coordinator.keep_samples(request)
 
     def upload(
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
@@ -110,7 +67,7 @@ class MemoryLink:
         for offset in range(0, frame.nbytes, CHUNK_BYTES):
             data = frame.read(offset, CHUNK_BYTES)
             self._coordinator.write_upload(stream, data)
-            self._sent += len(data)
+            self.traffic.sent += len(data)
         before_commit()
         return self._coordinator.commit_upload(stream).receipt
 
@@ -128,7 +85,7 @@ class MemoryLink:
             data = spooled.read(progress.offset, CHUNK_BYTES)
             sink(data)
             progress.offset += len(data)
-            self._received += len(data)
+            self.traffic.received += len(data)
             self._coordinator.sent(identity, len(data))
 
 

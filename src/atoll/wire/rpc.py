@@ -1,4 +1,4 @@
-"""How gRPC calls enter and leave a server: tokens, bytes that are no message, refusals.
+"""How gRPC calls enter and leave: tokens, bytes that are no message, refusals on both sides.
 
 Knows the shapes of gRPC and nothing of what a method does.
 """
@@ -13,7 +13,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from atoll.errors import AtollError, ProtocolError, StaleGeneration
+from atoll.errors import AtollError, CoordinatorUnreachable, ProtocolError, StaleGeneration
 from atoll.wire import chunks, statuses
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,24 @@ def trailing(error: AtollError) -> tuple[tuple[str, str], ...]:
     if isinstance(error, StaleGeneration):
         said.append(("atoll-generation", str(error.present)))
     return tuple(said)
+
+
+def error_of(exc: grpc.RpcError) -> AtollError:
+    """What the caller of a method that broke raises: the refusal, else that nobody answered."""
+    call: Any = exc
+    said = {str(key): str(value) for key, value in (call.trailing_metadata() or ())}
+    if "atoll-code" not in said:
+        return CoordinatorUnreachable(f"transfer broken: {call.code()}: {call.details()}")
+    return statuses.reported(
+        said["atoll-code"],
+        str(call.details()),
+        retry=said.get("atoll-retry") == "true",
+        generation=_number(said.get("atoll-generation", "")),
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
 async def _abort(context: "Context", error: AtollError) -> NoReturn:

@@ -2,7 +2,8 @@
 
 import grpc
 
-from atoll.errors import AtollError
+from atoll import errors
+from atoll.errors import AtollError, CoordinatorUnreachable, StaleGeneration
 
 _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "UNAUTHENTICATED": (401, grpc.StatusCode.UNAUTHENTICATED),
@@ -12,7 +13,6 @@ _TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "BLOB_MISSING": (404, grpc.StatusCode.NOT_FOUND),
     "EVICTED": (404, grpc.StatusCode.NOT_FOUND),
     "STALE_GENERATION": (409, grpc.StatusCode.ABORTED),
-    "BARRIER_TIMEOUT": (409, grpc.StatusCode.FAILED_PRECONDITION),
     "ADDRESS_UNREACHABLE": (422, grpc.StatusCode.INVALID_ARGUMENT),
     "WORKER_TAKEN": (409, grpc.StatusCode.ALREADY_EXISTS),
     "TOO_MANY_WORKERS": (409, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -84,3 +84,13 @@ def sentence(error: AtollError) -> str:
     if len(text) <= MAX_SENTENCE:
         return text
     return f"{text[: MAX_SENTENCE - _ENDING - 3]} … {text[-_ENDING:]}"
+
+
+def reported(code: str, message: str, *, retry: bool, generation: int) -> AtollError:
+    """The error that the coordinator named; one it says may pass later is worth another try."""
+    error = errors.from_code(code, message)
+    if isinstance(error, StaleGeneration):
+        error.present = generation
+    if retry and not error.retry:
+        return CoordinatorUnreachable(f"{message} (code {code!r})")
+    return error

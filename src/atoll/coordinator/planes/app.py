@@ -1,13 +1,15 @@
-"""The control plane: HTTP routes that translate and decide nothing."""
+"""The control plane: the table of messages as HTTP routes, which translate and decide nothing."""
 
 import asyncio
+import inspect
 import itertools
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,36 +18,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from atoll.clock import Clock
-from atoll.coordinator.planes import operations, request_guard
+from atoll.coordinator import handlers
+from atoll.coordinator.handlers import Arrival
+from atoll.coordinator.planes import request_guard
 from atoll.coordinator.planes.access import Access, Role
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.shown import metrics
 from atoll.errors import AtollError, ProtocolError
-from atoll.protocol.fields import Whole
-from atoll.protocol.messages import (
-    Assignment,
-    AssignmentRequest,
-    BarrierName,
-    BarrierReply,
-    BarrierRequest,
-    Done,
-    ErrorReply,
-    EvaluationReport,
-    HeartbeatReply,
-    HeartbeatRequest,
-    Info,
-    LeaveRequest,
-    Ready,
-    RegisterReply,
-    RegisterRequest,
-    Status,
-    Workers,
-)
-from atoll.protocol.samples import SamplesRequest
+from atoll.protocol.exchange import Ask, Waiting
+from atoll.protocol.messages import ErrorReply
 from atoll.wire import statuses
 
 log = logging.getLogger(__name__)
 
-MinWorkers = Annotated[int | None, Query(ge=1, le=2**31)]
 _REFUSALS: dict[int | str, dict[str, object]] = {
     code: {"model": ErrorReply} for code in (401, 403, 404, 409, 413, 422, 500, 503)
 }
@@ -104,10 +89,16 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
     app = FastAPI(title="Atoll coordinator", lifespan=lifespan, openapi_url=None)
     app.state.changes = changes
     _install_errors(app, coordinator)
-    app.add_middleware(request_guard.Gate, access=access, count=coordinator.refused)
-    app.include_router(_open_routes(coordinator))
-    app.include_router(_worker_routes(coordinator, changes, clock))
-    app.include_router(_admin_routes(coordinator, access, app))
+    app.add_middleware(
+        request_guard.Gate,
+        access=access,
+        count=coordinator.refused,
+        open_paths={k.route.path for k in handlers.HANDLERS if k.route.sender == "anyone"},
+    )
+    admin = Depends(_admins_only(coordinator, access))
+    for kind in handlers.HANDLERS:
+        _add_route(app, kind, coordinator, changes, clock, admin=admin)
+    app.include_router(_special_routes(coordinator, app, admin=admin))
     return app
 
 
@@ -122,105 +113,82 @@ def _admins_only(coordinator: Coordinator, access: Access) -> Callable[..., None
     return check
 
 
-def _open_routes(coordinator: Coordinator) -> APIRouter:
-    router = APIRouter()
+def _add_route(
+    app: FastAPI,
+    kind: type[Ask[Any]],
+    coordinator: Coordinator,
+    changes: Changes,
+    clock: Clock,
+    *,
+    admin: Any,
+) -> None:
+    """The route of one message, whatever it says."""
+    route = kind.route
 
-    @router.get("/health")
-    async def health() -> Done:
-        coordinator.check_health()
-        return Done()
-
-    return router
-
-
-def _worker_routes(coordinator: Coordinator, changes: Changes, clock: Clock) -> APIRouter:
-    router = APIRouter(responses=_REFUSALS)  # the gate has seen a token of either role
-
-    @router.get("/info")
-    def info() -> Info:
-        return coordinator.info()
-
-    @router.get("/status")
-    def show_status() -> Status:
-        return coordinator.status()
-
-    @router.post("/workers/register")
-    def register(request: RegisterRequest, http: Request) -> RegisterReply:
-        peer = "" if http.client is None else http.client.host
-        return coordinator.register(request, peer=peer)
-
-    @router.get("/workers")
-    def workers() -> Workers:
-        return coordinator.workers()
-
-    @router.get("/training/ready")
-    def ready(min_workers: MinWorkers = None) -> Ready:
-        return coordinator.ready(min_workers)
-
-    @router.post("/generations/{number}/barriers/{name}")
-    async def barrier(number: Whole, name: BarrierName, request: BarrierRequest) -> BarrierReply:
-        deadline = clock.now() + request.wait_seconds
+    # Our own answers are not checked again: that would cost more than most of them take to make.
+    async def endpoint(http: Request, message: Ask[Any] | None = None, **path: str) -> Response:
+        message = message or kind()
+        _check_path(coordinator, message, path)
+        arrival = Arrival(peer="" if http.client is None else http.client.host)
+        deadline = clock.now() + (message.wait_seconds if isinstance(message, Waiting) else 0.0)
         while True:
             changed = changes.next()
-            reply = await run_in_threadpool(coordinator.barrier, number, name, request)
+            if route.in_loop:
+                reply = handlers.answer(coordinator, message, arrival)
+            else:
+                reply = await run_in_threadpool(handlers.answer, coordinator, message, arrival)
             left = deadline - clock.now()
-            if reply.complete or left <= 0 or changes.closed:
-                return reply
+            if message.is_answered(reply) or left <= 0 or changes.closed:
+                return Response(reply.model_dump_json(), media_type="application/json")
+            arrival = replace(arrival, again=True)
             await _within(changed, left)
 
-    @router.delete("/workers/{worker_id}")
-    def deregister(worker_id: str, request: LeaveRequest) -> Done:
-        _same_worker(worker_id, request.identity.worker_id)
-        coordinator.deregister(request.identity)
-        return Done()
-
-    # Without a thread and without checking our own answer: the call of which there are most, and
-    # it waits for nothing.
-    @router.post("/workers/{worker_id}/heartbeat", response_model=HeartbeatReply)
-    async def heartbeat(worker_id: str, request: HeartbeatRequest) -> Response:
-        _same_worker(worker_id, request.identity.worker_id)
-        reply = coordinator.heartbeat(request)
-        return Response(reply.model_dump_json(), media_type="application/json")
-
-    @router.post("/workers/{worker_id}/assignment")
-    async def assignment(worker_id: str, request: AssignmentRequest) -> Assignment:
-        _same_worker(worker_id, request.identity.worker_id)
-        deadline = clock.now() + request.wait_seconds
-        begun = False
-        while True:
-            changed = changes.next()
-            reply = await run_in_threadpool(coordinator.assignment, request, begun=begun)
-            begun = True
-            left = deadline - clock.now()
-            if reply.answers(request) or left <= 0 or changes.closed:
-                return reply
-            await _within(changed, left)
-
-    @router.post("/workers/{worker_id}/samples")
-    def samples(worker_id: str, request: SamplesRequest) -> Done:
-        _same_worker(worker_id, request.identity.worker_id)
-        coordinator.keep_samples(request)
-        return Done()
-
-    @router.post("/workers/{worker_id}/evaluation")
-    def evaluation(worker_id: str, report: EvaluationReport) -> Done:
-        _same_worker(worker_id, report.identity.worker_id)
-        coordinator.evaluation(report)
-        return Done()
-
-    operations.add_figures(router, coordinator)
-    return router
+    endpoint.__signature__ = _signature(kind)  # type: ignore[attr-defined]  # what FastAPI reads
+    is_open = route.sender == "anyone"
+    app.add_api_route(
+        route.path,
+        endpoint,
+        methods=[route.method],
+        name=kind.__name__,
+        description=kind.__doc__ or "",
+        response_model=kind.reply(),
+        dependencies=[admin] if route.sender == "admin" else [],
+        responses={} if is_open else _REFUSALS,  # the gate has seen a token of either role
+    )
 
 
-def _admin_routes(coordinator: Coordinator, access: Access, app: FastAPI) -> APIRouter:
-    only = Depends(_admins_only(coordinator, access))
-    router = APIRouter(dependencies=[only], responses=_REFUSALS)
+def _signature(kind: type[Ask[Any]]) -> inspect.Signature:
+    """What FastAPI is to read of a request: names in the path, and the message."""
+    given: dict[str, Any] = {"http": Request} | dict.fromkeys(kind.route.names, str)
+    if kind.model_fields:
+        given["message"] = Annotated[kind, Query()] if kind.in_query() else kind
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [inspect.Parameter(name, keyword, annotation=type_) for name, type_ in given.items()]
+    )
 
-    @router.get("/openapi.json", include_in_schema=False)
+
+def _check_path(coordinator: Coordinator, message: Ask[Any], path: dict[str, str]) -> None:
+    try:
+        message.check_path(path)
+    except ProtocolError as error:
+        coordinator.refused(error)
+        raise
+
+
+def _special_routes(coordinator: Coordinator, app: FastAPI, *, admin: Any) -> APIRouter:
+    """What is answered with something else than a message."""
+    router = APIRouter(responses=_REFUSALS)
+
+    @router.get("/metrics", response_class=Response)
+    def prometheus() -> Response:
+        return Response(metrics.render(coordinator.status()), media_type=metrics.CONTENT_TYPE)
+
+    @router.get("/openapi.json", include_in_schema=False, dependencies=[admin])
     def openapi() -> JSONResponse:
         return JSONResponse(app.openapi())
 
-    @router.get("/ledger", response_class=StreamingResponse)
+    @router.get("/ledger", response_class=StreamingResponse, dependencies=[admin])
     def ledger() -> StreamingResponse:
         """A consistent copy of the ledger as an SQLite file, for audit and export of a live run."""
         pieces = _ledger_copy(coordinator)
@@ -229,7 +197,6 @@ def _admin_routes(coordinator: Coordinator, access: Access, app: FastAPI) -> API
             itertools.chain([first], pieces), media_type="application/vnd.sqlite3"
         )
 
-    operations.add_control(router, coordinator)
     return router
 
 
@@ -240,11 +207,6 @@ def _ledger_copy(coordinator: Coordinator) -> Iterator[bytes]:
         with path.open("rb") as file:
             while piece := file.read(1 << 20):
                 yield piece
-
-
-def _same_worker(path: str, body: str) -> None:
-    if path != body:
-        raise ProtocolError(f"the path names worker {path!r}, the body {body!r}; they must agree")
 
 
 def _install_errors(app: FastAPI, coordinator: Coordinator) -> None:

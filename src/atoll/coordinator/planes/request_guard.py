@@ -1,11 +1,11 @@
 """What every HTTP request meets first: who may speak, how much, and what an accident looks like.
 
-Runs before routing and before any byte of a body is read, so a new route is closed until its path
-is named here. Which role a route needs beyond a known token is the route's own matter.
+Runs before routing and before any byte of a body is read, so a route is closed unless its message
+may be sent by anyone. Which role it needs beyond a known token is the route's own matter.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -18,7 +18,6 @@ from atoll.wire import statuses
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health"})
 MAX_BODY_BYTES = 1 << 20
 _MAX_DIGITS = 10  # of a Content-Length; longer ones need not be read to be too large
 
@@ -27,11 +26,17 @@ class Gate:
     """Refuses strangers and unbounded bodies; answers for exceptions that nobody expected."""
 
     def __init__(
-        self, app: ASGIApp, *, access: Access, count: Callable[[AtollError], None]
+        self,
+        app: ASGIApp,
+        *,
+        access: Access,
+        count: Callable[[AtollError], None],
+        open_paths: Collection[str],
     ) -> None:
         self._app = app
         self._access = access
         self._count = count
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,7 +44,7 @@ class Gate:
             return
         headers = Headers(scope=scope)
         try:
-            if scope["path"] not in OPEN_PATHS:
+            if scope["path"] not in self._open_paths:
                 self._access.role(headers.get("authorization"))
             _check_size(headers)
         except AtollError as error:

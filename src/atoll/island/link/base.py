@@ -7,23 +7,15 @@ simulator's in-memory one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel
 
 from atoll.errors import FrameError
-from atoll.protocol.messages import (
-    Assignment,
-    AssignmentRequest,
-    BarrierReply,
-    BarrierRequest,
-    EvaluationReport,
-    HeartbeatReply,
-    HeartbeatRequest,
-    Identity,
-    Info,
-    RegisterReply,
-    RegisterRequest,
-)
-from atoll.protocol.samples import SamplesRequest
+from atoll.protocol.exchange import Ask
+from atoll.protocol.messages import Identity
+
+R = TypeVar("R", bound=BaseModel)
 
 
 class FrameSource(Protocol):
@@ -70,38 +62,31 @@ class Attendance(Protocol):
         ...
 
 
+@dataclass
+class Traffic:
+    """Bytes of frames that a link has carried; shown, never used for anything."""
+
+    sent: int = 0
+    received: int = 0
+
+
 class Link(Protocol):
-    """What an island asks of its coordinator."""
+    """What an island asks of its coordinator: messages of the table, frames, and presence."""
 
-    def info(self) -> Info: ...
+    traffic: Traffic
 
-    def look(self) -> Info:
-        """`info` from any thread: in an island of several ranks the leader's alone."""
+    def send(self, message: Ask[R], *, alone: bool = False) -> R:
+        """The answer to `message`.
+
+        In an island of several ranks they all send in step and get the leader's answer. With
+        `alone`, and where the message is the leader's alone by its nature, only the leader sends:
+        from any thread, beside the training.
+        """
         ...
-
-    def register(self, request: RegisterRequest) -> RegisterReply: ...
-
-    def come_back(self, request: RegisterRequest) -> RegisterReply:
-        """`register` from any thread: in an island of several ranks the leader's alone."""
-        ...
-
-    def leave(self, identity: Identity) -> None: ...
-
-    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply: ...
 
     def attend(self, identity: Identity) -> Attendance:
         """Opens a presence stream: while it lasts, the coordinator knows that this island lives."""
         ...
-
-    def barrier(self, name: str, request: BarrierRequest) -> BarrierReply:
-        """Arrives at a barrier of the identity's generation and waits there for the others."""
-        ...
-
-    def assignment(self, request: AssignmentRequest) -> Assignment: ...
-
-    def evaluation(self, report: EvaluationReport) -> None: ...
-
-    def samples(self, request: SamplesRequest) -> None: ...
 
     def upload(
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
@@ -127,11 +112,5 @@ class Link(Protocol):
         broken stream. FrameError when the coordinator now offers another frame than the one begun.
         """
         ...
-
-    @property
-    def bytes_sent(self) -> int: ...
-
-    @property
-    def bytes_received(self) -> int: ...
 
     def close(self) -> None: ...

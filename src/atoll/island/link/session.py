@@ -21,7 +21,7 @@ from atoll.island.link.base import Link
 from atoll.island.link.reconnect import Backoff, Reconnect
 from atoll.island.ranks.group import SOLO, Group
 from atoll.island.state.store import IslandIdentity
-from atoll.protocol.messages import Identity, Info, RegisterReply, RegisterRequest
+from atoll.protocol.messages import Identity, Info, InfoRequest, LeaveRequest, RegisterRequest
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Session:
     ) -> None:
         self.link = link
         self.island = island
-        self.info: Info = reconnect.call(link.info)
+        self.info: Info = reconnect.call(lambda: link.send(InfoRequest()))
         self._reconnect = reconnect
         self.version = self.info.version  # the coordinator's, when it last registered us
         self.generation = 0  # the membership we know; whoever says otherwise is believed
@@ -107,14 +107,14 @@ class Session:
             with self._joining:
                 # Not again where another thread has registered meanwhile.
                 if self._incarnation == life:
-                    self._register(self.link.register)
+                    self._register()
             return self._incarnation, self.generation, self.version
 
         self._incarnation, self.generation, self.version = self._reconnect.call(
             lambda: self._under_newest(lambda: self._group.lead(work))
         )
 
-    def _register(self, send: Callable[[RegisterRequest], RegisterReply]) -> None:
+    def _register(self, *, alone: bool = False) -> None:
         assert self._request is not None
         request = self._request.model_copy(
             update={
@@ -123,7 +123,7 @@ class Session:
             }
         )
         try:
-            reply = send(request)
+            reply = self.link.send(request, alone=alone)
         except AtollError as error:
             # A coordinator that lost its ledger or disk does not know either what was recorded.
             self._unanswered = self._unanswered or error.retry
@@ -192,7 +192,7 @@ class Session:
 
     def _register_beside(self) -> None:
         def register() -> None:
-            self._register(self.link.come_back)
+            self._register(alone=True)
 
         # A fresh look at the settings is for all ranks of a group, from their training threads.
         register() if self._group.size > 1 else self._under_newest(register)
@@ -216,7 +216,7 @@ class Session:
         ManifestMismatch when the coordinator now states something that no version may change.
         """
         with self._refreshing:
-            found = self.link.info()
+            found = self.link.send(InfoRequest())
             adoption.check(self.info, found)
             moved = found.manifest_sha256 != self.info.manifest_sha256
             self.info = found
@@ -232,7 +232,7 @@ class Session:
 
         ManifestMismatch as `refresh` raises it.
         """
-        found = self.link.look()
+        found = self.link.send(InfoRequest(), alone=True)
         adoption.check(self.info, found)
         return found.manifest_sha256
 
@@ -264,7 +264,7 @@ class Session:
         """Says goodbye with one try."""
         if self.is_registered:
             self._come_back_no_more()
-            self._adopting(lambda: self.link.leave(self.identity()))
+            self._adopting(self._say_goodbye)
             self._incarnation = 0
 
     def leave(self) -> None:
@@ -276,10 +276,15 @@ class Session:
             with contextlib.suppress(UnknownWorker, Fenced):
                 self._reconnect.call(
                     lambda: self._under_newest(
-                        lambda: self._adopting(lambda: self.link.leave(self.identity()))
+                        lambda: self._adopting(
+                            lambda: self.link.send(LeaveRequest(identity=self.identity()))
+                        )
                     )
                 )
             self._incarnation = 0
+
+    def _say_goodbye(self) -> None:
+        self.link.send(LeaveRequest(identity=self.identity()))
 
     def _come_back_no_more(self) -> None:
         with self._joining:

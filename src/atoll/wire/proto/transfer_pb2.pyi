@@ -166,12 +166,9 @@ class DownloadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IDENTITY_FIELD_NUMBER: _builtins.int
-    HAVE_VERSION_FIELD_NUMBER: _builtins.int
     HAVE_DIGEST_FIELD_NUMBER: _builtins.int
     TAG_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
-    have_version: _builtins.int
-    """what the island holds; an update is sent when it applies to that"""
     have_digest: _builtins.str
     """empty: nothing yet"""
     tag: _builtins.str
@@ -183,14 +180,13 @@ class DownloadRequest(_message.Message):
         self,
         *,
         identity: Global___Identity | None = ...,
-        have_version: _builtins.int = ...,
         have_digest: _builtins.str = ...,
         tag: _builtins.str = ...,
         offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["have_digest", b"have_digest", "have_version", b"have_version", "identity", b"identity", "offset", b"offset", "tag", b"tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["have_digest", b"have_digest", "identity", b"identity", "offset", b"offset", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

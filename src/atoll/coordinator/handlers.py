@@ -1,0 +1,68 @@
+"""What the coordinator does with each message: one handler for each, and nothing of a transport.
+
+HTTP and the in-memory link both come through `answer`. A message without a handler has no route.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from atoll.coordinator.service import Coordinator
+from atoll.protocol import control, messages, samples, work
+from atoll.protocol.exchange import Ask
+from atoll.protocol.messages import Done
+
+R = TypeVar("R", bound=BaseModel)
+M = TypeVar("M", bound=Ask[Any])
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """How a message came in."""
+
+    peer: str = ""  # the address it came from
+    again: bool = False  # it waits, and this is not the first look at it
+
+
+Handler = Callable[[Coordinator, M, Arrival], BaseModel | None]
+
+HANDLERS: dict[type[Ask[Any]], Handler[Any]] = {}
+
+
+def on(kind: type[M], handler: Handler[M]) -> None:
+    """Messages of `kind` are answered by `handler`; one that returns nothing answers `Done`."""
+    HANDLERS[kind] = handler
+
+
+def answer(coordinator: Coordinator, message: Ask[R], arrival: Arrival) -> R:
+    """What the coordinator says to `message`; a refusal is a typed error."""
+    reply: Any = HANDLERS[type(message)](coordinator, message, arrival)
+    return reply or Done()  # type: ignore[return-value]  # `Done` where the message says so
+
+
+on(messages.HealthRequest, lambda c, _, __: c.check_health())
+on(messages.InfoRequest, lambda c, _, __: c.info())
+on(messages.RegisterRequest, lambda c, m, arrival: c.register(m, peer=arrival.peer))
+on(messages.HeartbeatRequest, lambda c, m, _: c.heartbeat(m))
+on(messages.AssignmentRequest, lambda c, m, arrival: c.assignment(m, begun=arrival.again))
+on(messages.EvaluationReport, lambda c, m, _: c.evaluation(m))
+on(messages.BarrierRequest, lambda c, m, _: c.barrier(m))
+on(messages.LeaveRequest, lambda c, m, _: c.deregister(m.identity))
+on(samples.SamplesRequest, lambda c, m, _: c.keep_samples(m))
+
+on(messages.StatusRequest, lambda c, _, __: c.status())
+on(messages.WorkersRequest, lambda c, _, __: c.workers())
+on(messages.ReadyRequest, lambda c, m, _: c.ready(m.min_workers))
+on(work.WorkRequest, lambda c, _, __: c.work())
+on(
+    samples.HistoryRequest,
+    lambda c, m, _: c.samples.history(worker_id=m.worker_id, after=m.after, limit=m.limit),
+)
+
+on(control.CommandRequest, lambda c, _, __: c.control())
+on(control.ControlRequest, lambda c, m, _: c.order(m.action))
+on(control.KickRequest, lambda c, m, _: c.kick(m.worker_id))
+on(control.AllowRequest, lambda c, m, _: c.allow(m.worker_id))
+on(control.OuterRateRequest, lambda c, m, _: c.set_outer_lr(m.lr))
