@@ -15,7 +15,8 @@
       CoordinatorUnreachable      the network, a dead or restarting coordinator
 
 `code` is stable and crosses the wire; `retry` tells the sender whether the same message can succeed
-later. Statuses of HTTP and gRPC are assigned in `coordinator/status.py`, never here.
+later; where the sender met the error on its own machine it is set to False. Statuses of HTTP and
+gRPC are assigned in `wire/statuses.py`, never here.
 """
 
 from typing import ClassVar
@@ -25,7 +26,7 @@ class AtollError(Exception):
     """Something Atoll refuses; the subclass and its code say what."""
 
     code: ClassVar[str] = "ATOLL"
-    retry: ClassVar[bool] = False
+    retry: bool = False
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())

@@ -1,7 +1,8 @@
-"""The filesystem seam: every call by which blobs touch a disk, and how its errors are named.
+"""Durable files, the one place: how bytes and names get to a disk, and how its errors are named.
 
-Knows nothing of blobs. Crash tests replace `SystemFiles` by an implementation that records or
-refuses calls.
+Below everything that keeps state; knows nothing of what is kept. Functions here raise StorageFull,
+StoreError or DiskFailed and never a bare OSError. `Files` is the seam of the blob store: crash
+tests replace `SystemFiles` by an implementation that records or refuses calls.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from atoll.errors import DiskFailed, StorageFull, StoreError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV)
+_STOPS = "nothing was recorded. This process stops; check the disk and start it again"
 
 
 class Identity(NamedTuple):
@@ -129,7 +131,52 @@ class SystemFiles:
         path.unlink(missing_ok=True)
 
 
-def make_directories(files: Files, path: Path) -> None:
+SYSTEM: Files = SystemFiles()
+
+
+def write_whole(path: Path, data: bytes, *, way_out: str | None = None) -> None:
+    """Puts `data` at `path`, whole or not at all, readable for its owner alone.
+
+    When it returns, bytes and name are on the disk; until then an older file there stays as it was.
+    """
+    part = part_of(path)
+    with naming("write", path, way_out=way_out):
+        # Made anew: the mode is ours whatever an earlier life left.
+        SYSTEM.remove(part)
+        with os.fdopen(SYSTEM.create(part), "wb") as file:
+            file.write(data)
+    put_in_place(part, path, way_out=way_out)
+
+
+def part_of(path: Path) -> Path:
+    """Where a file is written before it gets its name; what a crash leaves there means nothing."""
+    return path.with_name(path.name + ".part")
+
+
+def put_in_place(part: Path, path: Path, *, way_out: str | None = None) -> None:
+    """Gives a finished file its name, durably: no crash leaves a name without its bytes."""
+    sync(part, way_out=way_out)
+    with naming("rename to", path, way_out=way_out):
+        SYSTEM.rename(part, path)
+    sync(path.parent, way_out=way_out)
+
+
+def sync(path: Path, *, way_out: str | None = None) -> None:
+    """Returns once a file's bytes, or the names in a directory, are on the disk; else DiskFailed.
+
+    The file may have been written by somebody else and be closed: Linux tells a new descriptor of a
+    lost write that nobody has been told of yet.
+    """
+    with naming("open", path, way_out=way_out):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # what a link leads to
+    try:
+        with syncing(path, way_out=way_out):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directories(path: Path, *, files: Files = SYSTEM) -> None:
     """Makes `path` and what is missing above it; when it returns, their names are on the disk."""
     missing = [place for place in (path, *path.parents) if not place.is_dir()]
     for directory in reversed(missing):
@@ -145,8 +192,14 @@ def make_directories(files: Files, path: Path) -> None:
             files.sync_directory(parent)
 
 
+def reserve(fd: int, nbytes: int, *, path: Path, files: Files = SYSTEM) -> None:
+    """Takes room for a whole file before its first byte; StorageFull when there is not as much."""
+    with naming(f"reserve {nbytes} bytes for", path):
+        files.reserve(fd, nbytes)
+
+
 @contextlib.contextmanager
-def naming(action: str, path: Path) -> Iterator[None]:
+def naming(action: str, path: Path, *, way_out: str | None = None) -> Iterator[None]:
     """Turns an OSError into StorageFull or StoreError with the path and the system's reason."""
     try:
         yield
@@ -154,13 +207,14 @@ def naming(action: str, path: Path) -> Iterator[None]:
         if exc.errno in _FULL:
             raise StorageFull(
                 f"no room to {action} {str(path)!r} ({exc.strerror}); "
-                f"free some on that disk and send it again"
+                f"{way_out or 'free some on that disk and send it again'}"
             ) from exc
-        raise StoreError(f"cannot {action} {str(path)!r}: {exc.strerror or exc}") from exc
+        reason = f"cannot {action} {str(path)!r}: {exc.strerror or exc}"
+        raise StoreError(f"{reason}; {way_out}" if way_out else reason) from exc
 
 
 @contextlib.contextmanager
-def syncing(path: Path) -> Iterator[None]:
+def syncing(path: Path, *, way_out: str | None = None) -> Iterator[None]:
     """Turns the OSError of a sync into DiskFailed, whatever its number.
 
     Not StorageFull and never retried: after one failed sync the kernel may have dropped the dirty
@@ -170,8 +224,7 @@ def syncing(path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise DiskFailed(
-            f"the disk did not confirm {str(path)!r}: {exc.strerror or exc}; nothing was recorded. "
-            f"This process stops; check the disk and start it again"
+            f"the disk did not confirm {str(path)!r}: {exc.strerror or exc}; {way_out or _STOPS}"
         ) from exc
 
 

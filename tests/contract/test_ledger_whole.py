@@ -128,7 +128,7 @@ def test_copy_that_breaks_off_leaves_no_file(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # The last thing that each engine's copy does: no real disk fails on request.
-    monkeypatch.setattr(whole, "_sync", break_disk)
+    monkeypatch.setattr("atoll.files.os.fsync", break_disk)
     monkeypatch.setattr(whole, "_copy_table", break_disk)
 
     with pytest.raises(errors.StoreError, match=r"copy\.db.*Input/output error"):

@@ -21,7 +21,7 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -264,13 +264,13 @@ def ack_before_commit() -> None:
 def write_in_place() -> None:
     """Small files of an island are written under their own name, not beside it and renamed."""
 
-    def in_place(path: Path, text: str) -> None:
+    def in_place(path: Path, value: Mapping[str, Any]) -> None:
         with path.open("w") as file:
-            file.write(text)
+            json.dump(value, file)
             file.flush()
             os.fsync(file.fileno())
 
-    island_store._write_durable = in_place
+    island_store._write_json = in_place
 
 
 def weights_left_torn() -> None:

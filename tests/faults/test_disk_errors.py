@@ -125,7 +125,7 @@ def test_island_whose_disk_refuses_ends_with_a_sentence(
     failed = {}
     for point in points:
         refused = program.refuse(point, error)
-        ended = refused.code == 1 and "the disk did not take" in refused.error
+        ended = refused.code == 1 and "start this island again" in refused.error
         faults = [] if ended else [f"ended with {refused.code}: {refused.error}"]
         failed[str(point)] = faults + recovered(refused, undisturbed)
 

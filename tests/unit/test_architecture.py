@@ -53,6 +53,13 @@ def test_import_contracts_hold():
     assert "0 broken" in done.stdout
 
 
+def test_only_the_module_of_durable_files_syncs():
+    """One place decides what a failed sync means: the process ends and never tries again."""
+    asking = {p.name for p in MODULES if "os.fsync" in (s := p.read_text()) or "os.fdatasync" in s}
+
+    assert asking == {"files.py"}
+
+
 def test_import_of_the_package_loads_nothing_heavy():
     """The import contracts do not see a root that reaches up."""
     loaded = loaded_by("import atoll")

@@ -1,5 +1,7 @@
 """Handing in a round: what is on disk after a refusal that came while the frame was being saved."""
 
+import errno
+import os
 import random
 import threading
 from pathlib import Path
@@ -11,7 +13,7 @@ from torch import nn
 from atoll.clock import ManualClock
 from atoll.codecs.bf16 import Bf16
 from atoll.codecs.noise import Noise
-from atoll.errors import AtollError, FrameError, StaleContribution
+from atoll.errors import AtollError, DiskFailed, FrameError, StaleContribution, StorageFull
 from atoll.ids import WorkerId
 from atoll.island import hand_in
 from atoll.island.link.base import Link
@@ -85,9 +87,9 @@ def continuity(store: IslandStore) -> SlowToSave:
     return made
 
 
-def handed_in(continuity: Continuity, error: AtollError | None) -> bool:
+def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> bool:
     """Whether round 1's contribution is in."""
-    link = cast(Link, Refusing(error))
+    link = cast(Link, answers if isinstance(answers, Refusing) else Refusing(answers))
     reconnect = Reconnect(ManualClock(), random.Random(1))
     session = Session(link, IslandIdentity(NAME, "1" * 64), reconnect)
     model = nn.Linear(5, 3)
@@ -111,6 +113,38 @@ def handed_in(continuity: Continuity, error: AtollError | None) -> bool:
     return hand_in.contribute(
         session, continuity, weights, header, codec=Bf16(), noise=Noise(1, 1, NAME)
     )
+
+
+class Waiting(Refusing):
+    """A link that commits an upload, once, when the island's own copy is safe."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.uploads = 0
+
+    def upload(self, *_: Any, **options: Any) -> str:
+        self.uploads += 1
+        assert self.uploads == 1, "what the island's own disk refuses is no reason to send again"
+        options["before_commit"]()
+        return "receipt"
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "kind"),
+    [("fsync", errno.EIO, DiskFailed), ("rename", errno.ENOSPC, StorageFull)],
+)
+def test_island_whose_own_disk_refuses_ends_and_sends_nothing_again(
+    continuity: SlowToSave, monkeypatch: pytest.MonkeyPatch, call, number, kind
+) -> None:
+    """The same errors of the coordinator's disk are repeated without end."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(f"atoll.files.os.{call}", refuse)
+
+    with pytest.raises(kind, match="start this island again"):
+        handed_in(continuity, Waiting())
 
 
 def test_frame_that_is_refused_for_what_it_holds_is_rolled_back_after_it_was_saved(

@@ -294,8 +294,36 @@ def test_sync_of_the_addresses_that_fails_is_a_failed_disk(tmp_path, monkeypatch
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     (tmp_path / "c").mkdir()
-    monkeypatch.setattr("atoll.launch.state.os.fsync", refused)
-    monkeypatch.setattr("atoll.files.make_directories", lambda *_: None)
+    monkeypatch.setattr("atoll.files.os.fsync", refused)
+    monkeypatch.setattr("atoll.files.make_directories", lambda _: None)
 
     with pytest.raises(DiskFailed, match=r"stores\.json"):
         open_at(tmp_path / "c", Addresses())
+
+
+def test_directory_at_rest_closes_its_blobs_when_the_work_on_it_breaks_off(tmp_path):
+    open_at(tmp_path, Addresses())
+
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        state.at_rest(tmp_path, pid=1, wall=0.0) as (_, blobs),
+    ):
+        writer = blobs.writer()
+        raise ZeroDivisionError
+
+    with pytest.raises(StoreError, match="has ended"):
+        writer.write(b"late")
+
+
+def test_refused_start_closes_its_blobs(tmp_path, monkeypatch):
+    """The check of whose blobs they are comes when they are open already."""
+    closed: list[DirectoryBlobs] = []
+    monkeypatch.setattr(DirectoryBlobs, "close", lambda blobs: closed.append(blobs))
+    elsewhere = Addresses(blobs=str(tmp_path / "blobs"))
+    (tmp_path / "blobs" / "ab").mkdir(parents=True)
+    (tmp_path / "blobs" / "ab" / ("ab" * 32)).write_bytes(b"another run's")
+
+    with pytest.raises(ConfigError, match="already holds blobs"):
+        open_at(tmp_path / "c", elsewhere)
+
+    assert len(closed) == 1

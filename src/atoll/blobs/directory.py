@@ -36,7 +36,7 @@ class DirectoryBlobs:
         self._verified: dict[str, Identity] = {}
         self._drafts: weakref.WeakSet[Draft] = weakref.WeakSet()
         self._failed: DiskFailed | None = None  # the first sync that failed: nothing is written on
-        filesystem.make_directories(self._files, self._root)
+        filesystem.make_directories(self._root, files=self._files)
         # Not synced: it is made again when it is missing, and nothing in it has to last.
         with filesystem.naming("make", self._root / _DRAFTS):
             self._files.make_directory(self._root / _DRAFTS)

@@ -45,8 +45,7 @@ class Draft:
         self.path, self.fd = _create(files, directory)
         if expect_bytes is not None and expect_bytes > 0:
             try:
-                with filesystem.naming(f"reserve {expect_bytes} bytes for", self.path):
-                    files.reserve(self.fd, expect_bytes)
+                filesystem.reserve(self.fd, expect_bytes, path=self.path, files=files)
             except BaseException:
                 self.drop()
                 raise

@@ -6,13 +6,12 @@ and whoever does not find its own name there touches nothing.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Protocol
 
+from atoll import files as filesystem
 from atoll.blobs.access import S3Access
 from atoll.errors import ConfigError, StoreError, Superseded
-from atoll.files import SystemFiles
 
 KEY = "owner.json"
 MAX_BYTES = 4096
@@ -93,14 +92,7 @@ class FileMarker:
             return None
 
     def write(self, data: bytes) -> None:
-        part = self._path.with_name(f"{KEY}.part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(part, self._path)
-        SystemFiles().sync_directory(self._path.parent)
+        filesystem.write_whole(self._path, data)
 
 
 def marker(location: str, *, s3: S3Access | None) -> Marker:

@@ -333,19 +333,17 @@ def _install(directory: Path, made: Path, prepared: _Prepared) -> None:
     for name in (LEDGER, f"{LEDGER}-wal"):
         with contextlib.suppress(FileNotFoundError):
             os.link(directory / name, folder / name)
-    _write(folder / "report.json", report.as_json())
-    _sync(folder)
+    _write(folder / "report.json", report.as_json())  # with it the names of the two are sure
     _write(directory / state.REPAIR_FILE, {"folder": folder.name})
-    _sync(directory)
     # From here on the marker leads back to the old ledger, so these need no order on the disk.
     (directory / f"{LEDGER}-wal").unlink(missing_ok=True)
     os.replace(made, directory / LEDGER)  # its bytes are sure: SQLite has closed it
     (folder / "blobs").mkdir()
     for sha256 in report.put_aside:
         _put_aside(prepared.blobs, sha256, folder / "blobs")
-    _sync(folder / "blobs")
-    _sync(folder)
-    _sync(directory)
+    filesystem.sync(folder / "blobs")
+    filesystem.sync(folder)
+    filesystem.sync(directory)
     _end(directory)
 
 
@@ -354,7 +352,7 @@ def _end(directory: Path) -> None:
     marker = directory / state.REPAIR_FILE
     if marker.exists():
         marker.unlink()
-        _sync(directory)
+        filesystem.sync(directory)
 
 
 def _resume(directory: Path) -> None:
@@ -368,7 +366,7 @@ def _resume(directory: Path) -> None:
     folder = directory / str(json.loads(marker.read_text())["folder"])
     if (folder / LEDGER).exists():
         _put_back(folder, directory)
-    _sync(directory)
+    filesystem.sync(directory)
 
 
 def _sweep(directory: Path) -> None:
@@ -383,7 +381,7 @@ def _put_back(folder: Path, directory: Path) -> None:
     for name in (f"{LEDGER}-wal", LEDGER):
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(folder / name, directory / name)
-            _sync(directory / name)
+            filesystem.sync(directory / name)
 
 
 def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:
@@ -391,13 +389,13 @@ def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:
     if isinstance(blobs, DirectoryBlobs):
         blobs.put_aside(sha256, folder)
         if kept.exists():
-            _sync(kept)  # it was copied where the folder is on another disk
+            filesystem.sync(kept)  # it was copied where the folder is on another disk
         return
     with contextlib.suppress(BlobChanged, BlobMissing):  # that stays where it is
         with blobs.open(sha256) as reader, kept.open("wb") as file:
             for offset in range(0, reader.nbytes, 1 << 20):
                 file.write(reader.read(offset, min(1 << 20, reader.nbytes - offset)))
-        _sync(kept)  # before the only other copy goes
+        filesystem.sync(kept)  # before the only other copy goes
         blobs.delete(sha256)
 
 
@@ -411,20 +409,7 @@ def _new_folder(directory: Path) -> Path:
 
 
 def _write(path: Path, value: object) -> None:
-    part = path.with_name(path.name + ".part")
-    with part.open("w") as file:
-        json.dump(value, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    filesystem.write_whole(path, json.dumps(value, indent=2).encode())
 
 
 def _audited(directory: Path, addresses: Addresses, *, s3: S3Access | None) -> dict[str, object]:

@@ -140,20 +140,14 @@ def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
         lock.hold(directory, pid=pid, wall=wall),
     ):
         os.replace(directory, target)
-        _sync(directory.parent)  # or the new directory might be there and the old one nowhere
+        filesystem.sync(
+            directory.parent
+        )  # or the new directory might be there and the old one nowhere
         directory.mkdir(mode=0o700)
         for name in CERTIFICATE_FILES:
             if (target / name).exists():
                 shutil.copy2(target / name, directory / name)
-                _sync(directory / name)
-        _sync(directory)
-        _sync(directory.parent)
+                filesystem.sync(directory / name)
+        filesystem.sync(directory)
+        filesystem.sync(directory.parent)
     return target
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

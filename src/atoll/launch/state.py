@@ -6,11 +6,10 @@ telemetry.sqlite   what islands measured  stores.json    ledger and blobs, where
 """
 
 import json
-import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atoll import files as filesystem
@@ -24,7 +23,6 @@ from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import ConfigError, StateDamaged
-from atoll.files import SystemFiles
 from atoll.ledger import engines, epochs, lock
 from atoll.ledger.base import Ledger
 from atoll.ledger.lock import Lock
@@ -57,27 +55,20 @@ def held(
     A ledger that others can reach is theirs once this process is silent for `lease_seconds`. Blobs
     outside the directory that belong to another ledger are refused, unless `adopt_blobs`.
     """
-    filesystem.make_directories(SystemFiles(), directory.absolute())
+    filesystem.make_directories(directory.absolute())
     with lock.hold(directory, pid=pid, wall=wall) as place:
         check_repaired(directory)
-        with filesystem.naming("keep the addresses of the stores in", directory):
-            _keep_addresses(directory, addresses)
-        ledger = engines.open_ledger(
-            addresses.ledger or directory / "ledger.sqlite", lease_seconds=lease_seconds
-        )
-        try:
-            blobs = open_blobs(directory, addresses, s3=s3)
+        _keep_addresses(directory, addresses)
+        location = addresses.ledger or directory / "ledger.sqlite"
+        with (
+            closing(engines.open_ledger(location, lease_seconds=lease_seconds)) as ledger,
+            closing(open_blobs(directory, addresses, s3=s3)) as blobs,
+        ):
             claim = ownership(directory, addresses, ledger=ledger.identity(), s3=s3)
             _check_owner(ledger, blobs, addresses, claim)
-            samples = SampleStore(directory / "telemetry.sqlite")
-            try:
+            with closing(SampleStore(directory / "telemetry.sqlite")) as samples:
                 fenced = _owned(ledger, blobs, claim, place, adopt=adopt_blobs)
                 yield Stores(ledger, fenced, Spool(directory / "spool"), samples)
-            finally:
-                samples.close()
-                blobs.close()
-        finally:
-            ledger.close()
 
 
 @contextmanager
@@ -88,13 +79,11 @@ def at_rest(
     addresses = addresses_of(directory)
     with lock.hold(directory, pid=pid, wall=wall):
         check_repaired(directory)
-        ledger = engines.open_ledger(addresses.ledger or directory / "ledger.sqlite")
-        try:
-            blobs = open_blobs(directory, addresses, s3=s3)
+        with (
+            closing(engines.open_ledger(addresses.ledger or directory / "ledger.sqlite")) as ledger,
+            closing(open_blobs(directory, addresses, s3=s3)) as blobs,
+        ):
             yield ledger, blobs
-            blobs.close()
-        finally:
-            ledger.close()
 
 
 def check_repaired(directory: Path) -> None:
@@ -120,16 +109,8 @@ def _keep_addresses(directory: Path, addresses: Addresses) -> None:
                     f"setting, or start a new run in another directory"
                 )
         return
-    part = directory / "stores.json.part"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # may hold a password
-    with os.fdopen(fd, "w") as file:
-        json.dump({"ledger": addresses.ledger, "blobs": addresses.blobs}, file)
-        file.flush()
-        with filesystem.syncing(part):
-            os.fsync(file.fileno())
-    os.replace(part, path)
-    with filesystem.syncing(directory):
-        SystemFiles().sync_directory(directory)
+    # For its owner alone: an address may hold a password.
+    filesystem.write_whole(path, json.dumps(asdict(addresses)).encode())
 
 
 def ownership(

@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Table, insert, select
 
 from atoll import canonical
+from atoll import files as filesystem
 from atoll.errors import StorageFull, StoreError
 from atoll.ledger import connect, migrations, schema, wal
 from atoll.ledger.database import Database
@@ -59,16 +60,8 @@ def _vacuum_into(database: Database, path: str) -> None:
     with database.bare() as connection:
         connection.exec_driver_sql("VACUUM INTO ?", (path,))
     # SQLite leaves this to the caller.
-    _sync(path)
-    _sync(str(Path(path).parent))
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    filesystem.sync(Path(path))
+    filesystem.sync(Path(path).parent)
 
 
 def _copy_rows(database: Database, path: str) -> None:

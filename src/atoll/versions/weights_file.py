@@ -1,6 +1,5 @@
 """Weights in and out as safetensors files: start a run from one, export a run to one."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -8,6 +7,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from atoll import files as filesystem
 from atoll.errors import ConfigError, LayoutMismatch, StoreError
 from atoll.layout import Layout
 
@@ -57,12 +57,10 @@ def tensors(path: Path) -> list[list[object]]:
 def write(path: Path, flat: Tensor, layout: Layout, *, metadata: dict[str, str]) -> None:
     """Writes `flat` as a safetensors file, whole or not at all."""
     check_target(path)
-    part = path.with_name(path.name + ".part")
+    part = filesystem.part_of(path)
     try:
         save_file(layout.views(flat), str(part), metadata=metadata)
-        _sync(part)
-        os.replace(part, path)
-        _sync(path.parent)
+        filesystem.put_in_place(part, path)
     except (OSError, SafetensorError) as exc:
         raise StoreError(f"cannot write weights to {str(path)!r}: {exc}") from exc
     finally:
@@ -77,11 +75,3 @@ def check_target(path: Path) -> None:
         )
     if path.is_dir():
         raise ConfigError(f"{str(path)!r} is a directory; name a file in it")
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

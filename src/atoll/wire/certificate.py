@@ -3,7 +3,6 @@
 import datetime
 import hashlib
 import ipaddress
-import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from atoll import files as filesystem
 from atoll.errors import ConfigError
-from atoll.files import SystemFiles
 
 COMMON_NAME = "atoll-coordinator"  # islands check the pinned bytes, so any address may serve it
 LIFETIME_DAYS = 3650
@@ -77,15 +76,15 @@ def own(directory: Path, *, host: str, now: datetime.datetime) -> Certificate:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    _write(
-        kept.key_path,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )
-    _write(kept.certificate_path, built.public_bytes(serialization.Encoding.PEM))
+    public = built.public_bytes(serialization.Encoding.PEM)
+    # Durable: islands pin it, and one that a power cut takes away would lock all of them out.
+    for path, data in ((kept.key_path, secret), (kept.certificate_path, public)):
+        filesystem.write_whole(path, data)
     return kept
 
 
@@ -96,17 +95,3 @@ def _names(host: str) -> list[x509.GeneralName]:
     except ValueError:
         names.append(x509.DNSName(host))
     return names
-
-
-def _write(path: Path, data: bytes) -> None:
-    # By rename: a crash leaves no half of a file, and the mode is ours whatever was there.
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    # Islands pin it: one that a power cut takes away would lock all of them out.
-    SystemFiles().sync_directory(path.parent)

@@ -101,7 +101,7 @@ def find_broken(
             for name, make in images.kinds(seed="", count=0):
                 if found := _broken(checker, cut, name, make(cut.disk), scratch):
                     return found
-    for count in (2, 20):
+    for count in (2, 20, 100):  # one in a hundred drawn disks has to show it
         last = -WINDOW - 1
         for cut in cuts(events, drops=drops):
             # Or where a step begins that relies on it.

@@ -1,20 +1,24 @@
 """Where our own code asks the disk to be sure: the call sites of every sync in `src/atoll`.
 
 A site is a call of `os.fsync` or `os.fdatasync`, or of a function that does nothing but wrap one
-(`_sync`, `sync_file`, `sync_directory`): then the caller is the site, not the wrapper.
+(`sync`, `sync_file`, `sync_directory`): then the caller is the site, not the wrapper. A function of
+several syncs (`write_whole`) gives its caller one site for each of them, its steps.
 """
 
 import ast
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 import atoll
 
 SOURCE = Path(atoll.__file__).parent
 _SYSTEM = {"fsync", "fdatasync"}
-_WRAPPERS = {"_sync", "sync_file", "sync_directory"}
+_WRAPPERS = {"sync", "sync_file", "sync_directory"}
+_STEPPED = {"put_in_place", "write_whole"}  # the second calls the first
+_MODULES = {"filesystem", "os"}  # `run.sync()` of something else is no site
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,12 @@ class Site:
     function: str
     line: int
     end_line: int
+    step: str = ""  # which sync of a function of several, as its `path:line`
 
     @property
     def name(self) -> str:
-        """As the recorded program and messages call it."""
-        return f"{self.path}:{self.line}"
+        """As messages call it."""
+        return f"{self.path}:{self.line}" + (f" at {self.step}" if self.step else "")
 
     @property
     def place(self) -> str:
@@ -37,9 +42,12 @@ class Site:
         return f"{self.path} {self.function}"
 
     def includes(self, told: str | None) -> bool:
-        """Whether `path:line`, of a line being executed, lies in this call."""
-        path, _, line = (told or "").rpartition(":")
-        return path == self.path and self.line <= int(line) <= self.end_line
+        """Whether what `caller` told of a running sync lies in this call."""
+        if told is None:
+            return False
+        place, _, step = told.partition(" ")
+        path, _, line = place.rpartition(":")
+        return (path, step) == (self.path, self.step) and self.line <= int(line) <= self.end_line
 
     def __str__(self) -> str:
         return f"{self.name} in {self.function}"
@@ -47,38 +55,61 @@ class Site:
 
 def enumerate_sites() -> list[Site]:
     """Every site of the source, in order."""
-    found = [
-        site
+    trees = {
+        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text())
         for path in sorted(SOURCE.rglob("*.py"))
-        for site in _sites_of(path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text()))
+    }
+    calls = [
+        site for path, tree in trees.items() for site in _calls_of(path, tree, _WRAPPERS | _SYSTEM)
     ]
-    assert found, f"no sync below {SOURCE}"
-    return found
+    steps = [site.name for site in calls if site.function in _STEPPED]
+    assert steps, f"none of {_STEPPED} syncs anything"
+    stepped = [
+        replace(site, step=step)
+        for path, tree in trees.items()
+        for site in _calls_of(path, tree, _STEPPED)
+        for step in steps
+    ]
+    return [site for site in calls if site.function not in _STEPPED] + stepped
 
 
 def caller() -> str:
-    """The site that the running sync belongs to, as `path:line` of the line being executed."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_name in _WRAPPERS and frame.f_back is not None:
+    """The site that the running sync belongs to, as `path:line` of the line being executed.
+
+    Of a step `path:line` of the caller, and after a space that of the step itself.
+    """
+    frame, step = sys._getframe(2), ""
+    while (name := frame.f_code.co_name) in _WRAPPERS | _STEPPED:
+        assert frame.f_back is not None
+        if name in _STEPPED and not step:
+            step = f" {_place(frame)}"
         frame = frame.f_back
-    path = Path(frame.f_code.co_filename)
-    return f"{path.relative_to(SOURCE).as_posix()}:{frame.f_lineno}"
+    return _place(frame) + step
 
 
-def _sites_of(path: str, tree: ast.Module) -> Iterator[Site]:
-    wrapper_methods = _SYSTEM | (_WRAPPERS - {"_sync"})
+def _place(frame: FrameType) -> str:
+    path = Path(frame.f_code.co_filename).relative_to(SOURCE)
+    return f"{path.as_posix()}:{frame.f_lineno}"
+
+
+def _calls_of(path: str, tree: ast.Module, names: set[str]) -> Iterator[Site]:
+    """The calls of these functions, except by one another."""
     for function in _functions(tree):
-        if function.name in _WRAPPERS:
+        if function.name in names:
             continue
         for node in _own_nodes(function):
-            if not isinstance(node, ast.Call):
-                continue
-            # `self._sync()` is a method of another kind; the wrapper `_sync` is a plain function.
-            called = node.func
-            if (isinstance(called, ast.Attribute) and called.attr in wrapper_methods) or (
-                isinstance(called, ast.Name) and called.id in _WRAPPERS | _SYSTEM
-            ):
+            if isinstance(node, ast.Call) and _called(node.func) in names:
                 yield Site(path, function.name, node.lineno, node.end_lineno or node.lineno)
+
+
+def _called(function: ast.expr) -> str | None:
+    """The name of what is called, where it may be one of ours."""
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute):
+        module = function.value.id if isinstance(function.value, ast.Name) else None
+        return None if function.attr == "sync" and module not in _MODULES else function.attr
+    return None
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -62,8 +62,7 @@ class FrameSpooler:
         # Room for all of it before the first byte: an outer step must not find out halfway.
         nbytes = frame.frame_bytes(self.header)
         try:
-            with filesystem.naming(f"reserve {nbytes} bytes for", self.path):
-                filesystem.SystemFiles().reserve(self._fd, nbytes)
+            filesystem.reserve(self._fd, nbytes, path=self.path)
         except StoreError:
             self._discard()
             raise

@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,10 +27,13 @@ from torch import Tensor
 
 from atoll import files as filesystem
 from atoll.errors import StateHeld, StoreError
-from atoll.files import SystemFiles
 
 MAX_JSON_BYTES = 8 << 20
 SPARE = "spare-"
+_WAY_OUT = (
+    "see that the disk has room and works, then start this island again: it goes on from the last "
+    "round that it has whole"
+)
 FRAME_FILE, RESIDUAL_FILE, STATE_FILE = "frame", "residual", "state.safetensors"
 
 
@@ -77,7 +80,7 @@ class IslandStore:
 
     def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
         self._has_frames = has_frames  # False: a follower's, which keeps inner state alone
-        filesystem.make_directories(SystemFiles(), directory.absolute())
+        filesystem.make_directories(directory.absolute())
         self.directory = directory
         try:
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -110,10 +113,7 @@ class IslandStore:
 
     def set_identity(self, identity: IslandIdentity) -> None:
         """Remembers who this island is."""
-        _write_durable(
-            self.directory / "identity.json",
-            json.dumps({"worker_id": identity.worker_id, "island_key": identity.island_key}),
-        )
+        _write_json(self.directory / "identity.json", asdict(identity))
 
     # Pending and checkpoint directories
 
@@ -121,9 +121,10 @@ class IslandStore:
         """An empty directory for what is about to be sent; earlier pending ones are dropped."""
         self.discard_pending()
         path = self.directory / f"pending-{round_number}"
-        path.mkdir()
-        for spare in self.directory.glob(f"{SPARE}*"):
-            os.replace(spare, path / spare.name.removeprefix(SPARE))
+        with _own_disk(path):
+            path.mkdir()
+            for spare in self.directory.glob(f"{SPARE}*"):
+                os.replace(spare, path / spare.name.removeprefix(SPARE))
         return path
 
     @contextmanager
@@ -133,7 +134,7 @@ class IslandStore:
         A spare one is written over: its pages and blocks are there already, which costs half.
         """
         with (
-            _naming(path),
+            _own_disk(path),
             os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file,
         ):
             yield file
@@ -141,14 +142,14 @@ class IslandStore:
 
     def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes the inner state and makes the whole directory durable."""
-        with _naming(path):
+        with _own_disk(path):
             save_file(dict(tensors), str(path / STATE_FILE))
-        for file in path.iterdir():
-            _sync(file)
-        # The names before the one that vouches for them.
-        _sync(path)
-        _write_durable(path / "complete.json", json.dumps(dict(meta)))
-        _sync(self.directory)
+            for file in path.iterdir():
+                filesystem.sync(file, way_out=_WAY_OUT)
+            # The names before the one that vouches for them.
+            filesystem.sync(path, way_out=_WAY_OUT)
+            _write_json(path / "complete.json", dict(meta))
+            filesystem.sync(self.directory, way_out=_WAY_OUT)
 
     def pending(self) -> Saved | None:
         """What was complete but has no receipt yet."""
@@ -172,8 +173,9 @@ class IslandStore:
         if promoted.exists():
             self._remove(promoted)  # of a history that the coordinator has lost
         older = list(self.directory.glob("checkpoint-*"))
-        os.replace(self.directory / f"pending-{round_number}", promoted)
-        _sync(self.directory)
+        with _own_disk(promoted):
+            os.replace(self.directory / f"pending-{round_number}", promoted)
+            filesystem.sync(self.directory, way_out=_WAY_OUT)
         self._spare(promoted / FRAME_FILE)
         for path in older:
             for name in (FRAME_FILE, RESIDUAL_FILE):
@@ -268,35 +270,23 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _write_durable(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    with _naming(path):
-        # Only for its owner: it may hold the island key.
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    with _naming(path):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    # Only for its owner: it may hold the island key.
+    filesystem.write_whole(path, json.dumps(value).encode(), way_out=_WAY_OUT)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Says what a disk did not take; the island ends with it, and no sync is repeated."""
+def _own_disk(path: Path) -> Iterator[None]:
+    """Names what this island's disk refuses; the island ends with it.
+
+    A coordinator's disk is waited for: the message is sent again until it works. This one is
+    somebody else's to repair, so no message is repeated because of it.
+    """
     try:
-        yield
-    except (OSError, SafetensorError) as exc:
-        raise StoreError(
-            f"the disk did not take {str(path)!r}: {exc}; see that it has room and works, then "
-            f"start this island again: it goes on from the last round that it has whole"
-        ) from exc
+        with filesystem.naming("write", path, way_out=_WAY_OUT):
+            yield
+    except StoreError as exc:
+        exc.retry = False
+        raise
+    except SafetensorError as exc:
+        raise StoreError(f"cannot write {str(path)!r}: {exc}; {_WAY_OUT}") from exc
