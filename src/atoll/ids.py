@@ -6,7 +6,6 @@ from typing import NewType
 from atoll.errors import ConfigError
 
 WorkerId = NewType("WorkerId", str)
-RunId = NewType("RunId", str)
 
 _WORKER_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
 

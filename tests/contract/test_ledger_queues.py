@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from atoll import errors
-from atoll.ledger import schema, units
+from atoll.ledger import schema
 from atoll.ledger.base import Ledger
 from atoll.ledger.records import DatasetRecord, LeaseRecord, LeaseState, QueueRecord, RoundPlan
 from atoll.ledger.sql import SqlLedger
@@ -41,7 +41,8 @@ def started(ledger: Ledger) -> Ledger:
 
 
 def bits(bitmap: bytes, count: int) -> str:
-    return "".join("x" if units.has_bit(bitmap, unit) else "." for unit in range(count))
+    number = int.from_bytes(bitmap, "little")
+    return "".join("x" if number >> unit & 1 else "." for unit in range(count))
 
 
 def shown(ledger: Ledger) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from atoll.launch import state
 from atoll.ledger.records import RoundState
 from tests import processes
 from tests.processes import KILLED, ROUNDS, Cluster, Finished, Records
+from tests.stored import is_stored
 
 pytestmark = pytest.mark.xdist_group("coordinator-killed")
 
@@ -42,7 +43,7 @@ class Killed:
 
     def has_blob(self) -> bool:
         with state.at_rest(self.directory, pid=0, wall=0.0) as (_, blobs):
-            return blobs.has(self.marker["sha256"])
+            return is_stored(blobs, self.marker["sha256"])
 
     def contributed(self) -> bool:
         return self.marker["worker_id"] in self.records.workers_in(self.marker["round"])

@@ -29,7 +29,7 @@ NEW = 0.2
 
 def changes_rate(sea: Sea, call: Call) -> Any:
     """The operator changes the rate while round 2 is open."""
-    sea.coordinator.change_outer_lr(NEW)
+    sea.coordinator.set_outer_lr(NEW)
     return call()
 
 
@@ -186,7 +186,7 @@ def test_slow_island_stays_a_member_while_a_new_version_comes_into_force(tmp_pat
     sea = sea_at(tmp_path, **settings)
 
     def slow(sea: Sea, call: Call) -> Any:
-        sea.coordinator.change_outer_lr(NEW)
+        sea.coordinator.set_outer_lr(NEW)
         for _ in range(4):
             sea.scheduler.sleep(2.0)
             assert "a" in sea.coordinator.members()

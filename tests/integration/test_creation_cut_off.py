@@ -9,6 +9,7 @@ from atoll.launch import state
 from atoll.ledger.sql import SqlLedger
 from tests.clusters import one_thread  # noqa: F401
 from tests.integration.test_reset import RUN_FILE, run_file, run_id, served  # noqa: F401
+from tests.stored import is_stored
 
 
 def cut(*_: object) -> None:
@@ -34,7 +35,7 @@ def test_next_start_creates_the_run(run_file: Path, left: Path) -> None:  # noqa
     with state.at_rest(left, pid=1, wall=0.0) as (ledger, blobs):
         run = ledger.run()
         assert run is not None
-        assert blobs.has(run.initial_sha256)
+        assert is_stored(blobs, run.initial_sha256)
 
 
 def test_another_directory_is_refused_there(run_file: Path, left: Path) -> None:  # noqa: F811

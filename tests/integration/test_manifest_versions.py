@@ -67,7 +67,7 @@ def test_change_while_a_round_is_open_counts_from_the_next_one(cluster):
     a, b = cluster.pair()
     before = weights_of(cluster)
 
-    first = cluster.coordinator.change_outer_lr(NEW)
+    first = cluster.coordinator.set_outer_lr(NEW).from_round
     cluster.rounds(1, a, b)  # made under the version of the open round
     adopt(a, b)
     cluster.rounds(1, a, b)
@@ -84,7 +84,7 @@ def test_round_that_is_planned_keeps_its_version(cluster):
     b.contribute()
     cluster.coordinator._rounds.freeze()  # round 2 is planned now, round 1 not published yet
 
-    first = cluster.coordinator.change_outer_lr(NEW)
+    first = cluster.coordinator.set_outer_lr(NEW).from_round
 
     assert first == 3
     assert cluster.settle() == 1
@@ -98,7 +98,7 @@ def test_round_that_is_planned_keeps_its_version(cluster):
 
 
 def test_change_before_the_first_round_counts_for_it(cluster):
-    first = cluster.coordinator.change_outer_lr(NEW)
+    first = cluster.coordinator.set_outer_lr(NEW).from_round
     islands = [HandIsland(cluster, name) for name in "ab"]
     adopt(*islands)
     for island in islands:
@@ -115,7 +115,7 @@ def test_change_before_the_first_round_counts_for_it(cluster):
 def test_rate_that_goes_back_is_a_third_version(cluster):
     a, b = cluster.pair()
     for lr in (NEW, OLD):
-        cluster.coordinator.change_outer_lr(lr)
+        cluster.coordinator.set_outer_lr(lr)
         cluster.rounds(1, a, b)
         adopt(a, b)
     cluster.rounds(1, a, b)
@@ -128,7 +128,7 @@ def test_rate_that_goes_back_is_a_third_version(cluster):
 def test_second_change_before_the_round_is_planned_replaces_the_first(cluster):
     a, b = cluster.pair()
 
-    rounds = [cluster.coordinator.change_outer_lr(lr) for lr in (0.25, NEW)]
+    rounds = [cluster.coordinator.set_outer_lr(lr).from_round for lr in (0.25, NEW)]
     cluster.rounds(1, a, b)
     adopt(a, b)
     cluster.rounds(1, a, b)
@@ -141,7 +141,7 @@ def test_second_change_before_the_round_is_planned_replaces_the_first(cluster):
 def test_rate_that_is_in_force_already_records_nothing(cluster):
     before = cluster.coordinator.state_hash()
 
-    assert cluster.coordinator.change_outer_lr(OLD) == 1
+    assert cluster.coordinator.set_outer_lr(OLD).from_round == 1
     assert cluster.coordinator.state_hash() == before
 
 
@@ -150,7 +150,7 @@ def test_rate_that_breaks_the_rule_is_refused_and_records_nothing(cluster, lr):
     before = cluster.coordinator.state_hash()
 
     with pytest.raises(ConfigError, match=r"^outer\.lr="):
-        cluster.coordinator.change_outer_lr(lr)
+        cluster.coordinator.set_outer_lr(lr)
 
     assert cluster.coordinator.state_hash() == before
 
@@ -163,7 +163,7 @@ def test_changes_from_another_thread_while_rounds_close_leave_a_run_that_replays
         lr = 0.1
         while not stop.is_set():
             lr = 0.6 - lr
-            cluster.coordinator.change_outer_lr(lr)
+            cluster.coordinator.set_outer_lr(lr)
 
     thread = threading.Thread(target=change)
     thread.start()
@@ -187,7 +187,7 @@ def changed_run(cluster: Cluster) -> Cluster:
     """Rounds 1 and 2 at the old rate, 3 and 4 at the new one."""
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
-    cluster.coordinator.change_outer_lr(NEW)
+    cluster.coordinator.set_outer_lr(NEW)
     cluster.rounds(1, a, b)
     adopt(a, b)
     cluster.rounds(2, a, b)
@@ -236,7 +236,7 @@ def test_restart_between_rounds_ends_in_the_same_bits(tmp_path, changed_run, res
     a, b = again.pair()
     for number in (1, 2, 3, 4):
         if number == 2:
-            again.coordinator.change_outer_lr(NEW)
+            again.coordinator.set_outer_lr(NEW)
         adopt(a, b)
         again.rounds(1, a, b)
         if number == restart_after:
@@ -251,7 +251,7 @@ def test_restart_between_rounds_ends_in_the_same_bits(tmp_path, changed_run, res
 
 def test_restart_while_the_change_waits_for_its_round(cluster):
     a, b = cluster.pair()
-    cluster.coordinator.change_outer_lr(NEW)
+    cluster.coordinator.set_outer_lr(NEW)
 
     cluster.restart()
 
@@ -266,7 +266,7 @@ def test_restart_while_the_change_waits_for_its_round(cluster):
 
 def test_message_under_an_earlier_version_is_refused_once_a_later_one_is_in_force(cluster):
     a, b = cluster.pair()
-    cluster.coordinator.change_outer_lr(NEW)
+    cluster.coordinator.set_outer_lr(NEW)
     a.beat()  # round 1 is under the first version still
 
     cluster.rounds(1, a, b)
@@ -282,7 +282,7 @@ def test_late_contribution_to_a_closed_round_is_stale_not_mismatched(tmp_path):
     a, b, c = (cluster.island(name) for name in "abc")
     cluster.rounds(1, a, b)  # the third came too late for the first round
     late = c.frame()
-    cluster.coordinator.change_outer_lr(NEW)
+    cluster.coordinator.set_outer_lr(NEW)
     a.contribute()
     b.contribute()
     assert cluster.settle() == 1
@@ -308,7 +308,7 @@ def test_contribution_made_under_another_version_than_its_round_is_refused(clust
 
 def test_assignment_names_the_version_of_its_round(cluster):
     a, b = cluster.pair()
-    cluster.coordinator.change_outer_lr(NEW)
+    cluster.coordinator.set_outer_lr(NEW)
     first = a.assignment().manifest_sha256
     cluster.rounds(1, a, b)
     adopt(a, b)
@@ -320,7 +320,7 @@ def test_assignment_names_the_version_of_its_round(cluster):
 
 def test_worker_that_registers_under_an_earlier_version_is_told_which_one_is_in_force(cluster):
     a, b = cluster.pair()
-    cluster.coordinator.change_outer_lr(NEW)
+    cluster.coordinator.set_outer_lr(NEW)
     late = HandIsland(cluster, "late")
     cluster.rounds(1, a, b)
 
@@ -532,14 +532,14 @@ def test_everything_fixed_that_a_file_can_say_is_tried():
 
 def test_change_made_while_serving_stands_after_a_restart_with_the_same_file(created):
     manifest = files(created, {})
-    boot.open_coordinator(created, ManualClock(), manifest).change_outer_lr(0.25)
+    boot.open_coordinator(created, ManualClock(), manifest).set_outer_lr(0.25)
 
     assert files(created, {}).outer.lr == 0.25
 
 
 def test_flag_puts_the_file_in_place_of_a_change_made_while_serving(created):
     manifest = files(created, {})
-    boot.open_coordinator(created, ManualClock(), manifest).change_outer_lr(0.25)
+    boot.open_coordinator(created, ManualClock(), manifest).set_outer_lr(0.25)
 
     made = files(created, {}, new_manifest=True)
 

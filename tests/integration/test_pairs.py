@@ -91,7 +91,7 @@ def test_version_that_the_leader_hears_of_alone_is_adopted_by_both_ranks(tmp_pat
     )
 
     def slow(sea: Sea, call: Call) -> Any:
-        sea.coordinator.change_outer_lr(NEW)
+        sea.coordinator.set_outer_lr(NEW)
         sea.scheduler.sleep(BEATS_SECONDS)
         return call()
 

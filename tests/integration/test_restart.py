@@ -19,6 +19,7 @@ from atoll.proof import retention
 from atoll.versions import recorded
 from tests import clusters
 from tests.clusters import Cluster, HandIsland, one_thread  # noqa: F401
+from tests.stored import is_stored
 
 ROUNDS = 3
 MODEL = {"architecture": "gpt", "vocab": 16, "block": 4, "layers": 1, "heads": 1, "width": 8}
@@ -353,7 +354,7 @@ def test_retention_keeps_the_newest_snapshots_and_what_follows_the_oldest(tmp_pa
     held = [
         number
         for number in range(1, 8)
-        if all(cluster.blobs.has(c.sha256) for c in cluster.ledger.contributions(number))
+        if all(is_stored(cluster.blobs, c.sha256) for c in cluster.ledger.contributions(number))
     ]
 
     assert kept == [4, 6]
@@ -393,7 +394,7 @@ def test_blob_between_store_and_record_survives_garbage_collection(tmp_path):
     accepted = a.contribute()
 
     assert removed == [0]
-    assert cluster.blobs.has(accepted.sha256)
+    assert is_stored(cluster.blobs, accepted.sha256)
     assert uploads.in_flight() == frozenset()
 
 
@@ -412,7 +413,7 @@ def test_blob_between_store_and_record_is_garbage_to_who_does_not_ask(tmp_path):
 
     accepted = a.contribute()
 
-    assert not cluster.blobs.has(accepted.sha256)
+    assert not is_stored(cluster.blobs, accepted.sha256)
 
 
 # Opening a run again

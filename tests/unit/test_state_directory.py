@@ -30,6 +30,7 @@ from atoll.proof import soundness
 from atoll.versions import weights
 from tests import clusters, damages, lives, mounts, servers
 from tests.lives import Place
+from tests.stored import is_stored
 
 
 def open_at(directory: Path, addresses: Addresses) -> None:
@@ -133,7 +134,7 @@ def test_original_removes_nothing_once_a_copy_has_adopted_its_blobs(copied: Path
             with pytest.raises(Superseded, match=r"now belongs to the ledger '.*copy' on "):
                 original.blobs.delete(sha256)
 
-            assert adopted.blobs.has(sha256)
+            assert is_stored(adopted.blobs, sha256)
             adopted.blobs.delete(sha256)
 
     with (
@@ -174,7 +175,7 @@ def test_creation_that_was_cut_off_is_taken_up_where_its_blobs_are_elsewhere(
         soundness.check_start(again.ledger, again.blobs)
 
         assert again.ledger.run() is None
-        assert again.blobs.has(left)
+        assert is_stored(again.blobs, left)
 
 
 def test_what_another_directory_left_is_not_taken_up(tmp_path: Path, outside: Place):

@@ -64,9 +64,6 @@ class DirectoryBlobs:
             raise
         return FileReader(self._files, fd, path=path, nbytes=nbytes)
 
-    def has(self, sha256: str) -> bool:
-        return self._path(sha256).is_file()
-
     def stored(self) -> Iterator[BlobRef]:
         with filesystem.naming("list", self._root):
             folders = [e.name for e in os.scandir(self._root) if names.is_folder(e.name)]

@@ -34,9 +34,6 @@ class FencedBlobs:
     def open(self, sha256: str) -> BlobReader:
         return self._blobs.open(sha256)
 
-    def has(self, sha256: str) -> bool:
-        return self._blobs.has(sha256)
-
     def stored(self) -> Iterator[BlobRef]:
         return self._blobs.stored()
 

@@ -35,10 +35,6 @@ class MemoryBlobs:
                 self._verified[sha256] = data
         return MemoryReader(sha256, data)
 
-    def has(self, sha256: str) -> bool:
-        names.check(sha256)
-        return sha256 in self._stored
-
     def stored(self) -> Iterator[BlobRef]:
         with self._lock:
             refs = [BlobRef(name, len(data)) for name, data in self._stored.items()]

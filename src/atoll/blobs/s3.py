@@ -68,9 +68,6 @@ class S3Blobs:
         except FileNotFoundError as exc:
             raise names.missing(sha256, self._bucket.url(key)) from exc
 
-    def has(self, sha256: str) -> bool:
-        return self._tag(self._key(sha256)) is not None
-
     def stored(self) -> Iterator[BlobRef]:
         for key, nbytes in self._bucket.sizes(self._prefix):
             name = key.rsplit("/", 1)[-1]

@@ -60,7 +60,7 @@ from atoll.protocol.messages import (
 from atoll.protocol.samples import SamplesRequest
 from atoll.protocol.work import Work
 from atoll.versions import manifest_change
-from atoll.versions.manifests import Manifests, Recorded
+from atoll.versions.manifests import Manifests
 
 log = logging.getLogger(__name__)
 
@@ -182,24 +182,6 @@ class Coordinator:
     def manifest(self) -> Manifest:
         """The one in force: that of the latest round."""
         return self._rounds.in_force.manifest
-
-    def change_outer_lr(self, lr: float) -> int:
-        """Records another outer learning rate; returns the first round that it counts for.
-
-        Rounds that are planned keep theirs, so contributions made or under way stay good. Islands
-        learn of it when that round is planned. ConfigError for a rate that breaks its rule.
-        """
-        return self._with_outer_lr(lr).from_round
-
-    def _with_outer_lr(self, lr: float) -> Recorded:
-        changed = self._rounds.add_manifest(
-            lambda newest: manifest_change.with_outer_lr(newest, lr)
-        )
-        log.info(
-            "outer learning rate changed",
-            extra={"lr": lr, "from_round": changed.from_round, "manifest": changed.sha256},
-        )
-        return changed
 
     # Workers
 
@@ -440,9 +422,19 @@ class Coordinator:
         return self.control()
 
     def set_outer_lr(self, lr: float) -> OuterRateReply:
-        """A new outer learning rate, as a manifest version from a later round on."""
+        """Records another outer learning rate, as a manifest version from a later round on.
+
+        Rounds that are planned keep theirs, so contributions made or under way stay good. Islands
+        learn of it when that round is planned. ConfigError for a rate that breaks its rule.
+        """
         with self._refusals():
-            made = self._with_outer_lr(lr)
+            made = self._rounds.add_manifest(
+                lambda newest: manifest_change.with_outer_lr(newest, lr)
+            )
+        log.info(
+            "outer learning rate changed",
+            extra={"lr": lr, "from_round": made.from_round, "manifest": made.sha256},
+        )
         return OuterRateReply(
             lr=made.manifest.outer.lr, from_round=made.from_round, manifest_sha256=made.sha256
         )

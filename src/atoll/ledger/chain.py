@@ -36,11 +36,6 @@ def genesis_hash(run_id: str, manifest_sha256: str, initial_sha256: str) -> str:
     )
 
 
-def set_hash(contributions: Sequence[ContributionRecord]) -> str:
-    """The hash of what was folded, whatever order it is given in."""
-    return _sha256({"kind": "set", "contributions": _hashed(contributions)})
-
-
 def round_hash(
     *,
     prev_hash: str,

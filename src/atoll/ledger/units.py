@@ -56,11 +56,6 @@ def with_bits(bitmap: bytes, units: range) -> bytes:
     return number.to_bytes(size, "little")
 
 
-def has_bit(bitmap: bytes, unit: int) -> bool:
-    """Whether the bit of `unit` is set; one past the end is not."""
-    return unit // 8 < len(bitmap) and bool(bitmap[unit // 8] >> unit % 8 & 1)
-
-
 def count_bits(bitmap: bytes) -> int:
     """How many bits are set: counts are never stored beside what they count."""
     return int.from_bytes(bitmap, "little").bit_count()

@@ -5,7 +5,7 @@ import grpc
 from atoll import errors
 from atoll.errors import AtollError, CoordinatorUnreachable, StaleGeneration
 
-_TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
+TABLE: dict[str, tuple[int, grpc.StatusCode]] = {
     "UNAUTHENTICATED": (401, grpc.StatusCode.UNAUTHENTICATED),
     "AUTH": (401, grpc.StatusCode.UNAUTHENTICATED),
     "PERMISSION_DENIED": (403, grpc.StatusCode.PERMISSION_DENIED),
@@ -62,17 +62,12 @@ _ENDING = 200  # the way out stands at the end
 
 def http(error: AtollError) -> int:
     """The HTTP status of `error`."""
-    return _TABLE.get(error.code, _UNLISTED)[0]
+    return TABLE.get(error.code, _UNLISTED)[0]
 
 
 def rpc(error: AtollError) -> grpc.StatusCode:
     """The gRPC status of `error`."""
-    return _TABLE.get(error.code, _UNLISTED)[1]
-
-
-def has_row(code: str) -> bool:
-    """Whether the table names statuses for `code`."""
-    return code in _TABLE
+    return TABLE.get(error.code, _UNLISTED)[1]
 
 
 def sentence(error: AtollError) -> str:

@@ -100,12 +100,6 @@ class RunWeights:
         log.info("weights restored", extra={"version": version, "digest": digests.master.root})
         return state, Current(version, digests)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all fp32 buffers held."""
-        buffers = [*self._state.buffers, *self._state.slots.values()]
-        return sum(buffer.numel() * 4 for buffer in buffers)
-
     def compute(self, round_number: int, contributions: list[ContributionRecord]) -> Digests:
         """Applies a frozen round to the weights and spools its frame; `publish` offers it.
 
