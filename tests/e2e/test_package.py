@@ -4,6 +4,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from atoll.launch.local import Tokens
 from tests.processes import BF16
 
 ROOT = Path(__file__).parents[2]
+MAX_BYTES = 2_000_000  # of what somebody fetches to get the source
 
 pytestmark = pytest.mark.xdist_group("package")
 
@@ -30,19 +32,48 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sdist, and the wheel that was built from it alone."""
+    home = tmp_path_factory.mktemp("dist")
+    done = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(home))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return home
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory into which the built wheel was installed."""
-    home = tmp_path_factory.mktemp("wheel")
-    built = run(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(home / "dist")
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    [wheel] = (home / "dist").glob("atoll-*.whl")
-    target = home / "site"
+    [wheel] = built.glob("atoll-*.whl")
+    target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     done = run(*pip, "--target", str(target), str(wheel))
     assert done.returncode == 0, done.stderr
     return target
+
+
+def test_sdist_is_small_and_holds_nothing_that_git_ignores(built: Path) -> None:
+    """Set up, test and build from it; nothing else that lies in somebody's checkout."""
+    [sdist] = built.glob("atoll-*.tar.gz")
+    tracked = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").stdout
+
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert sdist.stat().st_size < MAX_BYTES, (
+        f"the sdist has {sdist.stat().st_size} bytes and must stay below {MAX_BYTES}; see with "
+        f"`tar tzvf` what does not belong, and leave it out in pyproject.toml"
+    )
+    assert names - {"PKG-INFO"} <= set(tracked.split("\0"))
+    assert {"src/atoll/files.py", "tests/e2e/test_package.py", "constraints.txt"} <= names
+
+
+def test_shallow_clone_fetches_little(tmp_path: Path) -> None:
+    done = run("git", "clone", "--quiet", "--depth", "1", ROOT.as_uri(), str(tmp_path / "clone"))
+    assert done.returncode == 0, done.stderr
+
+    packs = (tmp_path / "clone" / ".git" / "objects" / "pack").glob("*.pack")
+
+    assert 0 < sum(pack.stat().st_size for pack in packs) < MAX_BYTES
 
 
 def test_wheel_gives_a_working_command(installed: Path) -> None:
