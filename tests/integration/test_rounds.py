@@ -118,6 +118,18 @@ def test_island_that_comes_late_waits_for_the_next_round(cluster):
     assert actions == ["wait", "train"]
 
 
+def test_round_that_a_request_has_read_does_not_change_under_it(cluster):
+    """Requests read the latest round without its lock: it is replaced, never written to."""
+    a, _ = cluster.pair()
+    rounds = cluster.coordinator._rounds
+    read = rounds.latest
+
+    a.contribute()
+
+    assert read.contributions == {}
+    assert set(rounds.latest.contributions) == {"a"}
+
+
 def test_all_in_closes_at_once(cluster):
     a, b = cluster.pair()
     a.contribute()

@@ -66,7 +66,11 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """One run's authority."""
+    """One run's authority. Thread-safe.
+
+    Messages come from request threads. `advance` belongs to the one thread that closes rounds, and
+    `save` and `end_stop` to whoever has ended it.
+    """
 
     def __init__(
         self,

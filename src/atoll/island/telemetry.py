@@ -15,7 +15,10 @@ SAMPLE_SECONDS = 1.0  # at most one sample in this time
 
 
 class Meter:
-    """Counts tokens and the seconds spent training on them, waits left out."""
+    """Counts tokens and the seconds spent training on them, waits left out.
+
+    For the thread that trains; the one that beats reads `telemetry`, which is replaced whole.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

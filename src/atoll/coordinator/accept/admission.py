@@ -39,7 +39,7 @@ class UploadRequest:
 
 
 class Admission:
-    """The checks of the accept path that need no body."""
+    """The checks of the accept path that need no body; from request threads, keeps nothing."""
 
     def __init__(
         self,

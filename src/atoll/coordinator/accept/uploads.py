@@ -38,7 +38,10 @@ MAX_NORM = 1e18
 
 
 class PayloadCheck:
-    """Decodes a payload as it passes, for its norm and its finiteness. Memory: one small tile."""
+    """Decodes a payload as it passes, for its norm and its finiteness. Memory: one small tile.
+
+    Used under the lock of its `Upload`.
+    """
 
     def __init__(self, codec: Codec, layout: Layout) -> None:
         self._codec = codec
@@ -96,7 +99,10 @@ class PayloadCheck:
 
 
 class Upload:
-    """One frame on its way in. Used by one stream at a time; a later stream takes over."""
+    """One frame on its way in. Used by one stream at a time; a later stream takes over.
+
+    Whoever uses it holds `lock`: streams have threads of their own.
+    """
 
     def __init__(
         self, request: UploadRequest, header: FrameHeader, writer: BlobWriter, check: PayloadCheck

@@ -16,7 +16,7 @@ State = Literal["open", "lost", "none"]
 
 
 class Stream:
-    """One presence stream of one life of a worker."""
+    """One presence stream of one life of a worker; changed under the lock of `Presence`."""
 
     def __init__(self, worker_id: str, incarnation: int, close: Callable[[], None]) -> None:
         self.worker_id = worker_id

@@ -26,7 +26,10 @@ def ready(generation: GenerationRecord, *, min_workers: int) -> Ready:
 
 
 class MemberTable:
-    """Every worker that ever registered, as an operator sees it. Reads; changes nothing."""
+    """Every worker that ever registered, as an operator sees it.
+
+    Reads, from request threads; changes nothing.
+    """
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ def token_hash(token: str) -> str:
 
 
 class Access:
-    """Decides which role a request has."""
+    """Decides which role a request has; never changes, so any thread may ask."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = {Role(role): value.encode() for role, value in hashes.items()}

@@ -37,7 +37,10 @@ _REFUSALS: dict[int | str, dict[str, object]] = {
 
 
 class Changes:
-    """Wakes waiting requests when the coordinator's state moved, from any thread."""
+    """Wakes waiting requests when the coordinator's state moved.
+
+    `notify` may be called from any thread; everything else belongs to the event loop.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

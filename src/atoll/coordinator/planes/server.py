@@ -59,7 +59,10 @@ class _Http(uvicorn.Server):
 
 
 class Server:
-    """Serves a coordinator until it is told to stop, the run is over, or closing a round failed."""
+    """Serves a coordinator until it is told to stop, the run is over, or closing a round failed.
+
+    Belongs to the thread of the event loop, except `stop`; starts and ends the closing thread.
+    """
 
     def __init__(
         self, coordinator: Coordinator, access: Access, clock: Clock, *, listen: Listen

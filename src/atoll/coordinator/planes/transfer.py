@@ -55,7 +55,10 @@ def options() -> list[tuple[str, int]]:
 
 
 class TransferService:
-    """Uploads and downloads of one coordinator; the methods are named as the service has them."""
+    """Uploads and downloads of one coordinator; the methods are named as the service has them.
+
+    Methods run on the event loop and call the coordinator on threads of the pool.
+    """
 
     def __init__(self, coordinator: Coordinator, pool: ThreadPoolExecutor) -> None:
         self._coordinator = coordinator

@@ -16,7 +16,10 @@ LOOK_SECONDS = 1.0
 
 
 class DiskSpace:
-    """What is known about the room on the disk; any thread may tell, one thread looks."""
+    """What is known about the room on the disk; any thread may tell, the closing thread looks.
+
+    Without a lock: a refusal that is told just as room is found is told again by the next one.
+    """
 
     def __init__(self, blobs: Blobs, clock: Clock, *, needed_bytes: int) -> None:
         self._blobs = blobs

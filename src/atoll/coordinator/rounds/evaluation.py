@@ -1,5 +1,6 @@
 """Held-out loss: who evaluates which rows of which version, and the sums that come back."""
 
+import threading
 from collections.abc import Callable
 
 from atoll.errors import ContributionError, WrongRound
@@ -12,7 +13,11 @@ MAX_MEAN_LOSS = 1e6  # a cross-entropy of 1e6 nats is no model's
 
 
 class Evaluation:
-    """Shares the held-out rows of a version between the workers of the round it begins."""
+    """Shares the held-out rows of a version between the workers of the round it begins.
+
+    Request threads ask and report at the same time. Thread-safe: the lock is over what is in
+    memory, never over a transaction.
+    """
 
     def __init__(
         self, ledger: Ledger, *, manifest: Callable[[], Manifest], held_out_rows: int, block: int
@@ -21,6 +26,7 @@ class Evaluation:
         self._manifest = manifest  # the one in force
         self._rows = held_out_rows
         self._block = block
+        self._lock = threading.Lock()
         self._reported = {(e.version, e.worker_id) for e in ledger.evaluations()}
         # Who shares a version's rows is fixed when it is first asked: a round that is filled up
         # later must not cut the rows anew.
@@ -29,7 +35,8 @@ class Evaluation:
 
     def has_asked(self, worker_id: str, *, version: int) -> bool:
         """Whether the share of this version was given to the worker in this life."""
-        asked = self._asked.get(worker_id)
+        with self._lock:
+            asked = self._asked.get(worker_id)
         return asked is not None and asked.version == version
 
     def check(self, report: EvaluationReport) -> None:
@@ -39,9 +46,11 @@ class Evaluation:
         loss that no model has. What was recorded before may be sent again.
         """
         worker_id = report.identity.worker_id
-        if (report.version, worker_id) in self._reported:
+        with self._lock:
+            is_known = (report.version, worker_id) in self._reported
+            asked = self._asked.get(worker_id)
+        if is_known:
             return
-        asked = self._asked.get(worker_id)
         if asked is None or asked.version != report.version:
             newest = "nothing" if asked is None else f"version {asked.version}"
             raise WrongRound(
@@ -67,22 +76,25 @@ class Evaluation:
         """The rows `worker_id` evaluates at `version`; None when there is nothing to do.
 
         `members` in worker_id order; each row of the held-out set falls to exactly one of those
-        that are members when a version's first task is given.
+        that are members when a version's first task is given. None also for a version that a later
+        one has replaced: a request that was overtaken must not cut the newer one's rows anew.
         """
         every = self._manifest().evaluate.every
         if not (every > 0 and (final or version % every == 0)):
             return None
-        if self._sharing[0] != version:
-            self._sharing = (version, members)
-        sharing = self._sharing[1]
-        if worker_id not in sharing or (version, worker_id) in self._reported:
-            return None
-        index, count = sharing.index(worker_id), len(sharing)
-        start, stop = index * self._rows // count, (index + 1) * self._rows // count
-        if start == stop:
-            return None
-        self._asked[worker_id] = EvaluationTask(version=version, start=start, stop=stop)
-        return self._asked[worker_id]
+        with self._lock:
+            if version > self._sharing[0]:
+                self._sharing = (version, members)
+            newest, sharing = self._sharing
+            is_known = (version, worker_id) in self._reported
+            if version < newest or worker_id not in sharing or is_known:
+                return None
+            index, count = sharing.index(worker_id), len(sharing)
+            start, stop = index * self._rows // count, (index + 1) * self._rows // count
+            if start == stop:
+                return None
+            self._asked[worker_id] = EvaluationTask(version=version, start=start, stop=stop)
+            return self._asked[worker_id]
 
     def add(self, report: EvaluationReport) -> None:
         """Records a share; the first report of it stands."""
@@ -90,4 +102,5 @@ class Evaluation:
         self._ledger.add_evaluation(
             EvaluationRecord(report.version, worker_id, report.loss_sum, report.tokens)
         )
-        self._reported.add((report.version, worker_id))
+        with self._lock:
+            self._reported.add((report.version, worker_id))

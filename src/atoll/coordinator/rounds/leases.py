@@ -23,7 +23,8 @@ def check_named(header: FrameHeader, leased: Sequence[LeaseRecord]) -> None:
 class Deadlines:
     """Since when each lease of the open round is held, by the coordinator's own clock.
 
-    In memory: after a restart, and after a pause, every lease has its full time again.
+    Used under the lock of `Rounds`. In memory: after a restart, and after a pause, every lease has
+    its full time again.
     """
 
     def __init__(self, clock: Clock) -> None:

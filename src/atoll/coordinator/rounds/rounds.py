@@ -7,7 +7,7 @@ what is kept in memory is a copy of its latest round.
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.clock import Clock
 from atoll.coordinator.members.workers import Registry
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LatestRound:
-    """A copy of the ledger's latest round."""
+    """A copy of the ledger's latest round. Never changed: a new one takes its place."""
 
     record: RoundRecord
     leases: tuple[LeaseRecord, ...]
@@ -60,7 +60,11 @@ def _is_held(lease: LeaseRecord) -> bool:
 
 
 class Rounds:
-    """The latest round and the moves between its states. Thread-safe."""
+    """The latest round and the moves between its states. Thread-safe.
+
+    Moves are made under the lock. Request threads read `latest` and `tokens` without it: each is
+    replaced whole, so what is read is one moment's, though the two may be of different ones.
+    """
 
     def __init__(
         self, ledger: Ledger, registry: Registry, clock: Clock, *, manifests: Manifests
@@ -205,7 +209,8 @@ class Rounds:
                 leases.check_named(header, latest.ranges(contribution.worker_id))
             accepted = self._ledger.accept(contribution)
             if self.latest is not None and self.latest.record.round == accepted.round:
-                self.latest.contributions[accepted.worker_id] = accepted
+                known = {**self.latest.contributions, accepted.worker_id: accepted}
+                self.latest = replace(self.latest, contributions=known)
             return accepted
 
     def contribution(self, round_number: int, worker_id: str) -> ContributionRecord | None:

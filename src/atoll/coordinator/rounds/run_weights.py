@@ -41,7 +41,11 @@ class Current:
 
 
 class RunWeights:
-    """The published version and its weights."""
+    """The published version and its weights.
+
+    `compute`, `publish` and `snapshot` belong to the thread that closes rounds; any thread reads
+    `current`, which is replaced whole, and calls `frame_for`.
+    """
 
     def __init__(
         self,

@@ -105,7 +105,10 @@ class FrameSpooler:
 
 
 class Spool:
-    """The frames that islands may download now: at most one update and one whole-weights frame."""
+    """The frames that islands may download now: at most one update and one whole-weights frame.
+
+    Thread-safe: the closing thread puts, request threads get.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

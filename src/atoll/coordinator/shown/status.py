@@ -16,7 +16,7 @@ HISTORY_ROUNDS = 200  # newest rounds shown; the ledger has them all
 
 
 class Report:
-    """Reads; changes nothing."""
+    """Reads, from request threads; changes nothing. Its parts may be of different moments."""
 
     def __init__(
         self,

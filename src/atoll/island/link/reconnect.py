@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """Pauses between tries of one thing: each up to twice the one before, to a limit."""
+    """Pauses between tries of one thing: each up to twice the one before, to a limit.
+
+    For the one thread that tries.
+    """
 
     def __init__(self, clock: Clock, jitter: random.Random) -> None:
         self._clock = clock
@@ -32,7 +35,7 @@ class Backoff:
 
 
 class Reconnect:
-    """Repeats calls whose error says that the same message can succeed later."""
+    """Repeats calls whose error says that the same message can succeed later. Thread-safe."""
 
     def __init__(self, clock: Clock, jitter: random.Random) -> None:
         self._clock = clock

@@ -61,7 +61,10 @@ WHOLE = Part()
 
 
 class Continuity:
-    """The inner state of one island and its copies on disk."""
+    """The inner state of one island and its copies on disk.
+
+    For the thread that trains; `save` alone may run beside it, while it sends the frame.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class IslandIdentity:
 
 
 class StoredFrame:
-    """A frame file in a pending directory; fulfils `link.FrameSource`."""
+    """A frame file in a pending directory; fulfils `link.FrameSource`. Read from any thread."""
 
     def __init__(self, path: Path, *, preamble: bytes, sha256: str) -> None:
         self.preamble = preamble
@@ -76,7 +76,10 @@ class Saved:
 
 
 class IslandStore:
-    """One island's directory, held by one process."""
+    """One island's directory, held by one process.
+
+    For the thread that trains; `complete` alone may run beside it, while it reads the frame.
+    """
 
     def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
         self._has_frames = has_frames  # False: a follower's, which keeps inner state alone

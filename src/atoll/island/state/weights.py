@@ -27,7 +27,8 @@ TILE_BYTES = 1 << 20  # stays in cache; larger tiles cost page faults
 class IslandWeights:
     """θ̂ as published, and the local weights of `model`, which start from it.
 
-    The model's parameters are `layout`'s by name; their own order does not matter.
+    The model's parameters are `layout`'s by name; their own order does not matter. For the thread
+    that trains.
     """
 
     def __init__(
