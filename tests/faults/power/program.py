@@ -24,6 +24,7 @@ from typing import Any
 from atoll.blobs import owner
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator import boot
+from atoll.coordinator.service import Coordinator
 from atoll.island.state.store import IslandStore
 from atoll.launch import state
 from atoll.ledger import connect, database
@@ -74,9 +75,9 @@ def tell_promises(marks: Marks) -> None:
         lambda manifest, *_, **__: {"machine": "coordinator", "created": manifest.sha256()},
     )
     after(
-        MemoryLink,
+        Coordinator,
         "register",
-        lambda reply, _, request: {
+        lambda reply, _, request, **__: {
             "machine": "coordinator",
             "joined": request.worker_id,
             "incarnation": reply.incarnation,
