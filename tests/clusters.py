@@ -7,14 +7,13 @@ compute by itself what a round must give.
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import pytest
 import torch
 from sqlalchemy import and_, delete, insert, update
 from torch import Tensor, nn
@@ -80,18 +79,6 @@ DATA_IDENTITY: dict[str, Any] = {
     "block": BLOCK,
     "held_out_rows": HELD_OUT_ROWS,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from a second thread, and on a busy machine they wait for it.
-
-    For the modules that import it.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def values(layout: Layout, label: str, *, scale: float = 0.01) -> Tensor:

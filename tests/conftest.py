@@ -64,6 +64,20 @@ def logs_of_the_process() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from a second thread, and on a busy machine they wait for it.
+
+    All of `tests/integration` has it; a file elsewhere asks for it with `usefixtures`.
+    """
+    import torch  # here: the process that only hands tests out needs none
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def s3_server(pytestconfig: pytest.Config) -> RunningServer:
     """A SeaweedFS server with the bucket `servers.BUCKET`; tests choose a prefix of their own."""

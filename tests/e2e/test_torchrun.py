@@ -21,10 +21,11 @@ from atoll.island import trainer
 from atoll.launch import joining
 from atoll.versions import weights
 from tests import served, torchruns
-from tests.clusters import one_thread  # noqa: F401
 from tests.processes import FAULTS, eventually
 from tests.served import TOKENS, Served
 from tests.torchruns import TorchrunGroup
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RANKS = Path(__file__).parents[1] / "ranks"
 ROUNDS = 4

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import cli
-from atoll.cli import serve as serve  # loaded before the wait, not after it
+from atoll.cli import serve  # noqa: F401  loaded before the wait, not after it
 from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.planes import transfer
 from atoll.coordinator.planes.closing_thread import ClosingThread

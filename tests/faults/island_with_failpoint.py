@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import cli
-from atoll.cli import join as join  # loaded before the wait, not after it
+from atoll.cli import join  # noqa: F401  loaded before the wait, not after it
 from atoll.island.link.network import NetworkLink
 from atoll.island.run import Run
 from atoll.protocol.messages import AssignmentRequest

@@ -18,8 +18,10 @@ from atoll.launch import repair
 from atoll.ledger import wal
 from atoll.versions import weights
 from tests import damages
-from tests.clusters import SMALL, Cluster, one_thread  # noqa: F401
+from tests.clusters import SMALL, Cluster
 from tests.damages import Refused, Served
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FLIPS_PER_PAGE = int(os.environ.get("ATOLL_DAMAGE_FLIPS", "1"))  # `make storm` asks for more
 LOG_STEP = 5 if FLIPS_PER_PAGE == 1 else 1  # the log has many pages, all of one kind

@@ -22,7 +22,7 @@ from atoll.ledger.records import LeaseState
 from atoll.proof import retention
 from atoll.wire import frame
 from tests import clusters
-from tests.clusters import DATA_IDENTITY, Cluster, Frame, HandIsland, one_thread  # noqa: F401
+from tests.clusters import DATA_IDENTITY, Cluster, Frame, HandIsland
 from tests.frames import ranges
 
 DATASET_ID = base.dataset_id(DATA_IDENTITY)

@@ -11,7 +11,6 @@ from atoll.island import trainer
 from atoll.island.run import Run
 from atoll.ledger import engines
 from tests import clusters
-from tests.clusters import one_thread  # noqa: F401
 from tests.seas import (
     Call,
     Sea,

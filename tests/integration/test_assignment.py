@@ -27,7 +27,7 @@ from atoll.protocol.messages import (
 )
 from atoll.sums import digest as digests
 from tests import clusters
-from tests.clusters import SMALL, Cluster, HandIsland, TrackingIsland, one_thread  # noqa: F401
+from tests.clusters import SMALL, Cluster, HandIsland, TrackingIsland
 
 OTHER = "f" * 64
 

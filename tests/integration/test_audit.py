@@ -15,7 +15,7 @@ from atoll.proof.audit import AuditReport
 from atoll.sums.digest import LEAF_DIGEST_BYTES, root_of
 from atoll.versions import weights
 from tests import clusters
-from tests.clusters import SMALL, Cluster, one_thread  # noqa: F401
+from tests.clusters import SMALL, Cluster
 
 OTHER = "f" * 64
 ROUNDS = 6

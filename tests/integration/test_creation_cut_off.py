@@ -7,7 +7,6 @@ import pytest
 from atoll.errors import ConfigError
 from atoll.launch import state
 from atoll.ledger.sql import SqlLedger
-from tests.clusters import one_thread  # noqa: F401
 from tests.integration.test_reset import RUN_FILE, run_file, run_id, served  # noqa: F401
 from tests.stored import is_stored
 

@@ -6,9 +6,7 @@ import torch
 from atoll.coordinator.accept import uploads
 from atoll.errors import ContributionError, Diverged
 from atoll.ledger.records import RoundState
-from tests.clusters import SMALL, Cluster, HandIsland, one_thread
-
-__all__ = ["one_thread"]
+from tests.clusters import SMALL, Cluster, HandIsland
 
 IN_HEAD = SMALL.size - 1
 

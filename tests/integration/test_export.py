@@ -22,7 +22,7 @@ from atoll.proof import export as exporting
 from atoll.sums import digest as digests
 from atoll.versions import recorded, weights_file
 from tests import clusters
-from tests.clusters import SMALL, Cluster, one_thread  # noqa: F401
+from tests.clusters import SMALL, Cluster
 from tests.integration.test_restart import run_file
 
 

@@ -8,7 +8,6 @@ import pytest
 from atoll.cli.serve import ServeOptions, serve
 from atoll.coordinator.planes.server import Server
 from atoll.errors import ConfigError
-from tests.clusters import one_thread  # noqa: F401
 from tests.integration.test_reset import RUN_FILE, TOKENS, credentials
 
 

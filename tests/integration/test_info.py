@@ -14,7 +14,6 @@ from atoll.errors import CoordinatorUnreachable, Unauthenticated
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import InfoRequest
 from tests import served as kit
-from tests.clusters import one_thread  # noqa: F401
 from tests.settings import leaves
 
 TOKEN = kit.TOKENS[Role.WORKER]

@@ -21,7 +21,6 @@ from tests.clusters import (
     HandIsland,
     TrackingIsland,
     displacement,
-    one_thread,  # noqa: F401
 )
 from tests.integration.test_restart import DATA, MODEL, run_file, stores  # noqa: F401
 

@@ -7,7 +7,7 @@ from atoll.coordinator.members.presence import GRACE_SECONDS, Presence
 from atoll.errors import AddressUnreachable, Evicted, Fenced, StaleGeneration
 from atoll.ledger.records import ContributionRecord, RoundState
 from atoll.protocol.messages import AssignmentRequest, BarrierRequest, HeartbeatRequest
-from tests.clusters import TICK_SECONDS, Cluster, HandIsland, one_thread  # noqa: F401
+from tests.clusters import TICK_SECONDS, Cluster, HandIsland
 
 TIMEOUT_SECONDS = 10.0  # the default
 

@@ -17,7 +17,6 @@ from atoll.simulate import cluster as simulation
 from atoll.simulate.cluster import Outage
 from atoll.versions import recorded
 from tests import clusters
-from tests.clusters import one_thread  # noqa: F401
 from tests.tiny import MODEL
 
 SHAPE = {"kind": "synthetic", "held_out_rows": 2, "block": 8, "vocab": 16}

@@ -24,7 +24,7 @@ from atoll.ledger import engines
 from atoll.proof import export
 from atoll.simulate import cluster as simulation
 from atoll.versions import recorded
-from tests.clusters import audited, one_thread  # noqa: F401
+from tests.clusters import audited
 from tests.tiny import simulate
 
 LLAMA: dict[str, Any] = {

@@ -8,7 +8,6 @@ import pytest
 from atoll.cli.serve import ServeOptions
 from atoll.errors import ConfigError
 from atoll.ledger import engines
-from tests.clusters import one_thread  # noqa: F401
 from tests.commanded import RUN_FILE, commanded
 
 

@@ -10,9 +10,7 @@ from atoll.errors import StorageFull
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.strategies.diloco import TILE_BYTES, PayloadSink
 from atoll.versions import replay
-from tests.clusters import Cluster, one_thread
-
-__all__ = ["one_thread"]
+from tests.clusters import Cluster
 
 # Three full tiles and a rest; the tensors end inside tiles, so leaves lie over the edges of parts.
 DEEP = Layout.of(

@@ -10,7 +10,6 @@ import pytest
 
 from atoll.errors import UnknownWorker
 from atoll.island.ranks import combine, parallel
-from tests.clusters import one_thread  # noqa: F401
 from tests.pairs import PairSea
 from tests.seas import Call, Fault, Sea, evicted
 

@@ -23,7 +23,7 @@ from atoll.launch.repair import RepairReport
 from atoll.launch.state import Addresses
 from atoll.ledger import lock
 from tests import damages, lives, mounts, servers
-from tests.clusters import SMALL, Cluster, HandIsland, one_thread  # noqa: F401
+from tests.clusters import SMALL, Cluster, HandIsland
 from tests.damages import Refused, Served
 
 LEDGER = "ledger.sqlite"

@@ -25,7 +25,7 @@ from atoll.ledger.base import Ledger
 from atoll.ledger.sql import SqlLedger
 from atoll.proof import soundness
 from tests import damages, lives, servers
-from tests.clusters import Cluster, one_thread  # noqa: F401
+from tests.clusters import Cluster
 
 ROUNDS = 4  # the snapshot is of the third, so the last is replayed
 

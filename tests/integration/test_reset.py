@@ -14,7 +14,6 @@ from atoll.launch import reset as resetting
 from atoll.launch import state
 from atoll.ledger import lock
 from tests import clusters, damages, mounts
-from tests.clusters import one_thread  # noqa: F401
 
 RUN_FILE = """
 name = "again"

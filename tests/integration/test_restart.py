@@ -18,7 +18,7 @@ from atoll.ledger.records import LeaseRecord
 from atoll.proof import retention
 from atoll.versions import recorded
 from tests import clusters
-from tests.clusters import Cluster, HandIsland, one_thread  # noqa: F401
+from tests.clusters import Cluster, HandIsland
 from tests.stored import is_stored
 
 ROUNDS = 3

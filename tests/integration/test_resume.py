@@ -12,7 +12,6 @@ import pytest
 
 from atoll.errors import CoordinatorUnreachable, Fenced, FrameError
 from atoll.island.link.base import DownloadProgress
-from tests.clusters import one_thread  # noqa: F401
 from tests.seas import (
     NAMES,
     ROUNDS,

@@ -17,7 +17,7 @@ from atoll.strategies import build
 from atoll.sums import digest as digests
 from atoll.versions import replay, sources
 from tests import clusters
-from tests.clusters import SMALL, WIDE, Cluster, HandIsland, TrackingIsland, one_thread  # noqa: F401
+from tests.clusters import SMALL, WIDE, Cluster, HandIsland, TrackingIsland
 
 EPSILON = 2.0**-24  # half a unit in the last place of fp32
 HEARTBEAT_TIMEOUT = 10.0

@@ -15,7 +15,6 @@ from atoll.island.run import Run
 from atoll.models.gpt import GPT, GPTConfig
 from atoll.simulate import cluster as simulation
 from tests import clusters
-from tests.clusters import one_thread  # noqa: F401
 from tests.tiny import SIZE, TABLE, simulate
 
 Script = Callable[[Run, Callable[[], None]], None]

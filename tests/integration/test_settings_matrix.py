@@ -33,7 +33,6 @@ from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import FIXED, Difference, Manifest
 from atoll.protocol.messages import Info
 from tests import served as kit
-from tests.clusters import one_thread  # noqa: F401
 from tests.settings import ALONE, ROOMY, Change, changes, leaves, without
 from tests.unit.test_manifest import BASE
 

@@ -16,7 +16,6 @@ from atoll.simulate import cluster as simulation
 from atoll.simulate.cluster import Outage, Simulated
 from atoll.simulate.fibers import Stopped
 from tests import clusters
-from tests.clusters import one_thread  # noqa: F401
 from tests.tiny import ROUNDS, TABLE, simulate
 
 DIVERGING: dict[str, Any] = {"inner.lr": 1e30, "inner.optimizer": "sgd", "inner.clip": 0.0}

@@ -25,7 +25,7 @@ from atoll.ledger.records import DatasetRecord, EvaluationRecord, LeaseState, Qu
 from atoll.ledger.sql import SqlLedger
 from atoll.proof.balance import EpochBalance
 from tests import clusters
-from tests.clusters import DATA_IDENTITY, Cluster, HandIsland, one_thread  # noqa: F401
+from tests.clusters import DATA_IDENTITY, Cluster, HandIsland
 from tests.frames import ranges
 
 ROWS_EACH = 6  # of an island in a round

@@ -15,13 +15,8 @@ CONFIG = GPTConfig(vocab=11, block=6, layers=2, heads=2, width=8)
 DEFINITION = {"architecture": "gpt", **asdict(CONFIG)}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    # Bits are promised for one thread, and more only contend over models this small.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# Bits are promised for one thread.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def filled(seed=1):

@@ -42,13 +42,8 @@ OPTIMIZERS: list[OuterOptimizer] = [
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """MKL's root, in torch's Adam, would wake its threads for 257 values: 2 s on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# MKL's root, in torch's Adam, would wake its threads for 257 values: 2 s on a busy machine.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def values(key: int, size: int = SIZE) -> Tensor:
