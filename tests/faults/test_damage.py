@@ -1,4 +1,4 @@
-"""F12: whatever is damaged, a coordinator serves what it served before or does not start.
+"""Whatever is damaged, a coordinator serves what it served before or does not start.
 
 One bit in every page of the ledger, its log and each kind of blob; pages of zeros, cut and missing
 files. What is not refused must be harmless by proof: the served state is the same.

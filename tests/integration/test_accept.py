@@ -48,7 +48,7 @@ def undisturbed_digest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_contribution_sent_again_gets_the_first_receipt(cluster):
-    """C2: a lost reply and a retry must not count twice."""
+    """A lost reply and a retry must not count twice."""
     a, _ = cluster.pair()
     sent = a.frame()
     first = a.send(sent)
@@ -61,7 +61,7 @@ def test_contribution_sent_again_gets_the_first_receipt(cluster):
 
 
 def test_contribution_sent_again_counts_once_in_the_weights(cluster, undisturbed_digest):
-    """C1, C2: the weights are those of a run in which nothing was lost."""
+    """The weights are those of a run in which nothing was lost."""
     a, b = cluster.pair()
     sent = a.frame()
     a.send(sent)
@@ -75,7 +75,7 @@ def test_contribution_sent_again_counts_once_in_the_weights(cluster, undisturbed
 
 
 def test_whole_body_sent_again_gets_the_first_receipt_when_two_streams_raced(cluster):
-    """C2: both streams passed the first check; the ledger decides."""
+    """Both streams passed the first check; the ledger decides."""
     a, _ = cluster.pair()
     sent = a.frame()
     stream = a.begin(sent, sent.data)
@@ -89,7 +89,7 @@ def test_whole_body_sent_again_gets_the_first_receipt_when_two_streams_raced(clu
 
 
 def test_retry_after_its_round_closed_with_it_gets_the_first_receipt(cluster):
-    """C2: the round moved on, the contribution is still in it."""
+    """The round moved on, the contribution is still in it."""
     a, b = cluster.pair()
     sent = a.frame()
     first = a.send(sent)
@@ -104,7 +104,7 @@ def test_retry_after_its_round_closed_with_it_gets_the_first_receipt(cluster):
 
 
 def test_retry_by_a_later_incarnation_gets_the_first_receipt(cluster):
-    """C1: a restarted island resends the frame its earlier life persisted."""
+    """A restarted island resends the frame its earlier life persisted."""
     a, _ = cluster.pair()
     sent = a.frame()
     first = a.send(sent)
@@ -116,7 +116,7 @@ def test_retry_by_a_later_incarnation_gets_the_first_receipt(cluster):
 
 
 def test_frame_of_an_earlier_incarnation_is_accepted_from_the_later_one(cluster):
-    """C1: a death between persist and upload costs nothing."""
+    """A death between persist and upload costs nothing."""
     a, _ = cluster.pair()
     sent = a.frame()
     a.join()
@@ -137,7 +137,7 @@ def test_offset_of_an_accepted_frame_is_its_end(cluster):
 
 
 def test_other_bytes_under_the_same_key_conflict_and_the_first_stand(cluster, undisturbed_digest):
-    """C2: what is in is in."""
+    """What was accepted stays accepted."""
     a, b = cluster.pair()
     a.contribute()
     before = cluster.coordinator.state_hash()
@@ -178,7 +178,7 @@ def late(tmp_path: Path) -> Iterator[tuple[Cluster, HandIsland, Frame]]:
 
 
 def test_contribution_to_a_round_closed_without_it_is_stale(late):
-    """C4: it is refused by name, and nothing of it stays behind."""
+    """It is refused by name, and nothing of it stays behind."""
     cluster, c, sent = late
     before = cluster.coordinator.state_hash()
 
@@ -200,7 +200,7 @@ def test_stale_contribution_is_counted_and_shown(late):
 
 
 def test_rows_of_a_stale_contribution_are_planned_again_once(late):
-    """C12: nothing is lost by a slow island, and nothing is trained twice."""
+    """Nothing is lost by a slow island, and nothing is trained twice."""
     cluster, c, _ = late
     [lost] = [x for x in cluster.leases() if x.worker_id == "c" and x.round == 2]
     c.contribute()  # round 3, planned before its rows of round 2 were reopened
@@ -229,7 +229,7 @@ def test_island_goes_on_with_the_next_round_after_a_stale_one(late):
 
 
 def test_upload_that_the_round_overtakes_is_stale(tmp_path):
-    """C4: an upload half on its way when the round closes learns why."""
+    """An upload half on its way when the round closes learns why."""
     cluster = Cluster(tmp_path, {"membership.quorum": 2})
     a, b, c = cluster.trio()
     sent = c.frame()
@@ -243,7 +243,7 @@ def test_upload_that_the_round_overtakes_is_stale(tmp_path):
 
 
 def test_frame_is_stale_from_the_freeze_on_before_a_byte_is_read(tmp_path):
-    """C4: between freeze and publish nobody sends a body in vain."""
+    """Between freeze and publish nobody sends a body in vain."""
     cluster = Cluster(tmp_path, {"membership.quorum": 2})
     a, b, c = cluster.trio()
     sent = c.frame()
@@ -444,7 +444,7 @@ def attacked(cluster: Cluster) -> tuple[Cluster, HandIsland, HandIsland]:
 def test_bad_contribution_is_refused_with_its_code_and_leaves_no_trace(
     attacked, attack, undisturbed_digest
 ):
-    """C15 and C21, one by one; what the header shows is refused before any byte of the body."""
+    """What the header shows is refused before any byte of the body is read."""
     cluster, a, b = attacked
     state, blobs = cluster.coordinator.state_hash(), cluster.blob_names()
 
@@ -462,7 +462,7 @@ def test_bad_contribution_is_refused_with_its_code_and_leaves_no_trace(
 
 
 def test_fenced_incarnation_contributes_nothing(cluster):
-    """C21: the earlier life of an island that was started again."""
+    """A fenced incarnation is the earlier life of an island that was started again."""
     _, b = cluster.pair()
     sent, old = b.frame(), b.identity
     b.join()
@@ -475,7 +475,7 @@ def test_fenced_incarnation_contributes_nothing(cluster):
 
 
 def test_incarnation_fenced_during_its_upload_contributes_nothing(cluster):
-    """C21: the check is repeated when the body is in."""
+    """The check is repeated when the body is in."""
     _, b = cluster.pair()
     sent = b.frame()
     stream = b.begin(sent, sent.data)
@@ -491,7 +491,7 @@ def test_incarnation_fenced_during_its_upload_contributes_nothing(cluster):
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_nan_is_refused_in_every_codec(tmp_path, codec):
-    """C15: also where the wire has no NaN of its own but a scale that is one."""
+    """Codecs without a NaN of their own have a scale that can be one."""
     cluster = Cluster(tmp_path, {"upload.codec": codec})
     _, b = cluster.pair()
     delta = _delta(at7=float("nan"))

@@ -43,7 +43,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_info_is_the_whole_manifest_and_its_hash(cluster):
-    """C14: one authority, one hash."""
+    """The coordinator is the only authority: an island takes every setting from here."""
     info = cluster.coordinator.info()
 
     assert info.manifest() == cluster.manifest
@@ -62,7 +62,7 @@ def test_info_reads_back_from_its_json(cluster):
 
 
 def test_other_layout_is_refused_at_registration(cluster):
-    """C15: before anything is trained."""
+    """The island learns of it before it has trained anything."""
     request = HandIsland(cluster, "a").register_request(layout_digest=OTHER)
     before = cluster.coordinator.state_hash()
 
@@ -88,7 +88,7 @@ def test_other_data_is_refused_by_the_fields_name(cluster, changes, field):
 
 
 def test_register_whose_reply_was_lost_is_simply_repeated(cluster):
-    """C11: no 409 for the same island, and its lease is still its own."""
+    """The same island gets no 409, and its lease is still its own."""
     a, _ = cluster.pair()
     leased = a.assignment().ranges
 
@@ -107,7 +107,6 @@ def test_second_live_process_with_another_key_is_refused(cluster):
 
 @pytest.mark.parametrize("worker_id", ["", "a/b", "a b", "x" * 65, "ä", "../a", "a\n"])
 def test_worker_id_outside_its_rule_is_refused(cluster, worker_id):
-    """C21."""
     with pytest.raises(ValidationError):
         HandIsland(cluster, "a").register_request(worker_id=worker_id)
 
@@ -149,7 +148,7 @@ def test_global_tokens_count_what_was_accepted_before_the_round(cluster):
 
 
 def test_assignment_asked_twice_is_the_same(cluster):
-    """C11: a lost reply burns no rows."""
+    """A lost reply costs no rows: the same question gets the same answer."""
     a, _ = cluster.pair()
     before = cluster.coordinator.state_hash()
 
@@ -211,7 +210,7 @@ def test_finished_run_still_sends_its_last_weights_first(tmp_path):
 
 
 def test_evicted_worker_learns_at_its_next_heartbeat(cluster):
-    """C16: it is told to register, and does not train on for nothing."""
+    """It is told to register, and does not train on for nothing."""
     a, _ = cluster.pair()
     a.leave()
 
@@ -220,7 +219,6 @@ def test_evicted_worker_learns_at_its_next_heartbeat(cluster):
 
 
 def test_worker_taken_for_dead_is_told_and_is_live_again_once_it_registers(cluster):
-    """C16."""
     a, _ = cluster.pair()
     cluster.run_clock(seconds=60, tick_seconds=1.0)
     dead = cluster.coordinator.members()
@@ -302,7 +300,7 @@ def test_download_in_progress_is_a_sign_of_life(cluster):
     ],
 )
 def test_message_of_somebody_else_is_refused_and_changes_nothing(cluster, message, changes, code):
-    """C21: every message that does something proves who sends it."""
+    """Every message that does something proves who sends it."""
     a, _ = cluster.pair()
     before = cluster.coordinator.state_hash()
     identity: Identity = a.identity.model_copy(update=changes)
@@ -338,7 +336,7 @@ def test_download_is_the_published_weights_bit_for_bit(cluster):
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_download_never_mixes_two_versions(tmp_path, codec):
-    """C9: the weights are ahead of the ledger for a moment; nobody is served from them then."""
+    """The weights are ahead of the ledger for a moment; nobody is served from them then."""
     cluster = Cluster(tmp_path, {"download.codec": codec})
     a, b = cluster.pair()
     late = TrackingIsland(cluster, "late").join()
@@ -357,7 +355,6 @@ def test_download_never_mixes_two_versions(tmp_path, codec):
 
 
 def test_download_begun_before_a_round_closed_stays_whole(cluster):
-    """C9."""
     a, b = cluster.pair()
     before = cluster.coordinator.download(a.identity, have_digest="")
     digest = cluster.published_digest
@@ -431,7 +428,6 @@ def test_loss_is_the_sum_over_the_tokens_that_were_evaluated(tmp_path):
 
 
 def test_report_sent_again_counts_once(tmp_path):
-    """C2."""
     cluster = evaluated(tmp_path)
     a, b, _ = (cluster.island(name) for name in "abc")
     report(a, 0, 12.0, 4)
@@ -453,7 +449,7 @@ def test_report_sent_again_counts_once(tmp_path):
     ],
 )
 def test_report_of_what_was_not_asked_for_is_refused(tmp_path, version, loss_sum, tokens, code):
-    """C21: each of three evaluates 8 of 24 held-out tokens, and version 1 is not there yet."""
+    """Each of three evaluates 8 of 24 held-out tokens, and version 1 is not there yet."""
     cluster = evaluated(tmp_path)
     a, _, _ = (cluster.island(name) for name in "abc")
     before = cluster.coordinator.state_hash()

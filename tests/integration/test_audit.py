@@ -277,7 +277,7 @@ def test_tampering_is_found_and_its_round_named(cluster, tampering):
 
 
 def test_row_that_two_contributions_trained_is_found(cluster):
-    """C12: with every count as it should be."""
+    """Every count is as it should be, so only the list of rows can show it."""
     clusters.tamper(cluster.ledger, "leases", {"round": 3, "worker_id": "b"}, start=0, stop=6)
 
     found = [p for p in cluster.audit().problems if p.what == "row twice"]

@@ -149,7 +149,7 @@ CASES = [("lossy", stage) for stage in STAGES] + [
     ("name", "stage"), CASES, ids=[f"{stage.__name__}, {name}" for name, stage in CASES]
 )
 def test_restart_at_any_stage_changes_nothing(tmp_path, undisturbed, stage, name):
-    """C5 to C10: digests, leases and the rows that come next are those of an undisturbed run."""
+    """Digests, leases and the rows that come next are those of an undisturbed run."""
     cluster = Cluster(tmp_path, SETTINGS[name])
     a, b = cluster.pair()
 
@@ -184,7 +184,7 @@ def test_tokens_of_the_run_survive_a_restart_after_the_freeze(tmp_path):
 
 
 def test_receipt_survives_a_restart(tmp_path):
-    """C2: the reply was lost because the coordinator went down."""
+    """The reply was lost because the coordinator went down."""
     cluster = Cluster(tmp_path)
     a, _ = cluster.pair()
     sent = a.frame()
@@ -207,7 +207,7 @@ def test_finished_run_is_finished_after_a_restart(tmp_path):
 
 
 def test_late_joiner_after_a_restart_gets_the_published_weights(tmp_path):
-    """C9: also with a lossy download, whose θ̂ is not the master."""
+    """The download is lossy, so the published weights are not the master."""
     cluster = Cluster(tmp_path, SETTINGS["lossy"])
     cluster.rounds(3, *cluster.pair())
     before = cluster.published_digest
@@ -442,7 +442,7 @@ def test_same_run_file_opens_the_same_run(stores):
 
 
 def test_changed_run_file_is_refused_with_the_fields_that_differ(stores):
-    """C13, C14, U5: settings are stored with the run."""
+    """Settings are stored with the run."""
     boot.create_or_check(stores, run_file(), ManualClock(), new_run_id="one")
     before = stores.ledger.state_hash()
 

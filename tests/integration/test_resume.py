@@ -76,7 +76,7 @@ FAULTS: dict[str, dict[tuple[str, str, int], Fault]] = {
 
 @pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS.keys())
 def test_island_ends_in_the_bits_of_a_calm_run(sea, calm, faults):
-    """C1, C2, C11: nothing is lost, nothing counts twice, inner state and residual continue."""
+    """Nothing is lost, nothing counts twice, inner state and residual continue."""
     sea.faults = faults
 
     digest = sea.run()
@@ -86,7 +86,7 @@ def test_island_ends_in_the_bits_of_a_calm_run(sea, calm, faults):
 
 
 def test_fault_leaves_one_contribution_of_each_island_in_each_round(sea):
-    """C1, C2: no second vote, no vote of zeros."""
+    """It neither contributes twice nor contributes zeros."""
     sea.faults = FAULTS["every receipt is lost"]
     counts = []
     publish = sea.stores.ledger.publish
@@ -143,7 +143,7 @@ def test_download_that_breaks_off_resumes_where_it_stood(sea, calm):
 
 
 def test_download_overtaken_by_a_newer_version_is_fetched_whole(sea, calm):
-    """C9, C14: a frame begun is never continued with another one's bytes."""
+    """A frame begun is never continued with another one's bytes."""
 
     def overtaken(sea: Sea, _: Call) -> Any:
         progress: DownloadProgress = sea.kwargs["progress"]
@@ -197,7 +197,7 @@ def late(sea: Sea, call: Call) -> Any:
 
 
 def test_island_whose_round_closed_without_it_goes_on(slow):
-    """C4: STALE rolls back, its rows go to a later round, and it contributes again."""
+    """StaleContribution rolls back, its rows go to a later round, and it contributes again."""
     slow.faults = {("b", "upload", 2): late}
 
     slow.run()
@@ -224,7 +224,7 @@ def test_stale_island_contributes_to_a_later_round(slow):
 
 
 def test_island_that_was_deregistered_registers_again(sea, calm):
-    """C16: a ghost does not train on for nothing."""
+    """An island that the run no longer knows does not train on for nothing."""
 
     def forgotten(sea: Sea, call: Call) -> Any:
         [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]

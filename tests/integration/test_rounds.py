@@ -34,7 +34,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_lone_island_gets_no_round_when_two_are_needed(cluster):
-    """C3."""
     a = cluster.island("a")
 
     closed = cluster.keep_alive(a, seconds=600)
@@ -45,7 +44,7 @@ def test_lone_island_gets_no_round_when_two_are_needed(cluster):
 
 
 def test_lone_contribution_never_closes_a_round_that_needs_two(cluster):
-    """C3: however long the other one stays away."""
+    """It waits, however long the other one stays away."""
     a, b = cluster.pair()
     a.contribute()
     b.leave()
@@ -57,7 +56,7 @@ def test_lone_contribution_never_closes_a_round_that_needs_two(cluster):
 
 
 def test_round_stays_open_after_every_worker_has_gone(cluster):
-    """C3: an empty set of expected workers closes nothing."""
+    """An empty set of expected workers closes nothing."""
     a, b = cluster.pair()
     a.contribute()
     a.leave()
@@ -70,7 +69,7 @@ def test_round_stays_open_after_every_worker_has_gone(cluster):
 
 
 def test_silent_workers_close_nothing_either(cluster):
-    """C3: a death is not a vote."""
+    """A worker's death does not count as its contribution."""
     a, _ = cluster.pair()
     a.contribute()
 
@@ -80,7 +79,7 @@ def test_silent_workers_close_nothing_either(cluster):
 
 
 def test_newcomer_fills_up_a_short_round_and_it_closes(cluster):
-    """C3, C4: what the first one sent is not lost."""
+    """What the first one sent is not lost."""
     a, b = cluster.pair()
     a.contribute()
     b.leave()
@@ -216,7 +215,6 @@ def test_dead_worker_lets_the_round_close_within_the_timeout_and_a_tick(cluster)
 
 
 def test_rows_of_a_dead_worker_are_planned_again_exactly_once(cluster):
-    """C12."""
     a, b, dies = cluster.trio("dies")
     dies.beat()
     a.contribute()
@@ -236,7 +234,7 @@ def test_rows_of_a_dead_worker_are_planned_again_exactly_once(cluster):
 
 
 def test_rest_of_a_reopened_range_stays_reopened(cluster, monkeypatch):
-    """C12: a newcomer needs six rows and is offered four and six."""
+    """A newcomer needs six rows and is offered four and six."""
     [part] = cluster.coordinator._rounds.dispatch.parts
     lost = [
         LeaseRecord(number, "c", start, stop, LeaseState.REOPENED, part.dataset_id, lease_epoch=2)
@@ -371,7 +369,7 @@ def assert_every_row_has_one_place(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_row_is_lost_or_given_out_twice_in_any_history(tmp_path, seed):
-    """C10, C12, C13: checked after every step."""
+    """The balance of rows is checked after every step."""
     storm = Storm(tmp_path, seed)
 
     for _ in range(90):
@@ -644,7 +642,6 @@ def test_wrong_codec_of_an_island_would_be_seen(lossy):
 
 
 def test_refused_contribution_does_not_count_towards_the_quorum(cluster):
-    """C3."""
     a, b = cluster.pair()
     a.contribute()
     with pytest.raises(AtollError):

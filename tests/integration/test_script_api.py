@@ -246,7 +246,7 @@ def test_other_data_than_the_runs_is_refused(run_script):
 
 
 def test_settings_are_the_coordinators(run_script):
-    """C14: there is nothing to override."""
+    """Each island runs under what the coordinator states, and has nothing to override it with."""
     seen = []
 
     def script(run: Run, after_step: Callable[[], None]) -> None:
@@ -261,7 +261,7 @@ def test_settings_are_the_coordinators(run_script):
 
 
 def test_script_that_leaves_early_lets_the_others_finish(run_script):
-    """C16: it deregisters, and the round no longer waits for it."""
+    """It deregisters, and the round no longer waits for it."""
 
     def script(run: Run, after_step: Callable[[], None]) -> None:
         model, _ = parts(run)

@@ -200,7 +200,7 @@ def test_island_whose_evaluation_is_refused_trains_on(monkeypatch, once):
 
 
 def test_error_in_an_island_ends_the_simulation():
-    """C15: an island that diverges is refused, and the run says why."""
+    """An island that diverges is refused, and the run says why."""
     with pytest.raises(NotFinite):
         simulate(**DIVERGING)
 
@@ -215,7 +215,7 @@ def test_stuck_simulation_is_found(monkeypatch):
 
 
 def test_simulation_with_fewer_islands_than_a_round_needs_is_refused():
-    """C3: it would wait for ever."""
+    """It would wait for ever for workers that never come."""
     with pytest.raises(ConfigError, match=r"islands=1 is below membership\.min_workers=2"):
         simulate(1)
 

@@ -85,7 +85,7 @@ def test_every_row_of_five_epochs_is_done_once(cluster):
 
 
 def test_next_unit_after_a_restart_is_the_next_one(cluster):
-    """C10: never unit 0."""
+    """The next rows are the ones that were never issued, not the first unit again."""
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
     [before] = cluster.coordinator.work().datasets
@@ -100,7 +100,7 @@ def test_next_unit_after_a_restart_is_the_next_one(cluster):
 
 
 def test_queue_keeps_its_units_when_the_setting_changes(cluster):
-    """C13: the units of a queue are those it was made with, and are told."""
+    """The units of a queue are those it was made with, and are told."""
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
     newest = cluster.coordinator.manifests.newest
@@ -126,7 +126,7 @@ def test_queue_keeps_its_units_when_the_setting_changes(cluster):
 
 
 def test_repeated_request_returns_the_same_lease(cluster):
-    """C11: a lost reply burns nothing."""
+    """A lost reply costs no rows: the same question gets the same answer."""
     a, _ = cluster.pair()
     before = cluster.coordinator.state_hash()
 
@@ -148,7 +148,6 @@ def test_repeated_completion_returns_the_same_receipt(cluster):
 
 
 def test_unknown_worker_gets_no_rows(cluster):
-    """C21."""
     cluster.pair()
     before = cluster.coordinator.state_hash()
 

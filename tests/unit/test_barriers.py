@@ -40,7 +40,7 @@ def test_arrival_that_is_repeated_counts_once(barriers):
 
 
 def test_whoever_asks_again_after_the_last_arrival_finds_it_complete(barriers, completed):
-    """A7.10: it must not begin a new barrier that nobody else comes to."""
+    """It must not begin a new barrier that nobody else comes to."""
     for name in "abc":
         barriers.arrive(generation(), "round-1", name)
 

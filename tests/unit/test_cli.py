@@ -53,7 +53,7 @@ def test_command_that_reports_has_json(command):
     ["--sync-every", "--lr", "--batch", "--codec", "--seed", "--heartbeat", "--threads"],
 )
 def test_island_has_no_flag_for_a_setting_of_the_run(setting):
-    """C14: the coordinator is the only authority."""
+    """The coordinator is the only authority."""
     assert setting not in CliRunner().invoke(app, ["join", "--help"]).output
 
 

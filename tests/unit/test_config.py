@@ -232,7 +232,7 @@ def test_file_without_bounds_is_not_read(tmp_path):
 
 
 def test_differences_name_each_changed_field_with_both_values():
-    """C13, U5: a restart with another file is noticed, field by field."""
+    """A restart with another file is noticed, field by field."""
     found = config.differences(
         manifest(), manifest(sync_every=6, inner={"schedule": {"warmup_tokens": 9}})
     )

@@ -57,7 +57,7 @@ def test_message_is_the_class_docstring_when_none_is_given(cls):
 
 
 def test_only_what_can_succeed_later_is_to_be_retried():
-    """C11, C17: an island repeats these and nothing else."""
+    """An island repeats these and nothing else."""
     repeated = {cls.code for cls in ALL if cls.retry}
 
     assert repeated == {

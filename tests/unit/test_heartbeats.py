@@ -30,7 +30,7 @@ def test_worker_never_heard_is_not_live():
 
 
 def test_worker_heard_again_is_live_again():
-    """C16: a worker taken for dead comes back by being heard."""
+    """A worker taken for dead comes back by being heard."""
     heartbeats, clock = made()
     heartbeats.hear("a")
     clock.advance(seconds=100)

@@ -106,7 +106,7 @@ def test_new_round_drops_an_earlier_pending_one(store):
 
 
 def test_state_without_its_last_file_does_not_count(store):
-    """C5: a crash while saving leaves nothing that looks whole."""
+    """A crash while saving leaves nothing that looks whole."""
     save(store, 4)
     store.promote(4)
     path = store.begin(5)

@@ -54,7 +54,7 @@ def test_body_reads_back_to_the_same_hash():
 
 @pytest.mark.parametrize(("name", "item"), LEAVES, ids=[name for name, _ in LEAVES])
 def test_hash_depends_on_every_field(name, item):
-    """C14: two sides that differ in any setting do not agree by accident."""
+    """Two sides that differ in any setting do not agree by accident."""
     value = changed(WHOLE, name, other(name, item))
 
     found = Manifest.model_validate_json(json.dumps(value))
@@ -83,7 +83,7 @@ def test_manifest_cannot_be_changed():
 
 
 def test_every_setting_has_a_place_in_the_whole():
-    """C14: nothing that must match is left to a default of the other side."""
+    """Nothing that must match is left to a default of the other side."""
 
     def names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         for name, field in model.model_fields.items():
@@ -136,7 +136,7 @@ def test_setting_that_is_no_number_is_refused(name, bad):
     ids=["value", "json"],
 )
 def test_other_protocol_version_is_refused_by_name(validate):
-    """C14: also when the newer side has settings that this program does not know."""
+    """This is so even when the newer side has settings that this program does not know."""
     newer = {**WHOLE, "protocol_version": 2, "unheard_of": 1}
 
     with pytest.raises(VersionMismatch, match="protocol_version=2 where this program speaks 1"):

@@ -30,12 +30,11 @@ def test_round_waits_for_a_live_planned_worker():
 
 
 def test_lone_worker_never_closes_a_round_that_needs_two():
-    """C3."""
     assert not due(view("a", "a"), min_workers=2, seconds=1e12)
 
 
 def test_round_without_workers_is_not_due():
-    """C3: after every worker has gone the expected set is empty."""
+    """After every worker has gone the expected set is empty."""
     assert not due(view("", "", live=""), min_workers=1, seconds=1e12)
 
 
@@ -73,7 +72,7 @@ def test_worker_that_is_live_but_not_planned_is_not_waited_for():
 
 @given(WORKERS, WORKERS, WORKERS, st.integers(1, 4), st.floats(0, 1e9))
 def test_round_is_never_due_below_min_workers(planned, accepted, live, min_workers, seconds):
-    """C3, for any sets and any time."""
+    """This holds for any sets of workers and any time."""
     seen = RoundView(planned, accepted & planned, live)
 
     is_due = due(seen, min_workers=min_workers, quorum=min_workers, seconds=seconds)
@@ -93,7 +92,7 @@ def test_round_is_never_due_below_min_workers(planned, accepted, live, min_worke
     ],
 )
 def test_round_is_short_when_min_workers_is_out_of_reach(planned, accepted, live, short):
-    """C3: somebody else must be let in, or it would wait for ever."""
+    """Somebody else must be let in, or it would wait for ever."""
     settings = MembershipSettings(min_workers=2)
 
     assert quorum.is_short(view(planned, accepted, live), settings) is short

@@ -51,7 +51,6 @@ def test_answer_at_once_costs_no_time():
 
 @pytest.mark.parametrize("error", [CoordinatorUnreachable(), NotReady()])
 def test_error_that_says_retry_is_repeated(error):
-    """C17."""
     away = run(2, error=error)
 
     assert len(away.tried) == 3

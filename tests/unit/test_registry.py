@@ -66,7 +66,7 @@ def test_new_worker_is_incarnation_one(bench):
 
 
 def test_registering_again_with_the_same_key_takes_over_at_once(bench):
-    """C11: a register whose reply was lost is simply repeated; U3: no wait after a crash."""
+    """A register whose reply was lost is simply repeated, and after a crash nobody waits."""
     bench.register()
 
     identity = bench.register()
@@ -124,7 +124,7 @@ def test_worker_that_left_is_taken_over_by_another_key(bench):
     ],
 )
 def test_identity_that_differs_is_refused_by_its_code(bench, changes, code):
-    """C21: a worker_id alone proves nothing."""
+    """A worker_id alone proves nothing."""
     identity = bench.register()
 
     with pytest.raises(AtollError) as refused:
@@ -135,7 +135,7 @@ def test_identity_that_differs_is_refused_by_its_code(bench, changes, code):
 
 @pytest.mark.parametrize("changes", [{"run_id": "other"}, {"manifest_sha256": "b" * 64}])
 def test_registration_under_another_manifest_is_refused(bench, changes):
-    """C14: what a worker adopted is checked before it takes part."""
+    """What a worker adopted is checked before it takes part."""
     with pytest.raises(AtollError, match="fetch /info again"):
         bench.register(**changes)
 

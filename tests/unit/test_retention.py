@@ -167,7 +167,7 @@ def test_blob_stored_while_pruning_is_kept(bench):
 
 
 def test_ledger_forgets_a_snapshot_before_its_blobs_go(bench, monkeypatch):
-    """C5: a crash between the two leaves garbage, never a record without its blob."""
+    """A crash between the two leaves garbage, never a record without its blob."""
 
     def crash(_: str) -> None:
         raise KeyboardInterrupt

@@ -99,7 +99,7 @@ def test_newer_frame_replaces_the_older_of_its_kind(tmp_path):
 
 
 def test_reader_goes_on_after_its_frame_was_replaced(tmp_path):
-    """C9: a download never sees two versions in one body."""
+    """A download never sees two versions in one body."""
     spool = Spool(tmp_path)
     first = spooled(spool, version=1)
     spool.put(first)
