@@ -30,6 +30,7 @@ from atoll.ledger.records import (
     RoundPlan,
     SnapshotRecord,
 )
+from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
 from atoll.versions import recorded, replay, weights
 from atoll.versions.manifests import Manifests
@@ -87,7 +88,8 @@ def fill(directory: Path, file: Path, *, rounds: int, key_sha256: str = "0" * 64
             stores, config.load(file), clock, new_run_id="restart-benchmark"
         )
         for worker_id in WORKERS:
-            stores.ledger.register(worker_id, key_sha256, wall=clock.wall())
+            with stores.ledger.writing() as t:
+                t.members.register(worker_id, key_sha256, wall=clock.wall())
         _publish(stores, manifest, rounds=rounds)
 
 
@@ -95,24 +97,28 @@ def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
     ledger, layout = stores.ledger, recorded.layout_of(manifest)
     known = Manifests.of(ledger)
     outer, digests = replay.restore(ledger, stores.blobs, None, manifests=known, layout=layout)
-    run = ledger.run()
+    with ledger.reading() as t:
+        run = t.run.get()
     assert run is not None
     manifest_sha256 = known.first.sha256
     head = chain.genesis_hash(run.run_id, manifest_sha256, run.initial_sha256)
     dispatch = Dispatch(ledger, manifest)
     cursor = 0
 
-    def plan(number: int) -> RoundPlan:
+    def plan(t: Transaction, number: int) -> RoundPlan:
         nonlocal cursor
-        planned = dispatch.plan(number, WORKERS, known.first, cursor=cursor)
+        planned = dispatch.plan(t, number, WORKERS, known.first, cursor=cursor, tokens=0)
         cursor = planned.cursor
         return planned
 
-    ledger.begin(plan(1))
+    with ledger.writing() as t:
+        t.rounds.begin([plan(t, 1)])
     for number in range(1, rounds + 1):
         for worker_id in WORKERS:
-            ledger.accept(_contribution(number, worker_id))
-        frozen = ledger.freeze(number, plan(number + 1))
+            with ledger.writing() as t:
+                t.contributions.accept(_contribution(number, worker_id))
+        with ledger.writing() as t:
+            frozen = t.rounds.freeze(number, plan(t, number + 1), ended=())
         before, head = (
             head,
             chain.round_hash(
@@ -124,18 +130,17 @@ def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
                 published_digest=digests.published.root,
             ),
         )
-        ledger.publish(
-            number,
-            Published(
-                prev_hash=before,
-                hash=head,
-                master_digest=digests.master.root,
-                published_digest=digests.published.root,
-                leaves=digests.master.leaves,
-                published_leaves=None,
-                published_wall=float(number),
-            ),
+        published = Published(
+            prev_hash=before,
+            hash=head,
+            master_digest=digests.master.root,
+            published_digest=digests.published.root,
+            leaves=digests.master.leaves,
+            published_leaves=None,
+            published_wall=float(number),
         )
+        with ledger.writing() as t:
+            t.rounds.publish(number, published, opens=[number + 1])
 
     def stored(flat: object, digest: str) -> str:
         header = weights.weights_header(
@@ -149,13 +154,18 @@ def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
 
     master = stored(outer.master, digests.master.root)
     slots = tuple((name, stored(outer.slots[name], "0" * 64)) for name in sorted(outer.slots))
-    ledger.add_snapshot(SnapshotRecord(rounds, master, master, slots))
+    with ledger.writing() as t:
+        t.snapshots.add(SnapshotRecord(rounds, master, master, slots))
 
 
 def _contribution(number: int, worker_id: str) -> ContributionRecord:
     return ContributionRecord(
         round=number,
         worker_id=worker_id,
+        applied=number,
+        first=number,
+        fragment=0,
+        base="0" * 64,
         incarnation=1,
         sha256=f"{number:064x}",
         nbytes=1,

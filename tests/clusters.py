@@ -30,8 +30,8 @@ from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
 from atoll.island.state.weights import IslandWeights
 from atoll.layout import Layout, byte_view
-from atoll.ledger import engines, schema
-from atoll.ledger.base import Ledger
+from atoll.ledger import engines
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
     LeaseRecord,
@@ -39,7 +39,7 @@ from atoll.ledger.records import (
     RoundState,
     RunRecord,
 )
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger.tables import schema
 from atoll.proof import audit as auditing
 from atoll.proof.audit import AuditReport
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
@@ -56,6 +56,7 @@ from atoll.sums import digest as digests
 from atoll.versions import recorded, weights
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
+from tests.ledgers import alone, bare
 
 RUN_ID = "by-hand"
 BLOCK = 4
@@ -228,7 +229,7 @@ class Cluster:
         self.manifest = manifest_for(layout, settings, data)
         self.clock = ManualClock()
         self._open_stores()
-        if self.ledger.run() is None:
+        if alone(self.ledger).run.get() is None:
             self._create()
         self.coordinator = self._coordinator()
 
@@ -247,7 +248,7 @@ class Cluster:
         )
         initial = values(self.layout, "initial", scale=1.0)
         stored = weights.store(self.blobs, header, initial, layout=self.layout)
-        self.ledger.create_run(
+        alone(self.ledger).run.create(
             RunRecord(RUN_ID, self.clock.wall(), stored),
             ManifestRecord(1, sha256, self.manifest.body(), from_round=1),
         )
@@ -326,11 +327,19 @@ class Cluster:
 
     def digests_by_round(self) -> list[str | None]:
         """The recorded master digest of every published round."""
-        return [r.master_digest for r in self.ledger.rounds() if r.state is RoundState.PUBLISHED]
+        return [
+            r.master_digest
+            for r in alone(self.ledger).rounds.all()
+            if r.state is RoundState.PUBLISHED
+        ]
 
     def leases(self) -> list[LeaseRecord]:
         """Every lease of every round."""
-        return [x for r in self.ledger.rounds() for x in self.ledger.leases(r.round)]
+        return [
+            x
+            for r in alone(self.ledger).rounds.all()
+            for x in alone(self.ledger).leases.of_round(r.round)
+        ]
 
     def blob_names(self) -> set[str]:
         """Blobs that are stored."""
@@ -496,30 +505,27 @@ class HandIsland:
 
 def tamper(ledger: Ledger, table: str, where: Mapping[str, object], **changes: object) -> None:
     """Changes rows of a ledger behind its back; exactly those that match `where`."""
-    assert isinstance(ledger, SqlLedger)
     found = schema.metadata.tables[table]
     matching = and_(*(found.c[name] == value for name, value in where.items()))
-    with ledger._database.bare() as connection:
-        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
+    with bare(ledger) as connection:
+        connection.rows("PRAGMA foreign_keys=OFF")
         statement = update(found).where(matching).values(**changes)
-        assert connection.execute(statement).rowcount, (table, where)
+        assert connection.change(statement), (table, where)
 
 
 def add(ledger: Ledger, table: str, **values: object) -> None:
     """Inserts a row into a ledger behind its back."""
-    assert isinstance(ledger, SqlLedger)
-    with ledger._database.bare() as connection:
-        connection.execute(insert(schema.metadata.tables[table]).values(**values))
+    with bare(ledger) as connection:
+        connection.change(insert(schema.metadata.tables[table]).values(**values))
 
 
 def remove(ledger: Ledger, table: str, **where: object) -> None:
     """Deletes rows of a ledger behind its back, whatever refers to them."""
-    assert isinstance(ledger, SqlLedger)
     found = schema.metadata.tables[table]
     matching = and_(*(found.c[name] == value for name, value in where.items()))
-    with ledger._database.bare() as connection:
-        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
-        assert connection.execute(delete(found).where(matching)).rowcount, (table, where)
+    with bare(ledger) as connection:
+        connection.rows("PRAGMA foreign_keys=OFF")
+        assert connection.change(delete(found).where(matching)), (table, where)
 
 
 def flip_byte(path: Path, place: int) -> None:

@@ -20,6 +20,7 @@ from atoll.ledger.records import EvaluationRecord
 from atoll.proof import soundness
 from atoll.versions import recorded
 from tests.clusters import Cluster, HandIsland
+from tests.ledgers import alone
 
 PAGE_BYTES = 4096
 SETTINGS: dict[str, Any] = {
@@ -40,9 +41,9 @@ def play(home: Path, *, rounds: int = ROUNDS, settings: dict[str, Any] = SETTING
     a, b = cluster.pair()
     cluster.island("c")
     cluster.rounds(rounds, a, b)
-    cluster.ledger.add_evaluation(EvaluationRecord(2, "a", 3.5, 7))
-    cluster.ledger.set_credentials({"worker": "1" * 64, "admin": "2" * 64})
-    cluster.ledger.set_control({"kicked/z": "1.000"})
+    alone(cluster.ledger).evaluations.add(EvaluationRecord(2, "a", 3.5, 7))
+    alone(cluster.ledger).credentials.set({"worker": "1" * 64, "admin": "2" * 64})
+    alone(cluster.ledger).control.set({"kicked/z": "1.000"})
     a.contribute()
     return cluster
 

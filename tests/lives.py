@@ -25,6 +25,7 @@ from atoll.errors import AtollError
 from atoll.launch import state
 from atoll.ledger.records import ContributionRecord, RoundRecord
 from tests import processes, servers
+from tests.ledgers import alone
 
 CLOCK = SystemClock()
 POLL_SECONDS = 0.002
@@ -60,7 +61,7 @@ def be_atoll(words: Sequence[str], log_path: str, variables: Mapping[str, str]) 
 
 def _lose_the_fence() -> None:
     """The mutant: a coordinator that never asks whether its epoch is in force."""
-    from atoll.ledger.epochs import Epoch
+    from atoll.ledger.postgres.epochs import Epoch
 
     Epoch.check = lambda *_: None  # type: ignore[method-assign] # the point of it
 
@@ -307,8 +308,10 @@ class Lives:
     def history(self, name: str = "coordinator") -> "History":
         """What the ledger holds, once nobody does."""
         with state.at_rest(self.directory(name), pid=0, wall=0.0, s3=self.place.s3) as (ledger, _):
-            rounds = ledger.rounds()
-            return History(rounds, [c for r in rounds for c in ledger.contributions(r.round)])
+            rounds = alone(ledger).rounds.all()
+            return History(
+                rounds, [c for r in rounds for c in alone(ledger).contributions.of_round(r.round)]
+            )
 
     def audit(self, name: str = "coordinator") -> dict[str, Any]:
         """What `atoll audit --replay --json` finds."""

@@ -28,6 +28,7 @@ from atoll.launch import local, state
 from atoll.launch.local import LocalCoordinator, LocalIsland, LocalProcess, Tokens
 from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundRecord, WorkerRecord
 from atoll.protocol.messages import Status, StatusRequest
+from tests.ledgers import alone
 
 TOKENS = Tokens(worker="worker-token-of-tests", admin="admin-token-of-tests")
 ISLANDS = ("island-0", "island-1")  # the names `atoll simulate` gives
@@ -396,12 +397,12 @@ def finished(home: Path) -> Finished:
 def read(directory: Path) -> Records:
     """The ledger of a state directory that no coordinator holds."""
     with state.at_rest(directory, pid=0, wall=0.0) as (ledger, _):
-        rounds = ledger.rounds()
+        rounds = alone(ledger).rounds.all()
         return Records(
             rounds,
-            [c for r in rounds for c in ledger.contributions(r.round)],
-            [lease for r in rounds for lease in ledger.leases(r.round)],
-            {worker.worker_id: worker for worker in ledger.workers()},
+            [c for r in rounds for c in alone(ledger).contributions.of_round(r.round)],
+            [lease for r in rounds for lease in alone(ledger).leases.of_round(r.round)],
+            {worker.worker_id: worker for worker in alone(ledger).members.workers()},
         )
 
 

@@ -18,6 +18,7 @@ from atoll.simulate.fibers import Scheduler
 from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded
 from tests import clusters, links
+from tests.ledgers import alone
 from tests.tiny import TABLE
 
 ROUNDS = 2  # the second one shows what the first left in the inner state
@@ -193,6 +194,6 @@ def coordinator_restarts_after(sea: Sea, call: Call) -> Any:
 
 def evicted(sea: Sea, call: Call) -> Any:
     """The coordinator takes `a` for dead, and `a` goes on with what it is doing."""
-    [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
+    [worker] = [w for w in alone(sea.stores.ledger).members.workers() if w.worker_id == "a"]
     assert sea.coordinator._registry.evict("a", worker.incarnation, reason="a test says so")
     return call()

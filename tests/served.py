@@ -143,7 +143,10 @@ def serving(
     manifest = boot.create_or_check(
         stores, config.parse(run_table(**changes)), clock, new_run_id="run-of-the-tests"
     )
-    opened.set_credentials({role.value: access.token_hash(t) for role, t in TOKENS.items()})
+    with opened.writing() as transaction:
+        transaction.credentials.set(
+            {role.value: access.token_hash(t) for role, t in TOKENS.items()}
+        )
     coordinator = boot.open_coordinator(stores, clock, manifest)
     server = Server(
         coordinator,

@@ -7,11 +7,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from atoll.ledger import engines, migrations, schema, sql
-from atoll.ledger.base import Ledger
+from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
-from tests import servers
-from tests.ledgers import MANIFEST, RUN, lease, plan
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.tables import schema
+from tests import ledgers, servers
+from tests.ledgers import MANIFEST, RUN, alone, lease, plan
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -47,7 +48,7 @@ def ledger(engine: str, request: pytest.FixtureRequest) -> Iterator[Ledger]:
     if engine == "postgres":
         database = request.getfixturevalue("reused")
         empty(database)
-        yield sql.SqlLedger(database)
+        yield Ledger(database)
     else:
         # In memory where there is such a directory: these tests wait for thousands of syncs.
         with TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as where:
@@ -60,14 +61,14 @@ def empty(database: Database) -> None:
     with database.writing() as connection:
         for table in reversed(schema.metadata.sorted_tables):
             if table is not schema.schema_version:
-                connection.execute(table.delete())
+                connection.change(table.delete())
 
 
 @pytest.fixture
 def started(ledger: Ledger) -> Ledger:
     """Round 1 open: `a` has rows 0-8, `b` has rows 8-16, `c` is registered without a lease."""
-    ledger.create_run(RUN, MANIFEST)
+    alone(ledger).run.create(RUN, MANIFEST)
     for name in "abc":
-        ledger.register(name, f"key {name}", wall=5.0)
-    ledger.begin(plan(1, [lease(1, "a", 0, 8), lease(1, "b", 8, 16)]))
+        alone(ledger).members.register(name, f"key {name}", wall=5.0)
+    ledgers.begin(ledger, plan(1, [lease(1, "a", 0, 8), lease(1, "b", 8, 16)]))
     return ledger

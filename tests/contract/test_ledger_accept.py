@@ -7,10 +7,12 @@ from threading import Barrier
 import pytest
 
 from atoll import errors
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, LeaseState
+from tests import ledgers
 from tests.ledgers import (
     PUBLISHED,
+    alone,
     contribution,
     freeze_last,
     lease,
@@ -23,48 +25,53 @@ from tests.ledgers import (
 
 
 def test_accept_records_the_contribution_and_marks_its_leases_done(started: Ledger):
-    accepted = started.accept(contribution("a"))
+    accepted = alone(started).contributions.accept(contribution("a"))
 
     assert accepted == contribution("a")
-    assert started.contributions(1) == [contribution("a")]
-    assert [le.state for le in started.leases(1)] == [LeaseState.DONE, LeaseState.LEASED]
+    assert alone(started).contributions.of_round(1) == [contribution("a")]
+    assert [le.state for le in alone(started).leases.of_round(1)] == [
+        LeaseState.DONE,
+        LeaseState.LEASED,
+    ]
 
 
 def test_contributions_come_in_code_point_order(ledger: Ledger):
     play(ledger)
 
-    assert [c.worker_id for c in ledger.contributions(1)] == ["B", "a"]
+    assert [c.worker_id for c in alone(ledger).contributions.of_round(1)] == ["B", "a"]
 
 
 def test_tokens_are_counted_once_their_round_is_frozen(started: Ledger):
-    assert started.counted_tokens() == 0
-    started.accept(contribution("a"))
-    started.accept(contribution("b"))
-    while_open = started.counted_tokens()
+    assert alone(started).contributions.counted_tokens() == 0
+    alone(started).contributions.accept(contribution("a"))
+    alone(started).contributions.accept(contribution("b"))
+    while_open = alone(started).contributions.counted_tokens()
 
-    started.freeze(1, None)
-    frozen = started.counted_tokens()
-    started.publish(1, PUBLISHED)
+    ledgers.freeze(started, 1, None)
+    frozen = alone(started).contributions.counted_tokens()
+    ledgers.publish(started, 1, PUBLISHED)
 
-    assert (while_open, frozen, started.counted_tokens()) == (0, 2**34, 2**34)
+    assert (while_open, frozen, alone(started).contributions.counted_tokens()) == (0, 2**34, 2**34)
 
 
 def test_accepted_blobs_are_those_of_a_round_and_later_ones(started: Ledger):
-    started.accept(contribution("a"))
-    started.freeze(1, plan(2, [lease(2, "a", 16, 24)]))
-    started.publish(1, PUBLISHED)
-    started.accept(contribution("a", round=2, sha256="blob of round 2"))
+    alone(started).contributions.accept(contribution("a"))
+    ledgers.freeze(started, 1, plan(2, [lease(2, "a", 16, 24)]))
+    ledgers.publish(started, 1, PUBLISHED)
+    alone(started).contributions.accept(contribution("a", round=2, sha256="blob of round 2"))
 
-    assert started.accepted_blobs() == {"blob of a", "blob of round 2"}
-    assert started.accepted_blobs(first=2) == {"blob of round 2"}
-    assert started.accepted_blobs(first=3) == set()
+    assert alone(started).contributions.blobs() == {"blob of a", "blob of round 2"}
+    assert alone(started).contributions.blobs(first=2) == {"blob of round 2"}
+    assert alone(started).contributions.blobs(first=3) == set()
 
 
 def test_accept_of_the_same_bytes_returns_the_first_record(started: Ledger):
-    first = started.accept(contribution("a"))
+    first = alone(started).contributions.accept(contribution("a"))
     before = started.state_hash()
 
-    again = started.accept(contribution("a", receipt="other", accepted_wall=9.0, norm=2.0))
+    again = alone(started).contributions.accept(
+        contribution("a", receipt="other", accepted_wall=9.0, norm=2.0)
+    )
 
     assert again == first
     assert started.state_hash() == before
@@ -74,25 +81,25 @@ def test_accept_of_the_same_bytes_returns_the_first_record(started: Ledger):
 def test_accept_of_the_same_bytes_returns_the_first_record_when_the_round_is_closed(
     started: Ledger, move: Callable[[Ledger], None]
 ):
-    first = started.accept(contribution("a"))
+    first = alone(started).contributions.accept(contribution("a"))
     move(started)
 
-    assert started.accept(contribution("a", receipt="other")) == first
+    assert alone(started).contributions.accept(contribution("a", receipt="other")) == first
 
 
 def test_accept_returns_the_first_record_to_a_later_incarnation(started: Ledger):
-    first = started.accept(contribution("a"))
-    started.register("a", "key a", wall=6.0)
+    first = alone(started).contributions.accept(contribution("a"))
+    alone(started).members.register("a", "key a", wall=6.0)
 
-    assert started.accept(contribution("a", incarnation=2)) == first
+    assert alone(started).contributions.accept(contribution("a", incarnation=2)) == first
 
 
 def take_over(ledger: Ledger) -> None:
-    ledger.register("a", "key a", wall=6.0)
+    alone(ledger).members.register("a", "key a", wall=6.0)
 
 
 def accept_a(ledger: Ledger) -> None:
-    ledger.accept(contribution("a"))
+    alone(ledger).contributions.accept(contribution("a"))
 
 
 def accept_a_then_publish(ledger: Ledger) -> None:
@@ -139,7 +146,7 @@ def test_accept_refuses_with_the_first_rule_that_is_broken_and_changes_nothing(
     before = started.state_hash()
 
     with pytest.raises(errors.AtollError) as caught:
-        started.accept(refused)
+        alone(started).contributions.accept(refused)
 
     assert type(caught.value) is error
     assert started.state_hash() == before
@@ -150,13 +157,13 @@ def test_accept_of_one_contribution_from_two_threads_records_it_once(started: Le
 
     def send(receipt: str) -> ContributionRecord:
         both.wait()
-        return started.accept(contribution("a", receipt=receipt))
+        return alone(started).contributions.accept(contribution("a", receipt=receipt))
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(send, ["one", "two"])
 
     assert first == second
-    assert started.contributions(1) == [first]
+    assert alone(started).contributions.of_round(1) == [first]
 
 
 def test_accept_racing_with_freeze_is_in_the_frozen_list_or_stale(started: Ledger):
@@ -165,16 +172,16 @@ def test_accept_racing_with_freeze_is_in_the_frozen_list_or_stale(started: Ledge
     def send() -> list[str]:
         both.wait()
         try:
-            return [started.accept(contribution("a")).worker_id]
+            return [alone(started).contributions.accept(contribution("a")).worker_id]
         except errors.StaleContribution:
             return []
 
     def freeze() -> list[str]:
         both.wait()
-        return [c.worker_id for c in started.freeze(1, None)]
+        return [c.worker_id for c in ledgers.freeze(started, 1, None)]
 
     with ThreadPoolExecutor(2) as pool:
         sent, frozen = pool.submit(send), pool.submit(freeze)
 
     assert sent.result() == frozen.result()
-    assert [c.worker_id for c in started.contributions(1)] == frozen.result()
+    assert [c.worker_id for c in alone(started).contributions.of_round(1)] == frozen.result()

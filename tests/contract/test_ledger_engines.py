@@ -8,23 +8,25 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 
 from atoll import errors
-from atoll.ledger import connect, engines, migrations, sql
-from atoll.ledger.base import Ledger
+from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
-from tests.ledgers import MANIFEST, RUN, STATE_OF_PLAY, play
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.sqlite import connect
+from atoll.ledger.sqlite.database import SqliteDatabase
+from tests.ledgers import MANIFEST, RUN, STATE_OF_PLAY, alone, play
 
 
 def open_over(database: Database) -> Ledger:
     migrations.migrate(database)
-    return sql.SqlLedger(database)
+    return Ledger(database)
 
 
 def test_sqlite_connection_is_durable_exclusive_and_checks_foreign_keys(tmp_path: Path):
-    database = connect.sqlite(str(tmp_path / "ledger.db"))
+    database = connect.open_file(str(tmp_path / "ledger.db"))
     names = ["journal_mode", "synchronous", "foreign_keys", "locking_mode", "trusted_schema"]
 
     with database.bare() as connection:
-        found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names]
+        found = [connection.value(f"PRAGMA {name}") for name in names]
 
     assert found == ["wal", 2, 1, "exclusive", 0]
     database.close()
@@ -41,12 +43,12 @@ def test_memory_ledger_gives_the_same_state():
 def test_sqlite_url_names_the_same_ledger_as_its_path(tmp_path: Path):
     path = tmp_path / "ledger.db"
     by_url = engines.open_ledger(f"sqlite:///{path}")
-    by_url.create_run(RUN, MANIFEST)
+    alone(by_url).run.create(RUN, MANIFEST)
     by_url.close()
 
     by_path = engines.open_ledger(path)
 
-    assert by_path.run() == RUN
+    assert alone(by_path).run.get() == RUN
     by_path.close()
 
 
@@ -54,6 +56,7 @@ def test_sqlite_ledger_works_with_the_standard_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "pysqlite3", None)
+    monkeypatch.setattr(connect, "driver", connect.driver.__wrapped__)
     ledger = engines.open_ledger(tmp_path / "ledger.db")
     play(ledger)
 
@@ -62,25 +65,25 @@ def test_sqlite_ledger_works_with_the_standard_library(
 
 
 def test_full_disk_is_storage_full_and_the_ledger_goes_on_afterwards(tmp_path: Path):
-    database = connect.sqlite(str(tmp_path / "ledger.db"))
+    database = connect.open_file(str(tmp_path / "ledger.db"))
     ledger = open_over(database)
-    ledger.create_run(RUN, MANIFEST)
+    alone(ledger).run.create(RUN, MANIFEST)
     before = ledger.state_hash()
     set_page_limit(database, pages=1)  # SQLite raises it to what the file has already
 
     with pytest.raises(errors.StorageFull, match="free some space"):
-        ledger.set_credentials({"admin": "x" * 100_000})
+        alone(ledger).credentials.set({"admin": "x" * 100_000})
 
     assert ledger.state_hash() == before
     set_page_limit(database, pages=1000)
-    ledger.set_credentials({"admin": "x" * 100_000})
-    assert ledger.credentials() == {"admin": "x" * 100_000}
+    alone(ledger).credentials.set({"admin": "x" * 100_000})
+    assert alone(ledger).credentials.all() == {"admin": "x" * 100_000}
     ledger.close()
 
 
-def set_page_limit(database: Database, *, pages: int) -> None:
+def set_page_limit(database: SqliteDatabase, *, pages: int) -> None:
     with database.bare() as connection:
-        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}").close()
+        connection.rows(f"PRAGMA max_page_count = {pages}")
 
 
 def test_file_that_is_no_database_is_refused_by_name(tmp_path: Path):
@@ -132,10 +135,10 @@ def test_postgres_ledger_stays_refused_when_its_session_was_ended(postgres_url: 
     ledger = engines.open_ledger(postgres_url)
     end_sessions(postgres_url)
     with pytest.raises(errors.StoreError, match=r"connection .* was lost"):
-        ledger.register("a", "key", wall=0.0)
+        alone(ledger).members.register("a", "key", wall=0.0)
 
     with pytest.raises(errors.StoreError, match="restart this process"):
-        ledger.register("a", "key", wall=0.0)
+        alone(ledger).members.register("a", "key", wall=0.0)
 
     ledger.close()
 
@@ -154,10 +157,10 @@ def test_postgres_sorts_every_text_column_by_code_point(postgres_url: str):
 
     database = engines.open_database(postgres_url)
     with database.reading() as connection:
-        collations = connection.exec_driver_sql(
+        collations = connection.rows(
             "SELECT DISTINCT collation_name FROM information_schema.columns "
             "WHERE table_schema = 'public' AND data_type = 'text'"
-        ).all()
+        )
     database.close()
 
     assert [tuple(row) for row in collations] == [("C",)]

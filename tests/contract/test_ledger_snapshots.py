@@ -3,61 +3,62 @@
 import pytest
 
 from atoll import errors
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import EvaluationRecord, SnapshotRecord
+from tests.ledgers import alone
 
 
 def test_snapshots_come_oldest_first_with_their_slots_in_order(ledger: Ledger):
     old = SnapshotRecord(3, "m", "p", ())
     new = SnapshotRecord(10, "m", "p", (("z", "s1"), ("a", "s2")))
-    ledger.add_snapshot(new)
-    ledger.add_snapshot(old)
+    alone(ledger).snapshots.add(new)
+    alone(ledger).snapshots.add(old)
 
-    assert ledger.snapshots() == [old, new]
+    assert alone(ledger).snapshots.all() == [old, new]
 
 
 def test_drop_snapshots_keeps_the_named_version(ledger: Ledger):
     for version in (1, 2, 3):
-        ledger.add_snapshot(SnapshotRecord(version, "m", "p", ()))
+        alone(ledger).snapshots.add(SnapshotRecord(version, "m", "p", ()))
 
-    ledger.drop_snapshots(below_version=2)
+    alone(ledger).snapshots.drop_below(2)
 
-    assert [s.version for s in ledger.snapshots()] == [2, 3]
+    assert [s.version for s in alone(ledger).snapshots.all()] == [2, 3]
 
 
 def test_add_snapshot_again_changes_nothing(ledger: Ledger):
     snapshot = SnapshotRecord(1, "m", "p", (("z", "s"),))
-    ledger.add_snapshot(snapshot)
+    alone(ledger).snapshots.add(snapshot)
 
-    ledger.add_snapshot(snapshot)
+    alone(ledger).snapshots.add(snapshot)
 
-    assert ledger.snapshots() == [snapshot]
+    assert alone(ledger).snapshots.all() == [snapshot]
 
 
 def test_add_snapshot_refuses_other_blobs_of_the_same_version(ledger: Ledger):
-    ledger.add_snapshot(SnapshotRecord(1, "m", "p", ()))
+    alone(ledger).snapshots.add(SnapshotRecord(1, "m", "p", ()))
 
     with pytest.raises(errors.StoreError, match="'other'"):
-        ledger.add_snapshot(SnapshotRecord(1, "other", "p", ()))
+        alone(ledger).snapshots.add(SnapshotRecord(1, "other", "p", ()))
 
 
 def test_first_evaluation_of_a_version_by_a_worker_stands(started: Ledger):
     first = EvaluationRecord(1, "a", 2.5, 10)
-    started.add_evaluation(first)
+    alone(started).evaluations.add(first)
 
-    started.add_evaluation(EvaluationRecord(1, "a", 9.5, 99))
+    alone(started).evaluations.add(EvaluationRecord(1, "a", 9.5, 99))
 
-    assert started.evaluations() == [first]
+    assert alone(started).evaluations.all() == [first]
 
 
 def test_evaluations_come_by_version_then_worker(started: Ledger):
     for version, name in [(10, "a"), (2, "b"), (2, "a")]:
-        started.add_evaluation(EvaluationRecord(version, name, 1.0, 1))
+        alone(started).evaluations.add(EvaluationRecord(version, name, 1.0, 1))
 
-    found = [(e.version, e.worker_id) for e in started.evaluations()]
+    found = [(e.version, e.worker_id) for e in alone(started).evaluations.all()]
     assert found == [(2, "a"), (2, "b"), (10, "a")]
 
 
 def test_evaluation_by_an_unknown_worker_is_refused(started: Ledger):
     with pytest.raises(errors.UnknownWorker, match="'nobody'"):
-        started.add_evaluation(EvaluationRecord(1, "nobody", 1.0, 1))
+        alone(started).evaluations.add(EvaluationRecord(1, "nobody", 1.0, 1))

@@ -20,6 +20,8 @@ from atoll.ledger.records import (
     RoundState,
     RunRecord,
 )
+from tests import ledgers
+from tests.ledgers import alone
 
 RUN = RunRecord(run_id="run", created_wall=0.0, initial_sha256="i")
 MANIFEST = ManifestRecord(version=1, sha256="m", body="{}", from_round=1)
@@ -102,7 +104,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.model = Model()
         self.ledger = engines.open_ledger(":memory:")
-        self.ledger.create_run(RUN, MANIFEST)
+        alone(self.ledger).run.create(RUN, MANIFEST)
         self.attempts = 0
 
     def teardown(self) -> None:
@@ -121,7 +123,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker_id=names)
     def register(self, worker_id: str) -> None:
-        record = self.ledger.register(worker_id, "key", wall=1.0)
+        record = alone(self.ledger).members.register(worker_id, "key", wall=1.0)
 
         self.model.incarnations[worker_id] = self.model.incarnations.get(worker_id, 0) + 1
         self.model.active[worker_id] = True
@@ -132,7 +134,9 @@ class LedgerMachine(RuleBasedStateMachine):
         incarnation = self.model.incarnations.get(worker_id, 1) - older
         refusal = self.model.lookup(worker_id, incarnation)
 
-        self.expect(refusal, lambda: self.ledger.deregister(worker_id, incarnation, wall=0.0))
+        self.expect(
+            refusal, lambda: alone(self.ledger).members.deregister(worker_id, incarnation, wall=0.0)
+        )
 
         if refusal is None:
             self.model.active[worker_id] = False
@@ -147,7 +151,7 @@ class LedgerMachine(RuleBasedStateMachine):
             plan = replace(plan, leases=self.model.give(1, list(self.model.incarnations)))
             plan = replace(plan, cursor=self.model.cursor)
 
-        self.expect(refusal, lambda: self.ledger.begin(plan))
+        self.expect(refusal, lambda: ledgers.begin(self.ledger, plan))
 
         self.model.states.setdefault(1, RoundState.OPEN)
 
@@ -158,19 +162,25 @@ class LedgerMachine(RuleBasedStateMachine):
         if state in (RoundState.PLANNED, RoundState.OPEN):
             known = [worker_id for worker_id in workers if worker_id in model.incarnations]
             taken, leases = model.take(takes), model.give(number, known)
-            self.ledger.extend(RoundPlan(number, "m", model.cursor, leases, tuple(taken)))
+            alone(self.ledger).rounds.extend(
+                RoundPlan(number, "m", model.cursor, leases, tuple(taken))
+            )
         else:
             self.expect(
                 errors.WrongRound,
-                lambda: self.ledger.extend(RoundPlan(number, "m", model.cursor, ())),
+                lambda: alone(self.ledger).rounds.extend(RoundPlan(number, "m", model.cursor, ())),
             )
 
     @rule(worker_id=names, back=small, older=st.booleans(), blob=st.sampled_from("xy"))
     def accept(self, worker_id: str, back: int, older: bool, blob: str) -> None:
         self.attempts += 1
         sent = ContributionRecord(
-            round=self.model.latest + 1 - back,
+            round=(number := self.model.latest + 1 - back),
             worker_id=worker_id,
+            applied=number,
+            first=number,
+            fragment=0,
+            base="b",
             incarnation=self.model.incarnations.get(worker_id, 1) - older,
             sha256=blob,
             nbytes=1,
@@ -184,7 +194,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         refusal = self.model.refusal(sent)
 
-        got = self.expect(refusal, lambda: self.ledger.accept(sent))
+        got = self.expect(refusal, lambda: alone(self.ledger).contributions.accept(sent))
 
         assert refusal is not None or got == self.model.accept(sent)
 
@@ -192,7 +202,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def freeze(self, back: int, planned: bool, takes: int) -> None:
         model, number = self.model, self.model.latest - back
         if model.states.get(number) is not RoundState.OPEN:
-            self.expect(errors.WrongRound, lambda: self.ledger.freeze(number, None))
+            self.expect(errors.WrongRound, lambda: ledgers.freeze(self.ledger, number, None))
             return
         for key, state in model.leases.items():
             if key[0] == number and state is LeaseState.LEASED:
@@ -205,7 +215,7 @@ class LedgerMachine(RuleBasedStateMachine):
             model.states[number + 1] = RoundState.PLANNED
         model.states[number] = RoundState.FROZEN
 
-        frozen = self.ledger.freeze(number, plan)
+        frozen = ledgers.freeze(self.ledger, number, plan)
 
         assert frozen == [model.accepted[key] for key in sorted(model.accepted) if key[0] == number]
 
@@ -214,7 +224,7 @@ class LedgerMachine(RuleBasedStateMachine):
         model, number = self.model, self.model.latest - back
         refusal = None if model.states.get(number) is RoundState.FROZEN else errors.WrongRound
 
-        self.expect(refusal, lambda: self.ledger.publish(number, PUBLISHED))
+        self.expect(refusal, lambda: ledgers.publish(self.ledger, number, PUBLISHED))
 
         if refusal is None:
             model.states[number] = RoundState.PUBLISHED
@@ -224,17 +234,21 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def states_agree(self) -> None:
         model = self.model
-        assert {r.round: r.state for r in self.ledger.rounds()} == model.states
-        assert {w.worker_id: w.active for w in self.ledger.workers()} == model.active
-        members = [(m.rank, m.worker_id, m.incarnation) for m in self.ledger.generation().members]
+        assert {r.round: r.state for r in alone(self.ledger).rounds.all()} == model.states
+        assert {w.worker_id: w.active for w in alone(self.ledger).members.workers()} == model.active
+        members = [
+            (m.rank, m.worker_id, m.incarnation)
+            for m in alone(self.ledger).members.generation().members
+        ]
         active = sorted(name for name, is_active in model.active.items() if is_active)
         assert members == [(r, w, model.incarnations[w]) for r, w in enumerate(active)]
-        assert [(le.round, le.worker_id, le.start) for le in self.ledger.reopened()] == (
-            model.reopened()
-        )
+        assert [
+            (le.round, le.worker_id, le.start) for le in alone(self.ledger).leases.reopened()
+        ] == (model.reopened())
         for number in model.states:
             found = [
-                (le.round, le.worker_id, le.start, le.state) for le in self.ledger.leases(number)
+                (le.round, le.worker_id, le.start, le.state)
+                for le in alone(self.ledger).leases.of_round(number)
             ]
             assert found == sorted((*k, s) for k, s in model.leases.items() if k[0] == number)
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from atoll import errors
-from atoll.ledger import engines, schema, whole
-from atoll.ledger.base import Ledger
+from atoll.ledger import copies, engines
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import EvaluationRecord, SnapshotRecord
+from atoll.ledger.tables import schema
 from tests import mounts
-from tests.ledgers import STATE_OF_PLAY, play
+from tests.ledgers import STATE_OF_PLAY, alone, play
 
 
 def test_ledger_has_the_same_state_when_opened_again(url: str):
@@ -41,8 +42,7 @@ def test_play_leaves_rows_in_every_table(url: str):
     database = engines.open_database(url)
     with database.reading() as connection:
         counts = {
-            name: len(connection.execute(table.select()).all())
-            for name, table in schema.metadata.tables.items()
+            name: len(connection.rows(schema.EVERY_ROW[name])) for name in schema.metadata.tables
         }
     database.close()
 
@@ -50,12 +50,12 @@ def test_play_leaves_rows_in_every_table(url: str):
 
 
 ONE_MORE = [
-    lambda ledger: ledger.set_credentials({"worker": "x"}),
-    lambda ledger: ledger.register("new", "key", wall=0.0),
-    lambda ledger: ledger.deregister("a", 1, wall=0.0),
-    lambda ledger: ledger.drop_snapshots(below_version=1),
-    lambda ledger: ledger.add_snapshot(SnapshotRecord(9, "m", "p", ())),
-    lambda ledger: ledger.add_evaluation(EvaluationRecord(9, "a", 0.0, 1)),
+    lambda ledger: alone(ledger).credentials.set({"worker": "x"}),
+    lambda ledger: alone(ledger).members.register("new", "key", wall=0.0),
+    lambda ledger: alone(ledger).members.deregister("a", 1, wall=0.0),
+    lambda ledger: alone(ledger).snapshots.drop_below(1),
+    lambda ledger: alone(ledger).snapshots.add(SnapshotRecord(9, "m", "p", ())),
+    lambda ledger: alone(ledger).evaluations.add(EvaluationRecord(9, "a", 0.0, 1)),
 ]
 
 
@@ -129,7 +129,7 @@ def test_copy_that_breaks_off_leaves_no_file(
 ):
     # The last thing that each engine's copy does: no real disk fails on request.
     monkeypatch.setattr("atoll.files.os.fsync", break_disk)
-    monkeypatch.setattr(whole, "_copy_table", break_disk)
+    monkeypatch.setattr(copies, "_copy_table", break_disk)
 
     with pytest.raises(errors.StoreError, match=r"copy\.db.*Input/output error"):
         ledger.copy_to(str(tmp_path / "copy.db"))
@@ -143,7 +143,7 @@ def test_closed_ledger_refuses_every_call(url: str):
     ledger.close()
 
     with pytest.raises(errors.StoreError, match="is closed"):
-        ledger.run()
+        alone(ledger).run.get()
 
 
 def test_second_opener_is_refused_while_the_ledger_is_held(url: str):

@@ -33,8 +33,9 @@ from atoll.coordinator.planes.closing_thread import ClosingThread
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.service import Coordinator
-from atoll.ledger import contributions
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger.records import ContributionRecord, Published
+from atoll.ledger.tables.contributions import ContributionTable
+from atoll.ledger.tables.rounds import RoundTable
 
 CHUNK_BYTES = 4096  # so that the tiny run's download has several
 TICK_SECONDS = 0.002  # so that the closing thread is seen idle while islands train
@@ -57,26 +58,26 @@ def before_accept(round_number: int, die: Die) -> None:
 
 
 def before_commit(round_number: int, die: Die) -> None:
-    accept = contributions.accept
+    accept = ContributionTable.accept
 
-    def wrapped(connection: Any, contribution: Any) -> Any:
-        accepted = accept(connection, contribution)
+    def wrapped(self: ContributionTable, contribution: ContributionRecord) -> ContributionRecord:
+        accepted = accept(self, contribution)
         if contribution.round == round_number:
             die(sha256=contribution.sha256, worker_id=contribution.worker_id)
         return accepted
 
-    contributions.accept = wrapped
+    ContributionTable.accept = wrapped  # type: ignore[method-assign] # the point of this program
 
 
 def before_publish(round_number: int, die: Die) -> None:
-    publish = SqlLedger.publish
+    publish = RoundTable.publish
 
-    def wrapped(self: SqlLedger, number: int, published: Any) -> None:
+    def wrapped(self: RoundTable, number: int, published: Published, **more: Any) -> None:
         if number == round_number:
             die()
-        publish(self, number, published)
+        publish(self, number, published, **more)
 
-    SqlLedger.publish = wrapped  # type: ignore[method-assign,assignment] # the point of this program
+    RoundTable.publish = wrapped  # type: ignore[method-assign,assignment] # the point of this program
 
 
 def download(round_number: int, die: Die) -> None:

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sqlalchemy import Connection
 
 from atoll import config
 from atoll.blobs.directory import DirectoryBlobs
@@ -40,9 +39,11 @@ from atoll.files import SystemFiles
 from atoll.island.state import store as island_store
 from atoll.island.state.continuity import Continuity
 from atoll.island.state.store import IslandStore
-from atoll.ledger import engines, members, whole
+from atoll.ledger import engines
+from atoll.ledger.connection import Connection
 from atoll.ledger.database import Database
 from atoll.ledger.records import ContributionRecord, RoundState
+from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import audit
 from atoll.simulate import cluster as simulation
 from atoll.simulate.fibers import Fiber, Scheduler
@@ -50,6 +51,7 @@ from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded
 from atoll.versions.manifests import Manifests
 from atoll.wire.header import FrameHeader
+from tests.ledgers import alone
 
 ROUNDS = 3
 ISLANDS = 2
@@ -133,8 +135,8 @@ def _log_commits(log: Log, *, hashes: bool) -> None:
 def _state_hash(database: Database) -> str:
     try:
         with database.reading() as connection:
-            found = members.find_run(connection)
-            return BEFORE_THE_RUN if found is None else whole.state_hash(connection)
+            t = Transaction(connection)
+            return BEFORE_THE_RUN if t.run.get() is None else t.state_hash()
     except StoreError:
         return BEFORE_THE_RUN
 
@@ -200,11 +202,15 @@ def _look(home: Path) -> dict[str, Any]:
     try:
         ledger = engines.open_ledger(copy / "ledger.sqlite")
         try:
-            began = ledger.run() is not None
-            records = ledger.rounds()
+            began = alone(ledger).run.get() is not None
+            records = alone(ledger).rounds.all()
             return {
                 "hash": ledger.state_hash() if began else BEFORE_THE_RUN,
-                "receipts": [c.receipt for r in records for c in ledger.contributions(r.round)],
+                "receipts": [
+                    c.receipt
+                    for r in records
+                    for c in alone(ledger).contributions.of_round(r.round)
+                ],
                 "digests": [r.master_digest for r in records if r.state is RoundState.PUBLISHED],
                 "islands": [_island(path) for path in sorted(copy.glob("island-*"))],
             }

@@ -15,11 +15,12 @@ import pytest
 
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.launch import repair
-from atoll.ledger import wal
+from atoll.ledger.sqlite import wal
 from atoll.versions import weights
 from tests import damages
 from tests.clusters import SMALL, Cluster
 from tests.damages import Refused, Served
+from tests.ledgers import alone
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,14 +53,14 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 
 def _kinds(cluster: Cluster) -> dict[str, str]:
-    run = cluster.ledger.run()
+    run = alone(cluster.ledger).run.get()
     assert run is not None
-    [snapshot] = cluster.ledger.snapshots()
+    [snapshot] = alone(cluster.ledger).snapshots.all()
     return {
         "initial weights": run.initial_sha256,
-        "folded contribution": cluster.ledger.contributions(1)[0].sha256,
-        "contribution to replay": cluster.ledger.contributions(5)[1].sha256,
-        "contribution to fold": cluster.ledger.contributions(6)[0].sha256,
+        "folded contribution": alone(cluster.ledger).contributions.of_round(1)[0].sha256,
+        "contribution to replay": alone(cluster.ledger).contributions.of_round(5)[1].sha256,
+        "contribution to fold": alone(cluster.ledger).contributions.of_round(6)[0].sha256,
         "snapshot master": snapshot.master_sha256,
         "snapshot published": snapshot.published_sha256,
         "snapshot momentum": dict(snapshot.slots_sha256)["momentum"],
@@ -314,7 +315,7 @@ def test_blob_that_a_newer_snapshot_stands_for_is_harmless_and_found_by_looking(
 
 def test_initial_weights_without_a_snapshot_are_refused_by_name(tmp_path):
     cluster = damages.play(tmp_path / "run", rounds=2)
-    run = cluster.ledger.run()
+    run = alone(cluster.ledger).run.get()
     assert run is not None
     cluster.close()
     damages.flip(cluster.blob_path(run.initial_sha256), 4000)

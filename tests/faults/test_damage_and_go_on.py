@@ -17,6 +17,7 @@ from atoll.cli.app import app
 from atoll.launch import state
 from atoll.launch.local import LocalProcess
 from tests import damages, processes
+from tests.ledgers import alone
 from tests.processes import ISLANDS, KILLED, ROUNDS, Cluster, Finished
 
 pytestmark = pytest.mark.xdist_group("damage")
@@ -73,8 +74,8 @@ def repaired(tmp_path_factory: pytest.TempPathFactory) -> Repaired:
 def _damage(directory: Path) -> str:
     """Every snapshot and a contribution of round 2."""
     with state.at_rest(directory, pid=1, wall=0.0) as (ledger, _):
-        snapshots = [snapshot.master_sha256 for snapshot in ledger.snapshots()]
-        contribution = ledger.contributions(LAST_GOOD + 1)[0].sha256
+        snapshots = [snapshot.master_sha256 for snapshot in alone(ledger).snapshots.all()]
+        contribution = alone(ledger).contributions.of_round(LAST_GOOD + 1)[0].sha256
     for sha256 in (*snapshots, contribution):
         damages.flip(directory / "blobs" / sha256[:2] / sha256, 2000)
     return contribution

@@ -16,9 +16,10 @@ import pytest
 
 from atoll.errors import AtollError, StateHeld
 from atoll.launch import state
-from atoll.ledger import lock
+from atoll.ledger.sqlite import lock
 from tests import processes
 from tests.commanded import RUN_FILE
+from tests.ledgers import alone
 from tests.lives import Life, Lives
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -104,7 +105,7 @@ def test_signal_while_it_holds_its_state_ends_it_well_and_it_starts_again(
     again.signal(number)
     assert again.wait() == 0
     with state.at_rest(run.directory(), pid=1, wall=0.0) as (ledger, _):
-        assert ledger.run() is not None
+        assert alone(ledger).run.get() is not None
         assert ledger.damage() == []
 
 

@@ -17,9 +17,8 @@ from sqlalchemy import NullPool, create_engine, text
 
 from atoll.blobs.registry import open_blobs
 from atoll.island.link.network import NetworkLink
-from atoll.ledger import whole
 from atoll.protocol.messages import InfoRequest, RegisterRequest
-from tests import lives, processes, servers
+from tests import ledgers, lives, processes, servers
 from tests.lives import Life, Lives, Place
 
 pytestmark = pytest.mark.xdist_group("taken-over")
@@ -58,8 +57,8 @@ def seen(place: Place, spool: Path) -> Seen:
     """Read without holding anything."""
     assert place.ledger is not None
     assert place.blobs is not None
+    state_hash = ledgers.state_hash(place.ledger)
     with create_engine(place.ledger, poolclass=NullPool).connect() as connection:
-        state_hash = whole.state_hash(connection)
         published = text("SELECT count(*) FROM rounds WHERE state = 'published'")
         rounds = connection.execute(published).scalar_one()
     blobs = open_blobs(place.blobs, spool=spool, s3=place.s3)

@@ -24,6 +24,7 @@ from atoll.wire import frame
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, Frame, HandIsland
 from tests.frames import ranges
+from tests.ledgers import alone
 
 DATASET_ID = base.dataset_id(DATA_IDENTITY)
 
@@ -71,7 +72,7 @@ def test_contribution_sent_again_counts_once_in_the_weights(cluster, undisturbed
     cluster.settle()
 
     assert cluster.digest == undisturbed_digest
-    assert len(cluster.ledger.contributions(1)) == 2
+    assert len(alone(cluster.ledger).contributions.of_round(1)) == 2
 
 
 def test_whole_body_sent_again_gets_the_first_receipt_when_two_streams_raced(cluster):
@@ -499,7 +500,7 @@ def test_nan_is_refused_in_every_codec(tmp_path, codec):
     with pytest.raises(NotFinite):
         b.contribute(delta)
 
-    assert cluster.ledger.contributions(1) == []
+    assert alone(cluster.ledger).contributions.of_round(1) == []
 
 
 def test_weight_of_a_contribution_is_its_tokens_when_the_run_weighs_by_tokens(tmp_path):
@@ -619,7 +620,9 @@ def test_blob_of_a_refused_commit_is_garbage_that_pruning_removes(cluster):
     _, b = cluster.pair()
     sent = b.frame()
     stream = b.begin(sent, sent.data)
-    cluster.ledger.register("b", b.coordinator._registry.known()[1].key_sha256, wall=0.0)
+    alone(cluster.ledger).members.register(
+        "b", b.coordinator._registry.known()[1].key_sha256, wall=0.0
+    )
     with pytest.raises(Fenced):
         cluster.coordinator.commit_upload(stream)
     assert sent.sha256 in cluster.blob_names()

@@ -28,6 +28,7 @@ from atoll.protocol.messages import (
 from atoll.sums import digest as digests
 from tests import clusters
 from tests.clusters import SMALL, Cluster, HandIsland, TrackingIsland
+from tests.ledgers import alone
 
 OTHER = "f" * 64
 
@@ -343,7 +344,7 @@ def test_download_never_mixes_two_versions(tmp_path, codec):
     a.contribute()
     b.contribute()
     cluster.coordinator._rounds.freeze()
-    cluster.coordinator.weights.compute(1, cluster.ledger.contributions(1))
+    cluster.coordinator.weights.compute(1, alone(cluster.ledger).contributions.of_round(1))
 
     with pytest.raises(NotReady, match="ask again"):
         late.fetch()

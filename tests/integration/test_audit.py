@@ -16,6 +16,7 @@ from atoll.sums.digest import LEAF_DIGEST_BYTES, root_of
 from atoll.versions import weights
 from tests import clusters
 from tests.clusters import SMALL, Cluster
+from tests.ledgers import alone
 
 OTHER = "f" * 64
 ROUNDS = 6
@@ -143,7 +144,7 @@ def test_missing_blob_after_the_oldest_kept_snapshot_is_found(tmp_path):
     """Pruning explains a missing blob only before it."""
     cluster = Cluster(tmp_path, {"storage.snapshot_every": 2, "storage.retain": "snapshots"})
     cluster.rounds(7, *cluster.pair())
-    cluster.blobs.delete(cluster.ledger.contributions(5)[0].sha256)
+    cluster.blobs.delete(alone(cluster.ledger).contributions.of_round(5)[0].sha256)
 
     assert first(cluster.audit()) == (5, "blob of a")
 
@@ -169,7 +170,9 @@ def _contribution(number: int, **changes: object) -> Callable[[Cluster], object]
 
 
 def _blob(number: int, worker: int = 1) -> Callable[[Cluster], Path]:
-    return lambda cluster: cluster.blob_path(cluster.ledger.contributions(number)[worker].sha256)
+    return lambda cluster: cluster.blob_path(
+        alone(cluster.ledger).contributions.of_round(number)[worker].sha256
+    )
 
 
 def _swap_blobs(cluster: Cluster) -> None:
@@ -182,7 +185,7 @@ def _swap_blobs(cluster: Cluster) -> None:
 
 def _swap_names(cluster: Cluster) -> None:
     """The ledger says that each sent what the other did."""
-    one, other = cluster.ledger.contributions(3)
+    one, other = alone(cluster.ledger).contributions.of_round(3)
     clusters.tamper(
         cluster.ledger, "contributions", {"round": 3, "worker_id": "a"}, sha256=other.sha256
     )
@@ -206,7 +209,7 @@ def _lease(number: int, **changes: object) -> Callable[[Cluster], object]:
 
 
 def _leaves(cluster: Cluster) -> None:
-    record = cluster.ledger.rounds(first=4, last=4)[0]
+    record = alone(cluster.ledger).rounds.all(first=4, last=4)[0]
     assert record.leaves is not None
     clusters.tamper(
         cluster.ledger,
@@ -292,17 +295,17 @@ def test_row_that_two_contributions_trained_is_found(cluster):
 
 def rehash(cluster: Cluster) -> None:
     """Makes the chain hold again over whatever the rows say now."""
-    run = cluster.ledger.run()
+    run = alone(cluster.ledger).run.get()
     assert run is not None
     previous = chain.genesis_hash(run.run_id, cluster.manifest.sha256(), run.initial_sha256)
-    for record in cluster.ledger.rounds():
+    for record in alone(cluster.ledger).rounds.all():
         if record.state is RoundState.PUBLISHED:
             assert record.master_digest is not None and record.published_digest is not None
             mine = chain.round_hash(
                 prev_hash=previous,
                 round_number=record.round,
                 manifest_sha256=record.manifest_sha256,
-                contributions=cluster.ledger.contributions(record.round),
+                contributions=alone(cluster.ledger).contributions.of_round(record.round),
                 master_digest=record.master_digest,
                 published_digest=record.published_digest,
             )
@@ -316,7 +319,7 @@ def rehash(cluster: Cluster) -> None:
 def test_replay_names_the_round_and_the_tensor_that_differ(cluster, tensor):
     """Digests changed and the whole chain hashed anew: nothing but the weights tells."""
     assert SMALL.size < LEAF_ELEMENTS
-    record = cluster.ledger.rounds(first=5, last=5)[0]
+    record = alone(cluster.ledger).rounds.all(first=5, last=5)[0]
     leaves = bytearray(record.leaves or b"")
     leaves[tensor * LEAF_DIGEST_BYTES] ^= 1
     root = root_of(bytes(leaves))
@@ -361,7 +364,7 @@ def test_replay_finds_a_damaged_blob_in_its_round(cluster):
 
 def _other_snapshot(cluster: Cluster, tensor: str) -> str:
     """A well-formed snapshot blob of version 4 that differs in one tensor."""
-    snapshot = next(s for s in cluster.ledger.snapshots() if s.version == 4)
+    snapshot = next(s for s in alone(cluster.ledger).snapshots.all() if s.version == 4)
     flat = weights.load(cluster.blobs, dict(snapshot.slots_sha256)["momentum"], SMALL)
     SMALL.views(flat)[tensor].add_(1.0)
     header = weights.weights_header(
@@ -399,7 +402,7 @@ def test_replay_finds_a_snapshot_without_its_momentum(cluster):
 def test_replay_of_a_pruned_run_checks_the_snapshot_it_starts_from(tmp_path):
     cluster = Cluster(tmp_path, {"storage.snapshot_every": 2, "storage.retain": "snapshots"})
     cluster.rounds(7, *cluster.pair())
-    newest = cluster.ledger.snapshots()[-1]
+    newest = alone(cluster.ledger).snapshots.all()[-1]
     clusters.tamper(cluster.ledger, "snapshots", {"version": 4}, master_sha256=newest.master_sha256)
 
     report = cluster.audit(with_replay=True)

@@ -13,10 +13,13 @@ from atoll.coordinator.members import agreement
 from atoll.coordinator.planes.access import Role
 from atoll.coordinator.shown import metrics
 from atoll.errors import Forbidden, ProtocolError, StorageFull, UnknownWorker
+from atoll.ledger.tables.members import MemberTable
+from atoll.ledger.tables.run import ControlTable
 from atoll.protocol.messages import HeartbeatRequest, Telemetry
 from atoll.protocol.samples import Sample, SamplesRequest
 from tests import served
 from tests.clusters import Cluster, HandIsland
+from tests.ledgers import alone
 from tests.served import TOKENS, Served
 
 
@@ -145,9 +148,10 @@ def test_kick_that_a_crash_cut_in_two_is_finished_at_the_start(cluster, monkeypa
     def killed(*_, **__):
         raise Killed
 
-    monkeypatch.setattr(cluster.ledger, "deregister", killed)
-    with pytest.raises(Killed):
-        cluster.coordinator.kick("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(MemberTable, "deregister", killed)
+        with pytest.raises(Killed):
+            cluster.coordinator.kick("a")
 
     cluster.restart()
 
@@ -206,7 +210,7 @@ def test_stop_ends_islands_after_their_round_and_the_round_closes(cluster):
     b.leave()
     cluster.coordinator.end_stop()
 
-    assert [s.version for s in cluster.ledger.snapshots()] == [1]
+    assert [s.version for s in alone(cluster.ledger).snapshots.all()] == [1]
     cluster.restart()
     a.join(), b.join()
     cluster.rounds(1, a, b)
@@ -218,7 +222,7 @@ def test_saving_twice_writes_one_snapshot(cluster):
     cluster.coordinator.save()
     cluster.coordinator.save()
 
-    assert [s.version for s in cluster.ledger.snapshots()] == [1]
+    assert [s.version for s in alone(cluster.ledger).snapshots.all()] == [1]
 
 
 def test_kicked_worker_is_out_at_once_and_stays_out(cluster):
@@ -268,14 +272,14 @@ def test_heartbeat_does_not_wait_while_a_command_is_being_written(cluster, monke
     """It is answered on the loop that every other message waits for."""
     a, _ = cluster.pair()
     writing, may_write = threading.Event(), threading.Event()
-    set_control = cluster.ledger.set_control
+    write = ControlTable.set
 
-    def slow(values) -> None:
+    def slow(self: ControlTable, values) -> None:
         writing.set()
         assert may_write.wait(20.0)
-        set_control(values)
+        write(self, values)
 
-    monkeypatch.setattr(cluster.ledger, "set_control", slow)
+    monkeypatch.setattr(ControlTable, "set", slow)
     with ThreadPoolExecutor(2) as pool:
         order = pool.submit(cluster.coordinator.order, "pause")
         assert writing.wait(20.0)

@@ -6,8 +6,9 @@ import pytest
 
 from atoll.errors import ConfigError
 from atoll.launch import state
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger.tables.run import RunTable
 from tests.integration.test_reset import RUN_FILE, run_file, run_id, served  # noqa: F401
+from tests.ledgers import alone
 from tests.stored import is_stored
 
 
@@ -20,7 +21,7 @@ def left(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """What such a creation leaves: its weights, in blobs outside the directory."""
     run_file.write_text(RUN_FILE + f'[storage]\nblobs = "{tmp_path / "b"}"\n')
     with monkeypatch.context() as patched:
-        patched.setattr(SqlLedger, "create_run", cut)
+        patched.setattr(RunTable, "create", cut)
         with pytest.raises(KeyboardInterrupt):
             served(run_file, tmp_path / "state")
     assert len(list((tmp_path / "b").glob("??/*"))) == 1
@@ -32,7 +33,7 @@ def test_next_start_creates_the_run(run_file: Path, left: Path) -> None:  # noqa
 
     assert run_id(left)
     with state.at_rest(left, pid=1, wall=0.0) as (ledger, blobs):
-        run = ledger.run()
+        run = alone(ledger).run.get()
         assert run is not None
         assert is_stored(blobs, run.initial_sha256)
 

@@ -7,6 +7,7 @@ from atoll.coordinator.accept import uploads
 from atoll.errors import ContributionError, Diverged
 from atoll.ledger.records import RoundState
 from tests.clusters import SMALL, Cluster, HandIsland
+from tests.ledgers import alone
 
 IN_HEAD = SMALL.size - 1
 
@@ -46,7 +47,7 @@ def test_round_that_overflows_stays_frozen_and_names_the_tensor(tmp_path, settin
     with pytest.raises(Diverged, match=f"round 1 makes tensor 'head' of '{where}'"):
         cluster.settle()
 
-    [frozen] = cluster.ledger.rounds(last=1)
+    [frozen] = alone(cluster.ledger).rounds.all(last=1)
     assert frozen.state is RoundState.FROZEN
     assert (cluster.version, cluster.published_digest) == (0, before)
     cluster.restart()
@@ -76,5 +77,5 @@ def test_contribution_above_the_bound_is_refused_by_its_norm(tmp_path):
     with pytest.raises(ContributionError, match=r"norm=2e\+18 .* is above 1e\+18"):
         a.contribute(large(2e18))
 
-    assert cluster.ledger.contributions(1) == []
+    assert alone(cluster.ledger).contributions.of_round(1) == []
     cluster.close()

@@ -24,6 +24,7 @@ from atoll.versions import recorded, weights_file
 from tests import clusters
 from tests.clusters import SMALL, Cluster
 from tests.integration.test_restart import run_file
+from tests.ledgers import alone
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def test_pruned_round_is_refused_with_those_that_are_kept(tmp_path):
 def test_export_refuses_a_snapshot_of_other_weights(tmp_path):
     cluster = Cluster(tmp_path / "run", {"storage.snapshot_every": 2})
     cluster.rounds(2, *cluster.pair())
-    run = cluster.ledger.run()
+    run = alone(cluster.ledger).run.get()
     assert run is not None
     clusters.tamper(cluster.ledger, "snapshots", {"version": 2}, master_sha256=run.initial_sha256)
 
@@ -281,7 +282,7 @@ def test_refused_file_leaves_no_run_behind(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read weights from .*absent\.safetensors"):
         boot.create_or_check(stores, file, ManualClock(), new_run_id="one")
 
-    assert stores.ledger.run() is None
+    assert alone(stores.ledger).run.get() is None
 
 
 def test_file_that_is_no_safetensors_is_refused_by_its_name(tmp_path):

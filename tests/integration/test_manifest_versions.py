@@ -23,6 +23,7 @@ from tests.clusters import (
     displacement,
 )
 from tests.integration.test_restart import DATA, MODEL, run_file, stores  # noqa: F401
+from tests.ledgers import alone
 
 SGD: dict[str, Any] = {"outer.optimizer": "sgd", "outer.lr": 0.5}
 OLD, NEW = 0.5, 0.125
@@ -90,7 +91,7 @@ def test_round_that_is_planned_keeps_its_version(cluster):
     cluster.rounds(1, a, b)
     adopt(a, b)
     cluster.rounds(1, a, b)
-    assert [r.manifest_sha256 for r in cluster.ledger.rounds()][:3] == [
+    assert [r.manifest_sha256 for r in alone(cluster.ledger).rounds.all()][:3] == [
         cluster.coordinator.manifests.of_round(n).sha256 for n in (1, 1, 3)
     ]
     assert cluster.audit(with_replay=True).problems == []
@@ -119,8 +120,8 @@ def test_rate_that_goes_back_is_a_third_version(cluster):
         adopt(a, b)
     cluster.rounds(1, a, b)
 
-    assert len({m.sha256 for m in cluster.ledger.manifests()}) == 3
-    assert [m.from_round for m in cluster.ledger.manifests()] == [1, 2, 3]
+    assert len({m.sha256 for m in alone(cluster.ledger).manifests.all()}) == 3
+    assert [m.from_round for m in alone(cluster.ledger).manifests.all()] == [1, 2, 3]
     assert cluster.audit(with_replay=True).problems == []
 
 
@@ -174,7 +175,7 @@ def test_changes_from_another_thread_while_rounds_close_leave_a_run_that_replays
         stop.set()
         thread.join()
 
-    assert len({r.manifest_sha256 for r in cluster.ledger.rounds()}) > 1
+    assert len({r.manifest_sha256 for r in alone(cluster.ledger).rounds.all()}) > 1
     assert cluster.audit(with_replay=True).problems == []
 
 
@@ -203,7 +204,7 @@ def test_run_with_two_versions_passes_its_audit(changed_run):
 
 def test_replay_with_the_old_rate_for_all_rounds_differs_from_the_change_on(changed_run):
     """The control: it is the version of each round that replay needs."""
-    only_first = Manifests(changed_run.ledger.manifests()[:1])
+    only_first = Manifests(alone(changed_run.ledger).manifests.all()[:1])
     state, _ = replay.restore(
         changed_run.ledger, changed_run.blobs, None, manifests=only_first, layout=SMALL
     )
@@ -314,7 +315,7 @@ def test_assignment_names_the_version_of_its_round(cluster):
 
     second = a.assignment().manifest_sha256
 
-    assert [first, second] == [m.sha256 for m in cluster.ledger.manifests()]
+    assert [first, second] == [m.sha256 for m in alone(cluster.ledger).manifests.all()]
 
 
 def test_worker_that_registers_under_an_earlier_version_is_told_which_one_is_in_force(cluster):
@@ -337,8 +338,14 @@ def test_rows_of_a_planned_round_stay_and_the_next_plan_follows_the_new_version(
     cluster.rounds(1, a, b)
     adopt(a, b)
 
-    assert [lease.stop - lease.start for lease in cluster.ledger.leases(1)] == [6, 6]
-    assert [lease.stop - lease.start for lease in cluster.ledger.leases(2)] == [15, 15]
+    assert [lease.stop - lease.start for lease in alone(cluster.ledger).leases.of_round(1)] == [
+        6,
+        6,
+    ]
+    assert [lease.stop - lease.start for lease in alone(cluster.ledger).leases.of_round(2)] == [
+        15,
+        15,
+    ]
     cluster.rounds(1, a, b)
     assert cluster.audit(with_replay=True).problems == []
 
@@ -470,7 +477,7 @@ def test_changed_file_is_refused_with_both_values_and_the_flag(created):
 def test_flag_records_a_changed_file_from_the_next_round_on(created):
     made = files(created, {"outer.lr": 0.5, "inner.clip": 2.0}, new_manifest=True)
 
-    newest = created.ledger.manifests()[-1]
+    newest = alone(created.ledger).manifests.all()[-1]
     assert (newest.version, newest.from_round, newest.sha256) == (2, 1, made.sha256())
     assert (made.manifest_version, made.outer.lr, made.inner.clip) == (2, 0.5, 2.0)
     assert files(created, {"outer.lr": 0.5, "inner.clip": 2.0}) == made

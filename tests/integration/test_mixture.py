@@ -17,6 +17,7 @@ from atoll.simulate import cluster as simulation
 from atoll.simulate.cluster import Outage
 from atoll.versions import recorded
 from tests import clusters
+from tests.ledgers import alone
 from tests.tiny import MODEL
 
 SHAPE = {"kind": "synthetic", "held_out_rows": 2, "block": 8, "vocab": 16}
@@ -72,7 +73,9 @@ def test_audit_command_shows_the_row_balance_and_fails_when_it_does_not_hold(tmp
     code, shown = audited(tmp_path)
     as_json, report = audited(tmp_path, "--json")
     ledger = engines.open_ledger(tmp_path / "ledger.sqlite")
-    [lease] = [x for x in ledger.leases(1) if (x.worker_id, x.start) == ("island-0", 0)][:1]
+    [lease] = [
+        x for x in alone(ledger).leases.of_round(1) if (x.worker_id, x.start) == ("island-0", 0)
+    ][:1]
     clusters.remove(ledger, "leases", round=1, worker_id="island-0", dataset_id=lease.dataset_id)
     ledger.close()
 

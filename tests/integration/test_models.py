@@ -25,6 +25,7 @@ from atoll.proof import export
 from atoll.simulate import cluster as simulation
 from atoll.versions import recorded
 from tests.clusters import audited
+from tests.ledgers import alone
 from tests.tiny import simulate
 
 LLAMA: dict[str, Any] = {
@@ -270,8 +271,8 @@ def test_wrong_own_code_is_refused_by_the_first_differing_tensor(own_code, make,
         simulate(directory=tmp_path, model=custom_model(), **ONE_ROUND)
 
     ledger = engines.open_ledger(tmp_path / "ledger.sqlite")
-    assert ledger.workers() == []  # the coordinator never heard of it
-    assert ledger.rounds() == []
+    assert alone(ledger).members.workers() == []  # the coordinator never heard of it
+    assert alone(ledger).rounds.all() == []
     ledger.close()
 
 
@@ -340,7 +341,7 @@ def test_hostile_custom_definition_is_refused_by_name(model, reason, tmp_path):
             stores, config.parse(table, base=tmp_path), ManualClock(), new_run_id="hostile"
         )
 
-    assert stores.ledger.run() is None
+    assert alone(stores.ledger).run.get() is None
     stores.ledger.close()
     stores.blobs.close()
 

@@ -9,6 +9,7 @@ from atoll.cli.serve import ServeOptions
 from atoll.errors import ConfigError
 from atoll.ledger import engines
 from tests.commanded import RUN_FILE, commanded
+from tests.ledgers import alone
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def rewrite(options: ServeOptions, old: str, new: str) -> None:
 def versions(options: ServeOptions) -> list[tuple[int, int]]:
     assert options.directory is not None
     ledger = engines.open_ledger(options.directory / "ledger.sqlite")
-    found = [(m.version, m.from_round) for m in ledger.manifests()]
+    found = [(m.version, m.from_round) for m in alone(ledger).manifests.all()]
     ledger.close()
     return found
 

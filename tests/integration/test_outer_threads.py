@@ -11,6 +11,7 @@ from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.strategies.diloco import TILE_BYTES, PayloadSink
 from atoll.versions import replay
 from tests.clusters import Cluster
+from tests.ledgers import alone
 
 # Three full tiles and a rest; the tensors end inside tiles, so leaves lie over the edges of parts.
 DEEP = Layout.of(
@@ -69,7 +70,7 @@ def apply_first_round(cluster: Cluster, sink: PayloadSink, *, threads: int) -> N
         cluster.blobs,
         manifest=cluster.manifest,
         round_number=1,
-        contributions=cluster.ledger.contributions(1),
+        contributions=alone(cluster.ledger).contributions.of_round(1),
         sink=sink,
         threads=threads,
     )

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.errors import UnknownWorker
 from atoll.island.ranks import combine, parallel
+from tests.ledgers import alone
 from tests.pairs import PairSea
 from tests.seas import Call, Fault, Sea, evicted
 
@@ -32,7 +33,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def incarnation(sea: Sea) -> int:
-    [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
+    [worker] = [w for w in alone(sea.stores.ledger).members.workers() if w.worker_id == "a"]
     return worker.incarnation
 
 

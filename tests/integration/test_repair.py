@@ -21,10 +21,11 @@ from atoll.island.link import adoption
 from atoll.launch import repair, state
 from atoll.launch.repair import RepairReport
 from atoll.launch.state import Addresses
-from atoll.ledger import lock
+from atoll.ledger.sqlite import lock
 from tests import damages, lives, mounts, servers
 from tests.clusters import SMALL, Cluster, HandIsland
 from tests.damages import Refused, Served
+from tests.ledgers import alone
 
 LEDGER = "ledger.sqlite"
 CONTRIBUTIONS_PER_ROUND = 2
@@ -45,15 +46,15 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     home = tmp_path_factory.mktemp("original")
     cluster = damages.play(home / "rest")
     killed = damages.copied(home / "rest", home / "killed")
-    run = cluster.ledger.run()
+    run = alone(cluster.ledger).run.get()
     assert run is not None
-    [snapshot] = cluster.ledger.snapshots()
+    [snapshot] = alone(cluster.ledger).snapshots.all()
     blobs = {
         "initial": run.initial_sha256,
-        "round 2": cluster.ledger.contributions(2)[0].sha256,
-        "round 4": cluster.ledger.contributions(4)[0].sha256,
-        "round 5": cluster.ledger.contributions(5)[0].sha256,
-        "round 6": cluster.ledger.contributions(6)[0].sha256,
+        "round 2": alone(cluster.ledger).contributions.of_round(2)[0].sha256,
+        "round 4": alone(cluster.ledger).contributions.of_round(4)[0].sha256,
+        "round 5": alone(cluster.ledger).contributions.of_round(5)[0].sha256,
+        "round 6": alone(cluster.ledger).contributions.of_round(6)[0].sha256,
         "master": snapshot.master_sha256,
         "momentum": dict(snapshot.slots_sha256)["momentum"],
     }
@@ -638,7 +639,10 @@ def test_islands_follow_a_repair_that_goes_back_before_a_change_of_settings(tmp_
     HandIsland(cluster, "b").join().contribute()
     cluster.settle()
     adopted = cluster.coordinator.info()
-    lost = cluster.ledger.contributions(5)[0].sha256, cluster.ledger.snapshots()[-1].master_sha256
+    lost = (
+        alone(cluster.ledger).contributions.of_round(5)[0].sha256,
+        alone(cluster.ledger).snapshots.all()[-1].master_sha256,
+    )
     cluster.close()
     for sha256 in lost:
         blob(tmp_path / "run", sha256).unlink()

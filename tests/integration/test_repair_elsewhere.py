@@ -20,12 +20,13 @@ from atoll.coordinator.rounds.spool import Spool
 from atoll.errors import BlobMissing, ConfigError, StateDamaged
 from atoll.launch import repair, reset, state
 from atoll.launch.state import Addresses
-from atoll.ledger import engines, lock
-from atoll.ledger.base import Ledger
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger import engines
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.sqlite import lock
 from atoll.proof import soundness
 from tests import damages, lives, servers
 from tests.clusters import Cluster
+from tests.ledgers import alone
 
 ROUNDS = 4  # the snapshot is of the third, so the last is replayed
 
@@ -58,7 +59,7 @@ def at_rest(home: Path, addresses: Addresses, s3: S3Access | None = None) -> str
     cluster.rounds(ROUNDS, a, b)
     a.contribute()
     claim(cluster.ledger, home, addresses, s3)
-    needed = cluster.ledger.contributions(ROUNDS)[0].sha256
+    needed = alone(cluster.ledger).contributions.of_round(ROUNDS)[0].sha256
     cluster.close()
     return needed
 
@@ -161,9 +162,8 @@ def test_changed_record_on_postgresql_is_found(tmp_path, postgres_url):
     home = tmp_path / "run"
     at_rest(home, Addresses(ledger=postgres_url))
     ledger = engines.open_ledger(postgres_url)
-    assert isinstance(ledger, SqlLedger)
-    with ledger._database.writing() as connection:
-        connection.exec_driver_sql("UPDATE rounds SET hash = 'f' WHERE round = 3")
+    with ledger.writing() as t:
+        t.connection.change("UPDATE rounds SET hash = 'f' WHERE round = 3")
     ledger.close()
 
     report = repair.look(home, pid=1, wall=0.0)

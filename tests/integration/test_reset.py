@@ -12,8 +12,9 @@ from atoll.coordinator.planes.server import Server
 from atoll.errors import ConfigError, StateHeld, StoreError
 from atoll.launch import reset as resetting
 from atoll.launch import state
-from atoll.ledger import lock
+from atoll.ledger.sqlite import lock
 from tests import clusters, damages, mounts
+from tests.ledgers import alone
 
 RUN_FILE = """
 name = "again"
@@ -73,14 +74,14 @@ def directory(run_file: Path, tmp_path: Path) -> Path:
 
 def run_id(directory: Path) -> str:
     with state.at_rest(directory, pid=1, wall=0.0) as (ledger, _):
-        run = ledger.run()
+        run = alone(ledger).run.get()
         assert run is not None
         return run.run_id
 
 
 def credentials(directory: Path) -> dict[str, str]:
     with state.at_rest(directory, pid=1, wall=0.0) as (ledger, _):
-        return ledger.credentials()
+        return alone(ledger).credentials.all()
 
 
 def test_reset_shows_what_it_drops_and_starts_a_new_run(run_file, directory, capsys):

@@ -19,6 +19,7 @@ from atoll.proof import retention
 from atoll.versions import recorded
 from tests import clusters
 from tests.clusters import Cluster, HandIsland
+from tests.ledgers import alone
 from tests.stored import is_stored
 
 ROUNDS = 3
@@ -244,7 +245,7 @@ def stopped(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_changed_contribution_is_named_with_its_round(stopped):
-    record = stopped.ledger.contributions(5)[1]
+    record = alone(stopped.ledger).contributions.of_round(5)[1]
     clusters.flip_byte(stopped.blob_path(record.sha256), 3000)
 
     with pytest.raises(BlobChanged) as refused:
@@ -255,7 +256,7 @@ def test_changed_contribution_is_named_with_its_round(stopped):
 
 
 def test_missing_contribution_is_named_with_its_round(stopped):
-    record = stopped.ledger.contributions(4)[0]
+    record = alone(stopped.ledger).contributions.of_round(4)[0]
     stopped.blob_path(record.sha256).unlink()
 
     with pytest.raises(BlobMissing) as refused:
@@ -267,7 +268,7 @@ def test_missing_contribution_is_named_with_its_round(stopped):
 
 @pytest.mark.parametrize("part", ["master", "momentum"])
 def test_changed_snapshot_is_named_with_its_version(stopped, part):
-    [snapshot] = stopped.ledger.snapshots()
+    [snapshot] = alone(stopped.ledger).snapshots.all()
     sha256 = snapshot.master_sha256 if part == "master" else dict(snapshot.slots_sha256)[part]
     clusters.flip_byte(stopped.blob_path(sha256), 5000)
 
@@ -279,7 +280,7 @@ def test_changed_snapshot_is_named_with_its_version(stopped, part):
 
 def test_snapshot_of_other_weights_is_refused(stopped):
     """A whole blob, but not the one that the chain stands for."""
-    run = stopped.ledger.run()
+    run = alone(stopped.ledger).run.get()
     assert run is not None
     clusters.tamper(stopped.ledger, "snapshots", {"version": 3}, master_sha256=run.initial_sha256)
 
@@ -288,7 +289,7 @@ def test_snapshot_of_other_weights_is_refused(stopped):
 
 
 def test_snapshot_with_other_momentum_is_refused_by_the_round_after_it(stopped):
-    [snapshot] = stopped.ledger.snapshots()
+    [snapshot] = alone(stopped.ledger).snapshots.all()
     clusters.tamper(
         stopped.ledger,
         "snapshots",
@@ -302,7 +303,7 @@ def test_snapshot_with_other_momentum_is_refused_by_the_round_after_it(stopped):
 
 def test_changed_initial_weights_are_refused(tmp_path):
     cluster = Cluster(tmp_path)
-    run = cluster.ledger.run()
+    run = alone(cluster.ledger).run.get()
     assert run is not None
     clusters.flip_byte(cluster.blob_path(run.initial_sha256), 4000)
 
@@ -319,7 +320,7 @@ def test_recorded_digest_that_replay_does_not_give_is_refused(stopped):
 
 def test_damage_before_the_newest_snapshot_does_not_stop_the_run(stopped):
     """Snapshots save time; audit still finds it."""
-    record = stopped.ledger.contributions(1)[0]
+    record = alone(stopped.ledger).contributions.of_round(1)[0]
     clusters.flip_byte(stopped.blob_path(record.sha256), 3000)
 
     stopped.restart()
@@ -336,7 +337,7 @@ def test_snapshot_is_taken_every_so_many_rounds_and_at_the_end(tmp_path):
 
     cluster.rounds(5, *cluster.pair())
 
-    assert [s.version for s in cluster.ledger.snapshots()] == [2, 4, 5]
+    assert [s.version for s in alone(cluster.ledger).snapshots.all()] == [2, 4, 5]
 
 
 def test_retention_keeps_the_newest_snapshots_and_what_follows_the_oldest(tmp_path):
@@ -350,11 +351,14 @@ def test_retention_keeps_the_newest_snapshots_and_what_follows_the_oldest(tmp_pa
     )
     cluster.rounds(7, *cluster.pair())
 
-    kept = [s.version for s in cluster.ledger.snapshots()]
+    kept = [s.version for s in alone(cluster.ledger).snapshots.all()]
     held = [
         number
         for number in range(1, 8)
-        if all(is_stored(cluster.blobs, c.sha256) for c in cluster.ledger.contributions(number))
+        if all(
+            is_stored(cluster.blobs, c.sha256)
+            for c in alone(cluster.ledger).contributions.of_round(number)
+        )
     ]
 
     assert kept == [4, 6]
@@ -366,7 +370,7 @@ def test_retention_all_keeps_every_contribution(tmp_path):
 
     cluster.rounds(5, *cluster.pair())
 
-    names = {c.sha256 for n in range(1, 6) for c in cluster.ledger.contributions(n)}
+    names = {c.sha256 for n in range(1, 6) for c in alone(cluster.ledger).contributions.of_round(n)}
     assert names <= cluster.blob_names()
 
 

@@ -8,10 +8,8 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
 
 from atoll import config
 from atoll.clock import SystemClock
@@ -30,7 +28,7 @@ from atoll.protocol.messages import (
     StatusRequest,
 )
 from benchmarks import restart
-from tests import processes
+from tests import ledgers, processes
 from tests.lives import Lives
 
 pytestmark = pytest.mark.storm
@@ -97,20 +95,14 @@ def test_rows_issued_after_a_restart_follow_those_of_all_rounds_before(filled: L
 
 def questions_at_start(directory: Path, file: Path) -> list[str]:
     """Every statement that opening a coordinator sends to its ledger."""
-    asked: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        asked.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        with state.held(directory, Addresses(), pid=0, wall=0.0) as stores:
-            clock = SystemClock()
-            soundness.check_start(stores.ledger, stores.blobs)
-            found = boot.create_or_check(stores, config.load(file), clock, new_run_id="new")
-            boot.open_coordinator(stores, clock, found)
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
+    with (
+        ledgers.listening() as asked,
+        state.held(directory, Addresses(), pid=0, wall=0.0) as stores,
+    ):
+        clock = SystemClock()
+        soundness.check_start(stores.ledger, stores.blobs)
+        found = boot.create_or_check(stores, config.load(file), clock, new_run_id="new")
+        boot.open_coordinator(stores, clock, found)
     return asked
 
 

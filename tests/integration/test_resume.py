@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from atoll.coordinator.rounds.closing import Closing
 from atoll.errors import CoordinatorUnreachable, Fenced, FrameError
 from atoll.island.link.base import DownloadProgress
+from tests.ledgers import alone
 from tests.seas import (
     NAMES,
     ROUNDS,
@@ -85,17 +87,17 @@ def test_island_ends_in_the_bits_of_a_calm_run(sea, calm, faults):
     assert all(sea.calls[name, method] >= n for name, method, n in faults)
 
 
-def test_fault_leaves_one_contribution_of_each_island_in_each_round(sea):
+def test_fault_leaves_one_contribution_of_each_island_in_each_round(sea, monkeypatch):
     """It neither contributes twice nor contributes zeros."""
     sea.faults = FAULTS["every receipt is lost"]
     counts = []
-    publish = sea.stores.ledger.publish
+    publish = Closing._publish
 
-    def counting(number: int, published: Any) -> None:
-        counts.append([c.norm > 0 for c in sea.stores.ledger.contributions(number)])
-        publish(number, published)
+    def counting(self: Closing, number: int, *more: Any) -> None:
+        counts.append([c.norm > 0 for c in alone(sea.stores.ledger).contributions.of_round(number)])
+        publish(self, number, *more)
 
-    sea.stores.ledger.publish = counting
+    monkeypatch.setattr(Closing, "_publish", counting)
 
     sea.run()
 
@@ -206,16 +208,16 @@ def test_island_whose_round_closed_without_it_goes_on(slow):
     assert slow.status.stale_contributions == 1
 
 
-def test_stale_island_contributes_to_a_later_round(slow):
+def test_stale_island_contributes_to_a_later_round(slow, monkeypatch):
     slow.faults = {("b", "upload", 1): late}
     by: list[set[str]] = []
-    publish = slow.stores.ledger.publish
+    publish = Closing._publish
 
-    def watching(number: int, published: Any) -> None:
-        by.append({c.worker_id for c in slow.stores.ledger.contributions(number)})
-        publish(number, published)
+    def watching(self: Closing, number: int, *more: Any) -> None:
+        by.append({c.worker_id for c in alone(slow.stores.ledger).contributions.of_round(number)})
+        publish(self, number, *more)
 
-    slow.stores.ledger.publish = watching
+    monkeypatch.setattr(Closing, "_publish", watching)
 
     slow.run()
 
@@ -227,9 +229,11 @@ def test_island_that_was_deregistered_registers_again(sea, calm):
     """An island that the run no longer knows does not train on for nothing."""
 
     def forgotten(sea: Sea, call: Call) -> Any:
-        [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
-        sea.stores.ledger.deregister("a", worker.incarnation, wall=0.0)
-        sea.coordinator._registry._workers = {w.worker_id: w for w in sea.stores.ledger.workers()}
+        [worker] = [w for w in alone(sea.stores.ledger).members.workers() if w.worker_id == "a"]
+        alone(sea.stores.ledger).members.deregister("a", worker.incarnation, wall=0.0)
+        sea.coordinator._registry._workers = {
+            w.worker_id: w for w in alone(sea.stores.ledger).members.workers()
+        }
         return call()
 
     sea.faults = {("a", "upload", 2): forgotten}
@@ -240,9 +244,11 @@ def test_island_that_was_deregistered_registers_again(sea, calm):
 
 def test_earlier_life_of_an_island_stops_when_a_later_one_took_over(sea):
     def taken_over(sea: Sea, call: Call) -> Any:
-        [worker] = [w for w in sea.stores.ledger.workers() if w.worker_id == "a"]
-        sea.stores.ledger.register("a", worker.key_sha256, wall=0.0)
-        sea.coordinator._registry._workers = {w.worker_id: w for w in sea.stores.ledger.workers()}
+        [worker] = [w for w in alone(sea.stores.ledger).members.workers() if w.worker_id == "a"]
+        alone(sea.stores.ledger).members.register("a", worker.key_sha256, wall=0.0)
+        sea.coordinator._registry._workers = {
+            w.worker_id: w for w in alone(sea.stores.ledger).members.workers()
+        }
         return call()
 
     sea.faults = {("a", "upload", 2): taken_over}

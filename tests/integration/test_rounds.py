@@ -13,11 +13,14 @@ import torch
 from atoll.errors import AtollError
 from atoll.layout import GROUP_ELEMENTS
 from atoll.ledger.records import LeaseRecord, LeaseState, RoundState
+from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.queues import DatasetTable
 from atoll.strategies import build
 from atoll.sums import digest as digests
 from atoll.versions import replay, sources
 from tests import clusters
 from tests.clusters import SMALL, WIDE, Cluster, HandIsland, TrackingIsland
+from tests.ledgers import alone
 
 EPSILON = 2.0**-24  # half a unit in the last place of fp32
 HEARTBEAT_TIMEOUT = 10.0
@@ -40,7 +43,7 @@ def test_lone_island_gets_no_round_when_two_are_needed(cluster):
 
     assert closed == 0
     assert a.assignment().action == "wait"
-    assert cluster.ledger.latest_round() is None
+    assert alone(cluster.ledger).rounds.latest() is None
 
 
 def test_lone_contribution_never_closes_a_round_that_needs_two(cluster):
@@ -65,7 +68,8 @@ def test_round_stays_open_after_every_worker_has_gone(cluster):
     closed = cluster.run_clock(seconds=600, tick_seconds=5.0)
 
     assert closed == 0
-    assert cluster.ledger.latest_round().state is RoundState.OPEN
+    [waiting] = alone(cluster.ledger).rounds.unpublished()
+    assert waiting.state is RoundState.OPEN
 
 
 def test_silent_workers_close_nothing_either(cluster):
@@ -89,7 +93,7 @@ def test_newcomer_fills_up_a_short_round_and_it_closes(cluster):
     closed = cluster.settle()
 
     assert closed == 1
-    assert [x.worker_id for x in cluster.ledger.contributions(1)] == ["a", "c"]
+    assert [x.worker_id for x in alone(cluster.ledger).contributions.of_round(1)] == ["a", "c"]
 
 
 def test_round_becomes_short_by_a_death_and_takes_a_waiting_island(cluster):
@@ -155,7 +159,7 @@ def test_quorum_closes_without_a_slow_island_after_the_grace_period(tmp_path):
     late = cluster.run_clock(seconds=3 * clusters.TICK_SECONDS)
 
     assert (early, late) == (0, 1)
-    assert [x.worker_id for x in cluster.ledger.contributions(2)] == ["a", "b"]
+    assert [x.worker_id for x in alone(cluster.ledger).contributions.of_round(2)] == ["a", "b"]
 
 
 def test_grace_period_starts_anew_with_every_round(tmp_path):
@@ -188,7 +192,7 @@ def test_slow_island_that_makes_it_in_time_counts(tmp_path):
     closed = cluster.settle()
 
     assert closed == 1
-    assert len(cluster.ledger.contributions(2)) == 3
+    assert len(alone(cluster.ledger).contributions.of_round(2)) == 3
 
 
 def test_round_without_quorum_setting_waits_for_a_slow_live_island(cluster):
@@ -240,15 +244,17 @@ def test_rest_of_a_reopened_range_stays_reopened(cluster, monkeypatch):
         LeaseRecord(number, "c", start, stop, LeaseState.REOPENED, part.dataset_id, lease_epoch=2)
         for number, start, stop in ((1, 0, 4), (2, 10, 16))
     ]
-    monkeypatch.setattr(cluster.ledger, "reopened", lambda: lost)
-    monkeypatch.setattr(cluster.ledger, "cursors", lambda: {part.dataset_id: 100})
+    monkeypatch.setattr(LeaseTable, "reopened", lambda _: lost)
+    monkeypatch.setattr(DatasetTable, "cursors", lambda _: {part.dataset_id: 100})
 
-    plan = cluster.coordinator._rounds._plan(3, ["z"], cursor=100)
+    with cluster.ledger.reading() as t:
+        plan = cluster.coordinator._rounds._plan(t, 3, ["z"], cursor=100, tokens=5)
 
     assert [(x.start, x.stop) for x in plan.leases] == [(0, 4), (10, 12)]
     assert [x.lease_epoch for x in plan.leases] == [3, 3]
     assert plan.left == (replace(lost[1], start=12, unit=12),)
     assert plan.taken == tuple(lost)
+    assert plan.tokens == 5
 
 
 def test_rows_do_not_depend_on_the_order_of_registration(tmp_path):
@@ -271,7 +277,7 @@ def test_run_ends_after_its_rounds(tmp_path):
     cluster.rounds(2, a, b)
 
     assert cluster.coordinator.is_finished()
-    assert [r.round for r in cluster.ledger.rounds()] == [1, 2]
+    assert [r.round for r in alone(cluster.ledger).rounds.all()] == [1, 2]
     assert a.assignment().action == "stop"
 
 
@@ -360,7 +366,7 @@ class Storm:
 
 def assert_every_row_has_one_place(cluster: Cluster) -> None:
     """Done, leased or reopened: the three are a partition of the rows before the cursor."""
-    latest = cluster.ledger.latest_round()
+    latest = alone(cluster.ledger).rounds.latest()
     cursor = 0 if latest is None else latest.cursor
     spans = sorted((x.start, x.stop) for x in cluster.leases() if x.state is not LeaseState.TAKEN)
     borders = [(0, 0), *spans, (cursor, cursor)]
@@ -376,8 +382,12 @@ def test_no_row_is_lost_or_given_out_twice_in_any_history(tmp_path, seed):
         storm.step()
         assert_every_row_has_one_place(storm.cluster)
 
-    published = [r.round for r in storm.cluster.ledger.rounds() if r.state is RoundState.PUBLISHED]
-    assert all(len(storm.cluster.ledger.contributions(number)) >= 2 for number in published)
+    published = [
+        r.round for r in alone(storm.cluster.ledger).rounds.all() if r.state is RoundState.PUBLISHED
+    ]
+    assert all(
+        len(alone(storm.cluster.ledger).contributions.of_round(number)) >= 2 for number in published
+    )
     assert storm.cluster.audit(with_replay=True).problems == []
     assert storm.cluster.version == len(published) >= 3
     storm.cluster.close()
@@ -442,7 +452,7 @@ def test_weight_of_a_contribution_is_its_share_of_the_mean(tmp_path):
     cluster = Cluster(tmp_path, {"outer": {"optimizer": "sgd", "lr": 1.0}})
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
-    heavy, light = cluster.ledger.contributions(1)
+    heavy, light = alone(cluster.ledger).contributions.of_round(1)
     state = replay.initial_state(cluster.ledger, cluster.blobs, cluster.manifest, SMALL)
 
     replay.apply_round(
@@ -494,7 +504,9 @@ def test_bits_do_not_depend_on_tiles_or_threads(wide, groups, threads, torch_thr
             tile_bytes=groups * GROUP_ELEMENTS * 4,
         )
         codec = build.codec(wide.manifest.upload)
-        with sources.opened(wide.blobs, wide.ledger.contributions(number), codec) as opened:
+        with sources.opened(
+            wide.blobs, alone(wide.ledger).contributions.of_round(number), codec
+        ) as opened:
             step.apply(state, opened, None)
 
     assert digests.digest(WIDE, state.master).root == wide.digest

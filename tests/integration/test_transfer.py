@@ -29,6 +29,7 @@ from atoll.wire import frame, statuses
 from atoll.wire.proto import transfer_pb2
 from tests import served
 from tests.frames import ranges
+from tests.ledgers import alone
 from tests.served import SOCKET_SECONDS, BytesFrame, Served, Worker
 
 
@@ -81,7 +82,7 @@ def download(worker: Worker, **changes: Any) -> tuple[transfer_pb2.DownloadOpen,
 
 def contributions(coordinator: Served, round_number: int) -> list[str]:
     ledger = coordinator.coordinator._ledger
-    return [record.sha256 for record in ledger.contributions(round_number)]
+    return [record.sha256 for record in alone(ledger).contributions.of_round(round_number)]
 
 
 # Uploads

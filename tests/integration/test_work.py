@@ -20,13 +20,12 @@ from atoll.errors import (
     StorageFull,
     UnknownWorker,
 )
-from atoll.ledger import queues
 from atoll.ledger.records import DatasetRecord, EvaluationRecord, LeaseState, QueueRecord
-from atoll.ledger.sql import SqlLedger
 from atoll.proof.balance import EpochBalance
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, HandIsland
 from tests.frames import ranges
+from tests.ledgers import alone
 
 ROWS_EACH = 6  # of an island in a round
 STEPS_BY_CHANCE = 100  # by where units begin; to look at 60 more leases takes several hundred
@@ -45,7 +44,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def spans(cluster: Cluster, number: int) -> list[tuple[str, int, int, int]]:
     """Worker, start, stop and lease epoch of the leases of a round."""
-    return [(x.worker_id, x.start, x.stop, x.lease_epoch) for x in cluster.ledger.leases(number)]
+    return [
+        (x.worker_id, x.start, x.stop, x.lease_epoch)
+        for x in alone(cluster.ledger).leases.of_round(number)
+    ]
 
 
 def totals(report: Any) -> list[tuple[int, int, int, int, int]]:
@@ -61,7 +63,7 @@ def test_rounds_take_units_in_order_and_split_them(cluster):
     cluster.rounds(1, a, b)
 
     assert spans(cluster, 2) == [("a", 12, 18, 1), ("b", 18, 24, 1)]
-    assert [(x.unit, x.epoch) for x in cluster.ledger.leases(2)] == [(4, 0), (6, 0)]
+    assert [(x.unit, x.epoch) for x in alone(cluster.ledger).leases.of_round(2)] == [(4, 0), (6, 0)]
 
 
 def test_plan_spans_the_end_of_an_epoch_and_begins_a_new_queue(cluster):
@@ -70,7 +72,7 @@ def test_plan_spans_the_end_of_an_epoch_and_begins_a_new_queue(cluster):
     cluster.rounds(2, a, b)
 
     assert spans(cluster, 3) == [("a", 24, 30, 1), ("b", 30, 36, 1)]
-    assert [queue.epoch for queue in cluster.ledger.queues().sound] == [0, 1]
+    assert [queue.epoch for queue in alone(cluster.ledger).queues.all().sound] == [0, 1]
 
 
 def test_every_row_of_five_epochs_is_done_once(cluster):
@@ -81,7 +83,7 @@ def test_every_row_of_five_epochs_is_done_once(cluster):
     report = cluster.audit(with_replay=True)
     assert report.problems == []
     assert totals(report)[:5] == [(epoch, 30, 30, 0, 0) for epoch in range(5)]
-    assert [q.done.hex() for q in cluster.ledger.queues().sound[:5]] == ["ff03"] * 5
+    assert [q.done.hex() for q in alone(cluster.ledger).queues.all().sound[:5]] == ["ff03"] * 5
 
 
 def test_next_unit_after_a_restart_is_the_next_one(cluster):
@@ -96,7 +98,10 @@ def test_next_unit_after_a_restart_is_the_next_one(cluster):
     assert (before.rows_issued, before.next_unit) == (24, 8)
     assert after == before
     cluster.rounds(1, a, b)
-    assert min(lease.unit for lease in cluster.ledger.leases(3) if lease.epoch == 0) == 8
+    assert (
+        min(lease.unit for lease in alone(cluster.ledger).leases.of_round(3) if lease.epoch == 0)
+        == 8
+    )
 
 
 def test_queue_keeps_its_units_when_the_setting_changes(cluster):
@@ -373,8 +378,8 @@ def test_message_costs_no_more_after_many_rounds(tmp_path, monkeypatch):
     settings = {"storage.snapshot_every": 10**6}
     cluster = Cluster(tmp_path, settings, data={**WORDS, "rows": 100_000})
     a, b = cluster.pair()
-    assert isinstance(cluster.ledger, SqlLedger)
-    driver: Any = cluster.ledger._database._connection.connection.driver_connection
+    with cluster.ledger.reading() as t:
+        driver = t.connection.driver
 
     def steps(work: Callable[[], object]) -> int:
         made: list[None] = []
@@ -385,7 +390,7 @@ def test_message_costs_no_more_after_many_rounds(tmp_path, monkeypatch):
 
     def round_steps() -> dict[str, int]:
         evaluation = EvaluationRecord(cluster.version, "a", 3.5, 7)
-        cluster.ledger.add_evaluation(evaluation)
+        alone(cluster.ledger).evaluations.add(evaluation)
         return {
             "join": steps(a.join),
             "contribute": steps(a.contribute),
@@ -543,9 +548,8 @@ def test_coordinator_does_not_open_with_data_of_another_length(cluster):
 def test_queues_of_a_dataset_that_is_gone_harm_nothing(cluster):
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
-    cluster.ledger.add_datasets([DatasetRecord("0" * 16, "gone", 9, 1)])
-    with cluster.ledger._database.writing() as connection:
-        queues.open_queues(connection, [QueueRecord("0" * 16, 0, 0, 9, 3)])
+    alone(cluster.ledger).datasets.add([DatasetRecord("0" * 16, "gone", 9, 1)])
+    alone(cluster.ledger).queues.open([QueueRecord("0" * 16, 0, 0, 9, 3)])
 
     cluster.restart()
     cluster.rounds(2, a, b)
@@ -760,7 +764,7 @@ def test_lease_that_ends_between_check_and_record_is_lost(hurried, monkeypatch):
     record = uploads._record
 
     def ending(contribution, header):
-        hurried.ledger.expire(2, ["c"])
+        alone(hurried.ledger).rounds.expire(2, ["c"])
         hurried.coordinator._rounds.refresh()
         return record(contribution, header)
 
@@ -769,4 +773,4 @@ def test_lease_that_ends_between_check_and_record_is_lost(hurried, monkeypatch):
     with pytest.raises(LeaseLost):
         c.contribute()
 
-    assert [x.worker_id for x in hurried.ledger.contributions(2)] == ["a", "b"]
+    assert [x.worker_id for x in alone(hurried.ledger).contributions.of_round(2)] == ["a", "b"]

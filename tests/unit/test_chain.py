@@ -30,6 +30,10 @@ def contribution(worker_id: str, *, round_number: int = 1) -> ContributionRecord
     return ContributionRecord(
         round=round_number,
         worker_id=worker_id,
+        applied=round_number,
+        first=round_number,
+        fragment=0,
+        base="b",
         incarnation=1,
         sha256=f"{worker_id}{round_number}",
         nbytes=10,
@@ -119,11 +123,33 @@ def hash_of(contributions: list[ContributionRecord], **changes: object) -> str:
 
 def test_round_hash_is_the_sha256_of_the_documented_json():
     text = (
-        '{"contributions":[["a","a1",3,8,512],["b","b1",3,8,512]],"kind":"round",'
+        '{"contributions":[["a","a7",3,8,512],["b","b7",3,8,512]],"kind":"round",'
         '"manifest":"m","master":"d","prev":"p","published":"e","round":7}'
     )
 
-    assert hash_of(of_round(1)) == hashlib.sha256(text.encode()).hexdigest()
+    assert hash_of(of_round(7)) == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_round_hash_of_a_sync_run_is_what_it_was_before_there_were_fragments():
+    golden = "5a3d47630fcb02515c22e7de842c7b7545458a13ca8ff6a3f749eda75ddb868d"
+
+    assert hash_of(of_round(7)) == golden
+
+
+def test_round_hash_of_a_late_contribution_is_the_sha256_of_the_documented_json():
+    late = replace(contribution("a", round_number=5), first=4, applied=7)
+    text = (
+        '{"contributions":[["a","a5",3,8,512,[5,4]]],"fragment":-1,"kind":"round",'
+        '"manifest":"m","master":"d","prev":"p","published":"e","round":7}'
+    )
+
+    assert hash_of([late], fragment=-1) == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_fold_of_one_worker_is_hashed_by_the_round_it_was_made_for():
+    late, mine = contribution("a", round_number=5), contribution("a", round_number=7)
+
+    assert hash_of([late, mine]) == hash_of([mine, late])
 
 
 def test_genesis_hash_is_the_sha256_of_the_documented_json():
@@ -148,7 +174,15 @@ def test_round_hash_leaves_out_norms_and_times(changes: dict[str, float]):
 
 
 @pytest.mark.parametrize(
-    "field", ["prev_hash", "round_number", "manifest_sha256", "master_digest", "published_digest"]
+    "field",
+    [
+        "prev_hash",
+        "round_number",
+        "manifest_sha256",
+        "master_digest",
+        "published_digest",
+        "fragment",
+    ],
 )
 def test_round_hash_covers_every_argument(field: str):
     assert hash_of(of_round(1), **{field: 99}) != hash_of(of_round(1))
@@ -160,6 +194,13 @@ def test_round_hash_covers_what_the_fold_uses(field: str):
     changed = [replace(first, **{field: "0"}), second]  # type: ignore[arg-type]
 
     assert hash_of(changed) != hash_of(of_round(1))
+
+
+@pytest.mark.parametrize("changes", [{"round": 6}, {"first": 6}])
+def test_round_hash_covers_which_rounds_a_contribution_is_of(changes: dict[str, int]):
+    first, second = of_round(7)
+
+    assert hash_of([replace(first, **changes), second]) != hash_of(of_round(7))  # type: ignore[arg-type]
 
 
 def test_canonical_refuses_numbers_that_json_does_not_have():

@@ -5,18 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 from atoll.coordinator.rounds.evaluation import Evaluation
-from atoll.ledger.base import Ledger
+from atoll.ledger import engines
 from atoll.protocol.manifest import Manifest
 
 ROWS = 12
 PATIENCE_SECONDS = 0.2
-
-
-class NoLedger:
-    """Where nothing was evaluated yet."""
-
-    def evaluations(self) -> list[object]:
-        return []
 
 
 class Overtaken(int):
@@ -44,9 +37,8 @@ class Overtaken(int):
 def evaluation() -> Evaluation:
     every = type("Every", (), {"every": 1})()
     manifest = Manifest.model_construct(evaluate=every)
-    return Evaluation(
-        cast(Ledger, NoLedger()), manifest=lambda: manifest, held_out_rows=ROWS, block=4
-    )
+    ledger = engines.open_ledger(":memory:")  # where nothing was evaluated yet
+    return Evaluation(ledger, manifest=lambda: manifest, held_out_rows=ROWS, block=4)
 
 
 def rows(found: Evaluation, worker_id: str, version: int, members: list[str]) -> set[int]:

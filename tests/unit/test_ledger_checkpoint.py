@@ -6,6 +6,8 @@ import pytest
 
 from atoll.errors import DiskFailed, StorageFull
 from atoll.ledger import database, engines
+from atoll.ledger.sqlite import database as sqlite_database
+from tests.ledgers import alone
 
 VALUE = "x" * 5000  # more than a page
 
@@ -20,17 +22,17 @@ def written(path: Path, *, times: int) -> int:
     try:
         sizes = []
         for number in range(times):
-            ledger.set_control({f"key-{number}": VALUE})
+            alone(ledger).control.set({f"key-{number}": VALUE})
             sizes.append(wal_bytes(path))
-        assert len(ledger.control()) == times
+        assert len(alone(ledger).control.all()) == times
         return max(sizes)
     finally:
         ledger.close()
 
 
 def test_log_is_shortened_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "CHECKPOINT_BYTES", 100_000)
-    monkeypatch.setattr(database, "CHECKPOINT_COMMITS", 4)
+    monkeypatch.setattr(sqlite_database, "CHECKPOINT_BYTES", 100_000)
+    monkeypatch.setattr(sqlite_database, "CHECKPOINT_COMMITS", 4)
 
     assert written(tmp_path / "ledger.sqlite", times=60) < 180_000
 
@@ -38,7 +40,7 @@ def test_log_is_shortened_when_it_is_long(tmp_path: Path, monkeypatch: pytest.Mo
 def test_log_that_grows_is_shortened_whatever_the_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "CHECKPOINT_BYTES", 100_000)
+    monkeypatch.setattr(sqlite_database, "CHECKPOINT_BYTES", 100_000)
 
     assert written(tmp_path / "ledger.sqlite", times=60) < 300_000
 
@@ -51,12 +53,12 @@ def test_log_is_let_grow_until_then(tmp_path: Path) -> None:
 def test_what_was_recorded_is_there_after_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(sqlite_database, "CHECKPOINT_BYTES", 1)
     written(tmp_path / "ledger.sqlite", times=5)
 
     ledger = engines.open_ledger(tmp_path / "ledger.sqlite")
 
-    assert ledger.control() == {f"key-{number}": VALUE for number in range(5)}
+    assert alone(ledger).control.all() == {f"key-{number}": VALUE for number in range(5)}
     ledger.close()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import StateHeld, StoreError
-from atoll.ledger import lock
+from atoll.ledger.sqlite import lock
 
 WALL = 1_700_000_000.0
 
@@ -96,7 +96,7 @@ def test_absent_directory_is_refused_by_name(tmp_path: Path):
 HOLD = """
 import sys
 from pathlib import Path
-from atoll.ledger import lock
+from atoll.ledger.sqlite import lock
 held = lock.hold(Path(sys.argv[1]), pid=77, wall=0.0)
 print("held", flush=True)
 sys.stdin.read()

@@ -4,14 +4,31 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, NullPool, create_engine, inspect
+from sqlalchemy import Connection, NullPool, Table, create_engine, inspect
 
 from atoll.errors import LedgerVersion, StateDamaged, StoreError
-from atoll.ledger import engines, epochs, migrations, salvage, schema, seals, sql
+from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.postgres import epochs
+from atoll.ledger.records import (
+    ContributionRecord,
+    DatasetRecord,
+    EvaluationRecord,
+    LeaseRecord,
+    ManifestRecord,
+    RoundRecord,
+    RunRecord,
+    SnapshotRecord,
+    WorkerRecord,
+)
+from atoll.ledger.sqlite import salvage, seals
+from atoll.ledger.tables import schema
 from tests import servers
 
 
@@ -40,15 +57,17 @@ def database(url: str) -> Iterator[Database]:
     opened.close()
 
 
-def version(database: Database) -> int:
-    with database.reading() as connection:
-        return migrations.stored_version(connection, name=database.name)
+version = migrations.stored_version
 
 
 def tables(database: Database) -> set[str]:
+    of = {
+        "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table'",
+        "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname = 'public'",
+    }
     with database.reading() as connection:
         # Who holds the database is known before there is a ledger in it.
-        return set(inspect(connection).get_table_names()) - {epochs.TABLE}
+        return {name for [name] in connection.rows(of[connection.engine])} - {epochs.TABLE}
 
 
 def description(connection: Connection) -> dict[str, object]:
@@ -69,7 +88,7 @@ def description(connection: Connection) -> dict[str, object]:
             "checks": len(inspector.get_check_constraints(name)),
         }
         for name in inspector.get_table_names()
-        if name != seals.TABLE  # SQLite's alone; statements on it are in its module
+        if name not in (seals.TABLE, epochs.TABLE)  # an engine's own; statements on it are there
     }
 
 
@@ -95,7 +114,7 @@ def test_migrate_ends_at_the_version_of_this_program(database: Database):
 def test_version_that_cannot_be_is_damage_by_name(database: Database, change: str):
     migrations.migrate(database)
     with database.writing() as connection:
-        connection.exec_driver_sql(change)
+        connection.change(change)
     before = tables(database)
 
     with pytest.raises(StateDamaged, match=re.escape(database.name)):
@@ -107,20 +126,21 @@ def test_version_that_cannot_be_is_damage_by_name(database: Database, change: st
 def test_version_of_another_type_is_damage_by_name(tmp_path: Path, stored: str):
     """SQLite stores any type in any column; a changed byte makes one of another."""
     database = engines.open_database(str(tmp_path / "ledger.db"))
-    with closing(database), database.bare() as connection:
-        connection.exec_driver_sql("CREATE TABLE schema_version (version)")
-        connection.exec_driver_sql(f"INSERT INTO schema_version VALUES ({stored})")
+    with closing(database), database.writing() as connection:
+        connection.change("CREATE TABLE schema_version (version)")
+        connection.change(f"INSERT INTO schema_version VALUES ({stored})")
     database = engines.open_database(str(tmp_path / "ledger.db"))
 
     with closing(database), pytest.raises(StateDamaged, match="must hold one, a number from 1"):
         migrations.migrate(database)
 
 
-def test_migrated_tables_are_those_that_statements_are_built_from(database: Database):
-    migrations.migrate(database)
-    with database.reading() as connection:
+def test_migrated_tables_are_those_that_statements_are_built_from(url: str):
+    with closing(engines.open_database(url)) as database:
+        migrations.migrate(database)
+    engine = create_engine(url if "://" in url else f"sqlite:///{url}", poolclass=NullPool)
+    with engine.begin() as connection:
         migrated = description(connection)
-    with database.writing() as connection:
         schema.metadata.drop_all(connection)
         schema.metadata.create_all(connection)
         declared = description(connection)
@@ -128,22 +148,40 @@ def test_migrated_tables_are_those_that_statements_are_built_from(database: Data
     assert migrated == declared
 
 
+@pytest.mark.parametrize(
+    ("record", "table"),
+    [
+        (RunRecord, schema.runs),
+        (ManifestRecord, schema.manifests),
+        (WorkerRecord, schema.workers),
+        (DatasetRecord, schema.datasets),
+        (LeaseRecord, schema.leases),
+        (RoundRecord, schema.rounds),
+        (ContributionRecord, schema.contributions),
+        (SnapshotRecord, schema.snapshots),
+        (EvaluationRecord, schema.evaluations),
+    ],
+)
+def test_record_has_the_columns_of_its_table_in_their_order(record: Any, table: Table):
+    assert [field.name for field in fields(record)] == [column.name for column in table.columns]
+
+
 def test_migrate_again_changes_nothing(database: Database):
     migrations.migrate(database)
-    before = sql.SqlLedger(database).state_hash()
+    before = Ledger(database).state_hash()
 
     migrations.migrate(database)
 
-    assert sql.SqlLedger(database).state_hash() == before
+    assert Ledger(database).state_hash() == before
 
 
 def test_making_that_dies_leaves_an_empty_database(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ):
-    def die(connection: Connection) -> None:
+    def die() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(seals, "make", die)  # the last of it
+    monkeypatch.setattr(database, "made", die)  # the last of it
 
     with pytest.raises(KeyboardInterrupt):
         migrations.migrate(database)
@@ -152,7 +190,7 @@ def test_making_that_dies_leaves_an_empty_database(
 
 def test_tables_that_the_database_refuses_leave_it_as_it_was(database: Database):
     with database.writing() as connection:
-        connection.exec_driver_sql("CREATE TABLE workers (id BIGINT PRIMARY KEY)")
+        connection.change("CREATE TABLE workers (id BIGINT PRIMARY KEY)")
 
     with pytest.raises(StoreError, match="already exists"):
         migrations.migrate(database)
@@ -163,7 +201,7 @@ def other_version(url: str, stored: int) -> None:
     with closing(engines.open_database(url)) as database:
         migrations.migrate(database)
         with database.writing() as connection:
-            connection.execute(schema.schema_version.update().values(version=stored))
+            connection.change(schema.schema_version.update().values(version=stored))
 
 
 @pytest.mark.parametrize("stored", [migrations.VERSION - 1, migrations.VERSION + 1])

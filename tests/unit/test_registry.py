@@ -11,8 +11,9 @@ from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.workers import Registry, key_hash
 from atoll.errors import AtollError, Fenced, TooManyWorkers, UnknownWorker, WorkerTaken
 from atoll.ledger import engines
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.protocol.messages import Identity, RegisterRequest
+from tests.ledgers import alone
 
 RUN, MANIFEST = "run", "a" * 64
 KEY, OTHER_KEY = "1" * 64, "2" * 64
@@ -194,7 +195,7 @@ def test_identity_survives_a_restart(bench):
 def test_island_key_is_stored_hashed(bench):
     bench.register()
 
-    [record] = bench.ledger.workers()
+    [record] = alone(bench.ledger).members.workers()
 
     assert record.key_sha256 == key_hash(KEY) != KEY
 
@@ -302,7 +303,7 @@ def test_names_are_bounded_and_a_name_that_has_left_is_the_way_in(bench, monkeyp
     with pytest.raises(TooManyWorkers, match=r"name number 3; it takes 2; .*--worker-id"):
         bench.register("c")
 
-    assert [w.worker_id for w in bench.ledger.workers()] == ["a", "b"]
+    assert [w.worker_id for w in alone(bench.ledger).members.workers()] == ["a", "b"]
     assert bench.register("a").incarnation == 2
     bench.registry.deregister(a.model_copy(update={"incarnation": 2}))
     assert bench.register("a", OTHER_KEY).incarnation == 3

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.blobs.memory import MemoryBlobs
 from atoll.ledger import engines
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
     LeaseRecord,
@@ -18,6 +18,8 @@ from atoll.ledger.records import (
 )
 from atoll.proof import retention
 from atoll.protocol.manifest import StorageSettings
+from tests import ledgers
+from tests.ledgers import alone
 
 MANIFEST = hashlib.sha256(b"{}").hexdigest()
 ALL = StorageSettings(retain="all")
@@ -31,17 +33,17 @@ class Bench:
         self.ledger: Ledger = engines.open_ledger(":memory:")
         self.blobs = MemoryBlobs()
         self.names: dict[str, str] = {}
-        self.ledger.create_run(
+        alone(self.ledger).run.create(
             RunRecord("run", 0.0, self.blob("initial")), ManifestRecord(1, MANIFEST, "{}", 1)
         )
-        self.ledger.register("a", "key", wall=0.0)
-        self.ledger.begin(self.plan(1))
+        alone(self.ledger).members.register("a", "key", wall=0.0)
+        ledgers.begin(self.ledger, self.plan(1))
         for number in range(1, 7):
-            self.ledger.accept(self.contribution(number))
-            self.ledger.freeze(number, self.plan(number + 1))
-            self.ledger.publish(number, Published("", "", "", "", b"", None, 0.0))
+            alone(self.ledger).contributions.accept(self.contribution(number))
+            ledgers.freeze(self.ledger, number, self.plan(number + 1))
+            ledgers.publish(self.ledger, number, Published("", "", "", "", b"", None, 0.0))
         for version in (2, 4, 6):
-            self.ledger.add_snapshot(
+            alone(self.ledger).snapshots.add(
                 SnapshotRecord(
                     version,
                     self.blob(f"master {version}"),
@@ -62,7 +64,7 @@ class Bench:
 
     def contribution(self, number: int) -> ContributionRecord:
         sha256 = self.blob(f"contribution {number}")
-        return ContributionRecord(number, "a", 1, sha256, 1, 1, 1, 1, 0.0, 0.0, "receipt", 0.0)
+        return ledgers.contribution(round=number, sha256=sha256)
 
     def kept(self) -> set[str]:
         stored = {ref.sha256 for ref in self.blobs.stored()}
@@ -87,7 +89,7 @@ def test_all_keeps_every_referenced_blob(bench):
 
     assert removed == 0
     assert bench.kept() == before
-    assert [s.version for s in bench.ledger.snapshots()] == [2, 4, 6]
+    assert [s.version for s in alone(bench.ledger).snapshots.all()] == [2, 4, 6]
 
 
 def test_all_removes_what_nothing_references(bench):
@@ -109,7 +111,7 @@ def test_snapshots_keeps_what_replay_from_the_oldest_kept_one_needs(bench):
         "contribution 5",
         "contribution 6",
     }
-    assert [s.version for s in bench.ledger.snapshots()] == [4, 6]
+    assert [s.version for s in alone(bench.ledger).snapshots.all()] == [4, 6]
 
 
 def test_snapshots_keeps_so_many_as_it_is_told(bench):
@@ -123,7 +125,7 @@ def test_snapshots_keeps_so_many_as_it_is_told(bench):
 def test_blob_shared_by_a_dropped_and_a_kept_record_stays(bench):
     """Equal weights have equal names: a snapshot may share its blob with another record."""
     shared = SnapshotRecord(7, bench.names["master 2"], bench.names["master 2"], ())
-    bench.ledger.add_snapshot(shared)
+    alone(bench.ledger).snapshots.add(shared)
 
     retention.prune(
         bench.ledger, bench.blobs, StorageSettings(retain="snapshots", keep_snapshots=1)
@@ -146,7 +148,9 @@ def test_blob_recorded_while_pruning_is_kept(bench):
     record = bench.contribution(7)
 
     def in_flight() -> frozenset[str]:
-        bench.ledger.accept(record)  # recorded between this answer and the reading of the records
+        alone(bench.ledger).contributions.accept(
+            record
+        )  # recorded between this answer and the reading of the records
         return frozenset()
 
     retention.prune(bench.ledger, bench.blobs, ALL, in_flight=in_flight)
@@ -177,7 +181,7 @@ def test_ledger_forgets_a_snapshot_before_its_blobs_go(bench, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         retention.prune(bench.ledger, bench.blobs, PRUNED)
 
-    assert [s.version for s in bench.ledger.snapshots()] == [4, 6]
+    assert [s.version for s in alone(bench.ledger).snapshots.all()] == [4, 6]
     assert bench.kept() >= snapshot(4) | snapshot(6)
 
 
@@ -185,10 +189,10 @@ def test_ledger_forgets_a_snapshot_before_its_blobs_go(bench, monkeypatch):
 def test_replay_starts_at_the_oldest_kept_snapshot_only_where_others_were_pruned(
     bench, storage, start
 ):
-    assert retention.replay_start(bench.ledger, storage) == start
+    assert retention.replay_start(alone(bench.ledger), storage) == start
 
 
 def test_replay_starts_at_the_initial_weights_without_a_snapshot(bench):
-    bench.ledger.drop_snapshots(below_version=100)
+    alone(bench.ledger).snapshots.drop_below(100)
 
-    assert retention.replay_start(bench.ledger, PRUNED) == 0
+    assert retention.replay_start(alone(bench.ledger), PRUNED) == 0

@@ -6,37 +6,38 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import UnknownWorker
-from atoll.ledger import engines, seals
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger import engines
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.sqlite import seals
+from tests.ledgers import alone, bare
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[SqlLedger]:
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
     opened = engines.open_ledger(tmp_path / "ledger.sqlite")
-    assert isinstance(opened, SqlLedger)
-    opened.register("a", "key", wall=1.5)
+    alone(opened).members.register("a", "key", wall=1.5)
     yield opened
     opened.close()
 
 
-def by_hand(ledger: SqlLedger, statement: str) -> None:
-    with ledger._database.bare() as connection:
-        connection.exec_driver_sql(statement)
+def by_hand(ledger: Ledger, statement: str) -> None:
+    with bare(ledger) as connection:
+        connection.change(statement)
 
 
 def test_inserted_changed_and_deleted_rows_keep_their_seals(ledger):
-    ledger.register("a", "key", wall=2.5)
-    ledger.set_control({"action": "pause", "number": "1"})
-    ledger.set_control({"action": None})
-    ledger.set_credentials({"admin": "x"})
-    ledger.set_credentials({"admin": "y"})
+    alone(ledger).members.register("a", "key", wall=2.5)
+    alone(ledger).control.set({"action": "pause", "number": "1"})
+    alone(ledger).control.set({"action": None})
+    alone(ledger).credentials.set({"admin": "x"})
+    alone(ledger).credentials.set({"admin": "y"})
 
     assert ledger.damage() == []
 
 
 def test_transaction_that_is_undone_leaves_the_seals(ledger):
     with pytest.raises(UnknownWorker):
-        ledger.deregister("nobody", 1, wall=3.0)
+        alone(ledger).members.deregister("nobody", 1, wall=3.0)
 
     assert ledger.damage() == []
 
@@ -51,7 +52,7 @@ def test_transaction_that_is_undone_leaves_the_seals(ledger):
 )
 def test_change_from_elsewhere_is_found_and_not_sealed_by_the_next_transaction(ledger, statement):
     by_hand(ledger, statement)
-    ledger.set_control({"action": "pause"})
+    alone(ledger).control.set({"action": "pause"})
 
     [damage] = ledger.damage()
 

@@ -24,11 +24,12 @@ from atoll.errors import (
 )
 from atoll.launch import state
 from atoll.launch.state import Addresses
-from atoll.ledger import lock
 from atoll.ledger.records import ManifestRecord, RunRecord
+from atoll.ledger.sqlite import lock
 from atoll.proof import soundness
 from atoll.versions import weights
 from tests import clusters, damages, lives, mounts, servers
+from tests.ledgers import alone
 from tests.lives import Place
 from tests.stored import is_stored
 
@@ -108,7 +109,7 @@ def copied(tmp_path: Path, outside: Place) -> Path:
     """A copy of a run's directory whose blobs are elsewhere."""
     with held(tmp_path / "original", outside) as stores:
         sha256 = store(stores, b"initial")
-        stores.ledger.create_run(
+        alone(stores.ledger).run.create(
             RunRecord("run", 0.0, sha256), ManifestRecord(1, "1" * 64, "{}", from_round=1)
         )
     return Path(shutil.copytree(tmp_path / "original", tmp_path / "copy"))
@@ -174,7 +175,7 @@ def test_creation_that_was_cut_off_is_taken_up_where_its_blobs_are_elsewhere(
     with held(tmp_path / "one", outside) as again:
         soundness.check_start(again.ledger, again.blobs)
 
-        assert again.ledger.run() is None
+        assert alone(again.ledger).run.get() is None
         assert is_stored(again.blobs, left)
 
 
@@ -190,7 +191,9 @@ def test_what_another_directory_left_is_not_taken_up(tmp_path: Path, outside: Pl
 def test_lost_ledger_is_not_taken_for_a_creation_that_was_cut_off(tmp_path: Path, outside: Place):
     """Blobs of rounds stand beside this run's name, and its ledger knows none of them."""
     cluster = damages.play(tmp_path / "played")
-    frame = cluster.blob_path(cluster.ledger.contributions(3)[0].sha256).read_bytes()
+    frame = cluster.blob_path(
+        alone(cluster.ledger).contributions.of_round(3)[0].sha256
+    ).read_bytes()
     cluster.close()
     with held(tmp_path / "one", outside) as stores:
         store(stores, frame)

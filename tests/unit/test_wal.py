@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import StateDamaged
-from atoll.ledger import database, engines, wal
+from atoll.ledger import engines
+from atoll.ledger.sqlite import database as sqlite_database
+from atoll.ledger.sqlite import wal
+from tests.ledgers import alone
 
 PAGE_BYTES = 4096
 FRAME_BYTES = wal.FRAME_HEADER_BYTES + PAGE_BYTES
@@ -22,7 +25,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("written")
     ledger = engines.open_ledger(home / "live.sqlite")
     for number in range(30):
-        ledger.register(f"worker-{number % 7}", "key", wall=float(number))
+        alone(ledger).members.register(f"worker-{number % 7}", "key", wall=float(number))
     for suffix in ("", "-wal"):
         shutil.copyfile(home / f"live.sqlite{suffix}", home / f"killed.sqlite{suffix}")
     ledger.close()
@@ -42,16 +45,16 @@ def begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     The database is the same for both.
     """
-    monkeypatch.setattr(database, "CHECKPOINT_BYTES", 200_000)
+    monkeypatch.setattr(sqlite_database, "CHECKPOINT_BYTES", 200_000)
     live, copied = tmp_path / "live.sqlite", tmp_path / "ledger.sqlite"
     ledger = engines.open_ledger(live)
     number, first = 0, salts(live)
     while salts(live) == first:
         shutil.copyfile(wal.path_of(live), tmp_path / "before.sqlite-wal")
-        ledger.register(f"worker-{number % 7}", "key", wall=float(number))
+        alone(ledger).members.register(f"worker-{number % 7}", "key", wall=float(number))
         number += 1
     for _ in range(2):
-        ledger.register("worker-0", "key", wall=float(number))
+        alone(ledger).members.register("worker-0", "key", wall=float(number))
     for suffix in ("", "-wal"):
         shutil.copyfile(f"{live}{suffix}", f"{copied}{suffix}")
     ledger.close()

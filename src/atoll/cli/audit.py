@@ -19,7 +19,7 @@ from atoll.errors import ConfigError, StateHeld
 from atoll.launch import state
 from atoll.layout import Layout
 from atoll.ledger import engines
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.proof import audit as auditing
 from atoll.protocol.manifest import Manifest
 from atoll.versions import recorded

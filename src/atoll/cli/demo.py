@@ -179,7 +179,8 @@ def _summary(
     dataset = datasets.open_dataset(loaded.data, location=loaded.data_location)
     with auditing.opened(home, auditing.Live()) as run:
         report = audit.audit(run.ledger, run.blobs, layout=run.layout, with_replay=True)
-        held_out = losses.held_out_losses(run.ledger)
+        with run.ledger.reading() as t:
+            held_out = losses.held_out_losses(t)
         steps = report.tokens // (run.manifest.inner.batch * dataset.block)
         all_reduce = _ring_bytes(run.layout.nbytes, len(results)) * steps
     return Summary(

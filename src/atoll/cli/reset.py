@@ -15,7 +15,7 @@ from atoll.errors import ConfigError
 from atoll.launch import reset as resetting
 from atoll.launch.reset import Old
 from atoll.launch.state import Addresses
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Fresh:
 
     def settle(self, ledger: Ledger, *, purge: bool) -> None:
         """Once the new run is recorded: its tokens are the old ones, and --purge may delete."""
-        ledger.set_credentials(self.credentials)
+        with ledger.writing() as t:
+            t.credentials.set(self.credentials)
         if purge and self.dropped is not None:
             shutil.rmtree(self.dropped)
             output.say(f"deleted {str(self.dropped)!r}")

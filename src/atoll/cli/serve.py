@@ -26,8 +26,9 @@ from atoll.coordinator.planes.access import Access, Role
 from atoll.coordinator.planes.server import STOP_SIGNALS, Address, Listen, Server
 from atoll.errors import ConfigError
 from atoll.launch import memory, state
-from atoll.ledger import epochs
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.postgres import epochs
+from atoll.ledger.records import ManifestRecord
 from atoll.proof import soundness
 from atoll.wire import certificate
 from atoll.wire.certificate import Certificate
@@ -123,7 +124,7 @@ def _serve(
         adopt_blobs=options.adopt_blobs,
     ) as stores:
         soundness.check_start(stores.ledger, stores.blobs)
-        before = len(stores.ledger.manifests())
+        before = len(_manifests(stores.ledger))
         manifest = boot.create_or_check(
             stores,
             run_file,
@@ -142,7 +143,7 @@ def _serve(
         )
         server = Server(
             coordinator,
-            Access({**stores.ledger.credentials(), **hashes}),
+            Access({**_credentials(stores.ledger), **hashes}),
             clock,
             listen=Listen(
                 host=options.host,
@@ -155,7 +156,8 @@ def _serve(
 
         def ready(address: Address) -> None:
             # Not before: a start that ends without showing new tokens must not make them valid.
-            stores.ledger.set_credentials(hashes)
+            with stores.ledger.writing() as t:
+                t.credentials.set(hashes)
             _announce(
                 options,
                 address,
@@ -175,8 +177,18 @@ def _serve(
         )
 
 
+def _manifests(ledger: Ledger) -> list[ManifestRecord]:
+    with ledger.reading() as t:
+        return t.manifests.all()
+
+
+def _credentials(ledger: Ledger) -> dict[str, str]:
+    with ledger.reading() as t:
+        return t.credentials.all()
+
+
 def _tell_manifest(ledger: Ledger, *, recorded_before: int) -> None:
-    versions = ledger.manifests()
+    versions = _manifests(ledger)
     newest = versions[-1]
     if len(versions) == recorded_before:
         output.say(f"the run file has not changed; manifest version {newest.version} stays")
@@ -216,7 +228,7 @@ def _tokens(ledger: Ledger, *, renew: bool) -> tuple[dict[Role, str], dict[str, 
 
     Those that are stored already are only known as hashes.
     """
-    stored = ledger.credentials()
+    stored = _credentials(ledger)
     shown: dict[Role, str] = {}
     for role, variable in TOKEN_VARIABLES.items():
         given = os.environ.get(variable)

@@ -13,7 +13,7 @@ from atoll.coordinator.service import Coordinator
 from atoll.coordinator.shown.samples import SampleStore
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.models import custom, init
 from atoll.models import registry as models
@@ -48,7 +48,9 @@ def create_or_check(
     With `new_manifest` a changed file is recorded as the next version, from the next round on.
     Returns the newest version.
     """
-    if stores.ledger.run() is not None:
+    with stores.ledger.reading() as t:
+        exists = t.run.get() is not None
+    if exists:
         known = Manifests.of(stores.ledger)
         found = _found(known.newest.manifest, run_file)
         if new_manifest:
@@ -101,10 +103,11 @@ def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> 
         layout, run_id=run_id, manifest_sha256=manifest.sha256(), version=0, digest=digest
     )
     sha256 = weights.store(stores.blobs, header, flat, layout=layout)
-    stores.ledger.create_run(
-        RunRecord(run_id, clock.wall(), sha256),
-        ManifestRecord(1, manifest.sha256(), manifest.body(), from_round=1),
-    )
+    with stores.ledger.writing() as t:
+        t.run.create(
+            RunRecord(run_id, clock.wall(), sha256),
+            ManifestRecord(1, manifest.sha256(), manifest.body(), from_round=1),
+        )
     log.info("run created", extra={"run": run_id, "manifest": manifest.sha256()})
     return manifest
 
@@ -170,10 +173,11 @@ def record_manifest(ledger: Ledger, found: Manifest) -> Manifest:
         return known.newest.manifest
     made = manifest_change.next_version(known.newest.manifest, found)
     dispatch.check(made)
-    latest = ledger.latest_round()
-    first = 1 if latest is None else latest.round + 1
-    record = manifests.successor(known.newest, made, from_round=first)
-    ledger.add_manifest(record)
+    with ledger.writing() as t:
+        latest = t.rounds.latest()
+        first = 1 if latest is None else latest.round + 1
+        record = manifests.successor(known.newest, made, from_round=first)
+        t.manifests.add(record)
     known.add(record)
     log.info(
         "new manifest recorded",

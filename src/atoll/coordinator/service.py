@@ -37,7 +37,7 @@ from atoll.coordinator.shown.samples import SampleStore
 from atoll.coordinator.shown.status import Report
 from atoll.errors import AtollError, DiskFailed, ProtocolError, StorageFull
 from atoll.layout import Layout
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.control import Action, ControlReply, OuterRateReply
 from atoll.protocol.manifest import Manifest
@@ -84,7 +84,8 @@ class Coordinator:
         threads: int = 1,
         dialback: Dialback | None = None,
     ) -> None:
-        run = ledger.run()
+        with ledger.reading() as t:
+            run = t.run.get()
         assert run is not None, "boot creates the run before the coordinator opens it"
         self.layout = layout
         self.run_id = run.run_id

@@ -24,11 +24,12 @@ from atoll.coordinator.rounds import dispatch
 from atoll.errors import AtollError, BlobChanged, BlobMissing, StateDamaged, StorageFull
 from atoll.launch import state
 from atoll.launch.state import Addresses
-from atoll.ledger import chain, engines, lock, queues, salvage, truncation, wal
-from atoll.ledger.base import Ledger
+from atoll.ledger import chain, engines
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import RoundState
-from atoll.ledger.salvage import Counts, Salvaged
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger.sqlite import lock, salvage, truncation, wal
+from atoll.ledger.sqlite.salvage import Counts, Salvaged
+from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import audit, retention, soundness
 from atoll.proof.soundness import Findings
 from atoll.versions import recorded
@@ -196,96 +197,97 @@ def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
 
 def _cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged | None) -> None:
     """Takes the new ledger back to the last good round; fills the report."""
-    assert isinstance(ledger, SqlLedger)
-    before = _counts(ledger) if salvaged is None else salvaged.counts
     was_damaged = bool(report.damages)
     report.weights = _whole_weights(blobs)
-    run = ledger.run()
-    published = [r.round for r in ledger.rounds() if r.state is RoundState.PUBLISHED]
+    with ledger.writing() as t:
+        run, rounds, found = t.run.get(), t.rounds.all(), salvage.counts(t)
+        is_left = _heal_chain(t, report)
+        if is_left and not report.sound:
+            _renew_work(t)
+    before = found if salvaged is None else salvaged.counts
+    published = [r.round for r in rounds if r.state is RoundState.PUBLISHED]
     told = max([report.published, *published]) + 1  # with the round that was open
-    if run is None or not _heal_chain(ledger, report):
+    if run is None or not is_left:
         if run is not None or was_damaged or report.weights:
             report.damages = report.damages or [
                 "the ledger holds no run, and blobs of one are here"
             ]
         return
     report.run_id = run.run_id
-    if not report.sound:
-        _renew_work(ledger)
     layout = recorded.layout_of(Manifests.of(ledger).newest.manifest)
     findings = soundness.examine(ledger, blobs, layout=layout, told=told if report.damages else 0)
     report.damages += [str(damage) for damage in findings.damages]
     report.published = max(report.published, findings.published)
     report.last_good = findings.last_good
     if findings.last_good is None or report.sound:
-        report.kept = _counts(ledger)
+        with ledger.reading() as t:
+            report.kept = salvage.counts(t)
         return
     report.replay_from = findings.replay_from
-    report.dropped_snapshots = sorted(
-        {s.version for s in ledger.snapshots() if s.version > findings.last_good}
-        | findings.bad_snapshots
-    )
-    _go_back(ledger, findings)
+    with ledger.writing() as t:
+        gone = {s.version for s in t.snapshots.all() if s.version > findings.last_good}
+        _go_back(t, findings)
+        latest = t.rounds.latest()
+        report.kept = salvage.counts(t)
+    report.dropped_snapshots = sorted(gone | findings.bad_snapshots)
     report.put_aside = sorted(
         _blobs_of_no_use(ledger, blobs, findings) & {ref.sha256 for ref in blobs.stored()}
     )
-    latest = ledger.latest_round()
     report.keeps_open = latest is not None and latest.round > findings.last_good
-    report.kept = _counts(ledger)
     report.dropped = Counts(
         *(max(0, a - b) for a, b in zip(astuple(before), astuple(report.kept), strict=True))
     )
 
 
-def _heal_chain(ledger: SqlLedger, report: RepairReport) -> bool:
+def _heal_chain(t: Transaction, report: RepairReport) -> bool:
     """Cuts the ledger where its chain breaks; whether a run is left."""
-    run, manifests = ledger.run(), ledger.manifests()
-    assert run is not None
-    broken = chain.check_chain(run, manifests, ledger.rounds(), ledger.contributions)
+    run, manifests = t.run.get(), t.manifests.all()
+    if run is None:
+        return False
+    broken = chain.check_chain(run, manifests, t.rounds.all(), t.contributions.of_round)
     if broken is None:
         return True
     report.damages.append(f"the ledger's hash chain, {broken.field}: {broken.reason}")
     is_first = bool(manifests) and broken.field == "manifest body" and broken.round <= 1
     if broken.round == 0 or is_first or (broken.round == 1 and broken.field == "prev_hash"):
         return False
-    with ledger._database.writing() as connection:
-        truncation.truncate(connection, last_round=broken.round - 1)
-    return chain.check_chain(run, manifests, ledger.rounds(), ledger.contributions) is None
+    truncation.truncate(t, last_round=broken.round - 1)
+    return chain.check_chain(run, manifests, t.rounds.all(), t.contributions.of_round) is None
 
 
-def _renew_work(ledger: SqlLedger) -> None:
+def _renew_work(t: Transaction) -> None:
     """Datasets and queues that were left out, from the manifest and the leases."""
-    manifests = Manifests.of(ledger)
-    known = dispatch.add_datasets(ledger, manifests.first.manifest)
-    with ledger._database.writing() as connection:
-        queues.rebuild(connection)
-        lost = queues.without_entry(connection)
-        made = [
+    manifests = Manifests(t.manifests.all())
+    known = dispatch.add_datasets(t, manifests.first.manifest)
+    t.queues.rebuild()
+    t.queues.open(
+        [
             dispatch.queue_of(part, seed, epoch, manifests.of_round(first).manifest)
-            for dataset_id, seed, epoch, first in lost
+            for dataset_id, seed, epoch, first in t.queues.without_entry()
             for part in known
             if part.dataset_id == dataset_id
         ]
-        queues.open_queues(connection, made)
+    )
 
 
-def _go_back(ledger: SqlLedger, findings: Findings) -> None:
+def _go_back(t: Transaction, findings: Findings) -> None:
     assert findings.last_good is not None
-    with ledger._database.writing() as connection:
-        if not findings.keeps_open:
-            truncation.truncate(connection, last_round=findings.last_good)
-        for version in findings.bad_snapshots:
-            connection.exec_driver_sql("DELETE FROM snapshots WHERE version = ?", (version,))
-        truncation.disband(connection)
-    kept = retention.kept_from(ledger, retention.storage_of(ledger.rounds(), Manifests.of(ledger)))
+    if not findings.keeps_open:
+        truncation.truncate(t, last_round=findings.last_good)
+    for version in findings.bad_snapshots:
+        t.snapshots.drop(version)
+    truncation.disband(t)
+    storage = retention.storage_of(t.rounds.all(), Manifests(t.manifests.all()))
+    kept = retention.kept_from(t, storage)
     # In place of what an earlier repair recorded, which may lie beyond the last good round.
     later = str(findings.replay_from) if findings.replay_from > kept else None
-    ledger.set_control({retention.REPLAY_FROM: later})
+    t.control.set({retention.REPLAY_FROM: later})
 
 
 def _blobs_of_no_use(ledger: Ledger, blobs: Blobs, findings: Findings) -> set[str]:
     """Damaged ones, and those of rounds that are no longer there."""
-    needed = retention.referenced(ledger, None) - findings.bad_blobs
+    with ledger.reading() as t:
+        needed = retention.referenced(t, None) - findings.bad_blobs
     newer = soundness.newer_blobs(ledger, blobs)
     return (findings.bad_blobs | newer) - needed | _changed(blobs)
 
@@ -299,12 +301,6 @@ def _changed(blobs: Blobs) -> set[str]:
         except AtollError:
             found.add(ref.sha256)
     return found
-
-
-def _counts(ledger: Ledger) -> Counts:
-    assert isinstance(ledger, SqlLedger)
-    with ledger._database.reading() as connection:
-        return salvage.counts(connection)
 
 
 def _whole_weights(blobs: Blobs) -> list[dict[str, Any]]:

@@ -13,9 +13,10 @@ from atoll import files as filesystem
 from atoll.errors import AtollError, ConfigError, StateDamaged
 from atoll.launch import state
 from atoll.launch.state import Addresses
-from atoll.ledger import engines, lock, salvage
-from atoll.ledger.salvage import Counts
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger import engines
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.sqlite import lock, salvage
+from atoll.ledger.sqlite.salvage import Counts
 from atoll.proof import export
 from atoll.versions import recorded
 
@@ -99,21 +100,19 @@ def _recorded(directory: Path) -> Addresses:
 def _read(directory: Path, nbytes: int, *, keep_weights: bool) -> Old:
     state.check_repaired(directory)
     ledger = engines.open_ledger(directory / "ledger.sqlite")
-    assert isinstance(ledger, SqlLedger)
     try:
-        run = ledger.run()
+        with ledger.reading() as t:
+            run, counts, credentials = t.run.get(), salvage.counts(t), t.credentials.all()
         if keep_weights and run is None:
             raise _no_weights(directory)
-        with ledger._database.reading() as connection:
-            counts = salvage.counts(connection)
         weights = _export(directory, ledger) if keep_weights else None
         run_id = None if run is None else run.run_id
-        return Old(directory, nbytes, run_id, counts, ledger.credentials(), weights=weights)
+        return Old(directory, nbytes, run_id, counts, credentials, weights=weights)
     finally:
         ledger.close()
 
 
-def _export(directory: Path, ledger: SqlLedger) -> Path:
+def _export(directory: Path, ledger: Ledger) -> Path:
     manifest = recorded.manifest_of(ledger)
     assert manifest is not None
     blobs = state.open_blobs(directory, Addresses())

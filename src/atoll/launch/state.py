@@ -23,9 +23,11 @@ from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import ConfigError, StateDamaged
-from atoll.ledger import engines, epochs, lock
-from atoll.ledger.base import Ledger
-from atoll.ledger.lock import Lock
+from atoll.ledger import engines
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.postgres import epochs
+from atoll.ledger.sqlite import lock
+from atoll.ledger.sqlite.lock import Lock
 
 STORES_FILE = "stores.json"
 REPAIR_FILE = "repair.json"  # while a repair changes the directory
@@ -135,7 +137,9 @@ def _check_owner(
     Where this one's name is, its own creation was cut off; whether the blobs are no more than that
     leaves is for `soundness` to see.
     """
-    if claim is None or ledger.run() is not None or claim.is_claimed():
+    with ledger.reading() as t:
+        exists = t.run.get() is not None
+    if claim is None or exists or claim.is_claimed():
         return
     if next(iter(blobs.stored()), None) is not None:
         raise ConfigError(

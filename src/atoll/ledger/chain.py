@@ -3,7 +3,9 @@
     genesis = H(run, first manifest, initial weights)
     hash_n  = H(hash_{n-1}, n, manifest, ordered contributions, digests of θ and θ̂)
 
-Wall times and norms are left out, so that a simulated and a real run of the same rounds compare.
+A round of a fragment other than the first hashes which; a contribution that was made for another
+round, or holds rows of earlier ones, hashes both. Wall times and norms are left out, so that a
+simulated and a real run of the same rounds compare.
 """
 
 import hashlib
@@ -44,25 +46,28 @@ def round_hash(
     contributions: Sequence[ContributionRecord],
     master_digest: str,
     published_digest: str,
+    fragment: int = 0,
 ) -> str:
     """The hash that a published round adds to the chain."""
-    return _sha256(
-        {
-            "kind": "round",
-            "prev": prev_hash,
-            "round": round_number,
-            "manifest": manifest_sha256,
-            "contributions": _hashed(contributions),
-            "master": master_digest,
-            "published": published_digest,
-        }
-    )
+    ordered = sorted(contributions, key=lambda c: (c.worker_id, c.round))
+    hashed: dict[str, object] = {
+        "kind": "round",
+        "prev": prev_hash,
+        "round": round_number,
+        "manifest": manifest_sha256,
+        "contributions": [_hashed(c, round_number) for c in ordered],
+        "master": master_digest,
+        "published": published_digest,
+    }
+    # Left out where it says nothing, so that a run of one fragment has the hashes it ever had.
+    return _sha256(hashed | ({"fragment": fragment} if fragment else {}))
 
 
-def _hashed(contributions: Sequence[ContributionRecord]) -> list[list[object]]:
-    """The fields under the hash, in the order of the fold."""
-    ordered = sorted(contributions, key=lambda c: c.worker_id)
-    return [[c.worker_id, c.sha256, c.weight, c.rows, c.tokens] for c in ordered]
+def _hashed(c: ContributionRecord, round_number: int) -> list[object]:
+    """The fields of a contribution under the hash of the round that folds it."""
+    made = [c.round, c.first]
+    own = made == [round_number, round_number]
+    return [c.worker_id, c.sha256, c.weight, c.rows, c.tokens, *([] if own else [made])]
 
 
 def _sha256(value: Mapping[str, object]) -> str:
@@ -104,7 +109,7 @@ def check_chain(
 def in_order(
     contributions: Iterable[ContributionRecord],
 ) -> Callable[[int], list[ContributionRecord]]:
-    """What `check_chain` asks for, out of the contributions of all rounds, oldest first.
+    """What `check_chain` asks for, out of the contributions of all rounds, as `every` gives them.
 
     Holds one round at a time; a round that was asked for is not given again.
     """
@@ -114,8 +119,8 @@ def in_order(
     def of_round(number: int) -> list[ContributionRecord]:
         nonlocal ahead
         found = []
-        while ahead is not None and ahead.round <= number:
-            if ahead.round == number:
+        while ahead is not None and ahead.applied <= number:
+            if ahead.applied == number:
                 found.append(ahead)
             ahead = next(rest, None)
         return found
@@ -174,6 +179,7 @@ def _check_hash(
         contributions=contributions,
         master_digest=record.master_digest,
         published_digest=record.published_digest,
+        fragment=record.fragment,
     )
     return _differs(record.round, "hash", record.hash, computed)
 

@@ -6,13 +6,15 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from atoll.errors import ConfigError, StoreError
-from atoll.ledger import connect, epochs, migrations
-from atoll.ledger.base import Ledger
+from atoll.ledger import migrations
 from atoll.ledger.database import Database
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.postgres import connect as postgres
+from atoll.ledger.postgres.epochs import LEASE_SECONDS
+from atoll.ledger.sqlite import connect as sqlite
 
 
-def open_ledger(url_or_path: str | Path, *, lease_seconds: float = epochs.LEASE_SECONDS) -> Ledger:
+def open_ledger(url_or_path: str | Path, *, lease_seconds: float = LEASE_SECONDS) -> Ledger:
     """The ledger at a path, `:memory:`, `sqlite:///…` or `postgresql://…`, with its tables.
 
     Makes it when absent. Raises StateHeld when another process has it open, LedgerVersion when
@@ -25,7 +27,7 @@ def open_ledger(url_or_path: str | Path, *, lease_seconds: float = epochs.LEASE_
     except StoreError:
         database.close()
         raise
-    return SqlLedger(database)
+    return Ledger(database)
 
 
 def file_of(url_or_path: str | Path) -> Path | None:
@@ -36,12 +38,10 @@ def file_of(url_or_path: str | Path) -> Path | None:
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
-def open_database(
-    url_or_path: str | Path, *, lease_seconds: float = epochs.LEASE_SECONDS
-) -> Database:
-    """The database at a path or URL, as it is: nothing is migrated."""
+def open_database(url_or_path: str | Path, *, lease_seconds: float = LEASE_SECONDS) -> Database:
+    """The database at a path or URL, as it is: no table is made."""
     if isinstance(url_or_path, Path) or "://" not in url_or_path:
-        return connect.sqlite(str(url_or_path))
+        return sqlite.open_file(str(url_or_path))
     try:
         url = make_url(url_or_path)
     except ArgumentError as exc:
@@ -52,9 +52,9 @@ def open_database(
         ) from exc
     match url.get_backend_name():
         case "sqlite":
-            return connect.sqlite(url.database or connect.MEMORY)
+            return sqlite.open_file(url.database or sqlite.MEMORY)
         case "postgresql":
-            return connect.postgres(url, lease_seconds=lease_seconds)
+            return postgres.open_server(url, lease_seconds=lease_seconds)
     raise ConfigError(
         f"ledger {url.drivername!r} is not an engine Atoll uses; give a path, sqlite:///… or "
         f"postgresql://…"

@@ -6,16 +6,17 @@ ledger of any other is refused. The first release freezes this step; later ones 
 
 from functools import cache
 
-from sqlalchemy import Connection, inspect, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import insert, select
+from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from atoll.errors import LedgerVersion, StateDamaged
-from atoll.ledger import schema, seals
 from atoll.ledger.database import Database
+from atoll.ledger.tables import schema
 
-VERSION = 6
-_DIALECTS = {"sqlite": sqlite.dialect, "postgresql": postgresql.dialect}
+VERSION = 7
+_STORED = select(schema.schema_version.c.version)
+_STORE = insert(schema.schema_version)
 
 
 def migrate(database: Database) -> None:
@@ -23,15 +24,16 @@ def migrate(database: Database) -> None:
 
     From then on every transaction of this database keeps the seals.
     """
-    with database.reading() as connection:
-        stored = stored_version(connection, name=database.name)
+    stored = stored_version(database)
     if stored == 0:
         with database.writing() as connection:
-            _make(connection)
+            for statement in _statements(connection.dialect):
+                connection.change(statement)
+            connection.change(_STORE, {"version": VERSION})
+            database.made()
     else:
         check_version(stored, name=database.name)
-    if database.is_sqlite:
-        database.at_commit = seals.Sealing(database)
+    database.migrated()
 
 
 def check_version(stored: int, *, name: str) -> None:
@@ -43,30 +45,24 @@ def check_version(stored: int, *, name: str) -> None:
         )
 
 
-def stored_version(connection: Connection, *, name: str) -> int:
+def stored_version(database: Database) -> int:
     """The version of the tables in this database; 0 when there are none."""
-    if not inspect(connection).has_table(schema.schema_version.name):
-        return 0
-    found = list(connection.execute(select(schema.schema_version.c.version)).scalars())
+    with database.reading() as connection:
+        if not database.has_table(schema.schema_version.name):
+            return 0
+        found = [version for [version] in connection.rows(_STORED)]
     if len(found) != 1 or not isinstance(found[0], int) or found[0] < 1:
         raise StateDamaged(
-            f"the ledger {name} holds the versions {found!r} of its tables and must hold one, a "
-            f"number from 1; `atoll repair` shows what of it can be kept, or restore it from a copy"
+            f"the ledger {database.name} holds the versions {found!r} of its tables and must hold "
+            f"one, a number from 1; `atoll repair` shows what of it can be kept, or restore it "
+            f"from a copy"
         )
     return found[0]
 
 
-def _make(connection: Connection) -> None:
-    for statement in _statements(connection.dialect.name):
-        connection.exec_driver_sql(statement)
-    connection.execute(schema.schema_version.insert().values(version=VERSION))
-    seals.make(connection)
-
-
 @cache
-def _statements(engine: str) -> tuple[str, ...]:
+def _statements(dialect: Dialect) -> tuple[str, ...]:
     """What makes every table of `schema`, in the order of their references."""
-    dialect = _DIALECTS[engine]()
     made = []
     for table in schema.metadata.sorted_tables:
         made.append(CreateTable(table).compile(dialect=dialect))

@@ -15,7 +15,7 @@ def queue_name(dataset_id: str, shuffle_seed: int, epoch: int) -> str:
 class RoundState(StrEnum):
     """Where a round is in its life; it only ever moves down this list."""
 
-    PLANNED = "planned"  # its rows are leased, the round before it is not published yet
+    PLANNED = "planned"  # its rows are leased; publishing an earlier round opens it
     OPEN = "open"  # contributions are accepted
     FROZEN = "frozen"  # the ordered set is fixed, the outer step may be computed
     PUBLISHED = "published"  # digests are recorded, the version is the run's
@@ -170,8 +170,12 @@ class LeaseRecord:
 class ContributionRecord:
     """One accepted contribution; `(round, worker_id)` is its key."""
 
-    round: int
+    round: int  # that it was made for
     worker_id: str
+    applied: int  # the round that folds it
+    first: int  # the first round whose rows it contains
+    fragment: int  # of the model; 0 where there is one, -1: all of them
+    base: str  # digest of the published weights, of its fragment, that it started from
     incarnation: int
     sha256: str  # blob of the frame
     nbytes: int
@@ -185,6 +189,15 @@ class ContributionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundTotals:
+    """What a round folds, in sum."""
+
+    contributions: int
+    tokens: int
+    loss_sum: float  # over `tokens`
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """A round; digest fields are None until it is published."""
 
@@ -192,6 +205,8 @@ class RoundRecord:
     state: RoundState
     manifest_sha256: str
     cursor: int  # rows issued for the first time by plans up to and including this round's
+    fragment: int = 0  # of the model that it moves; 0 where there is one, -1: all of them
+    tokens: int = 0  # of the run before it, which its learning rate starts from
     prev_hash: str | None = None
     hash: str | None = None
     master_digest: str | None = None
@@ -216,7 +231,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """The rows of one round, as decided when the round before it froze."""
+    """The rows of one round, as decided when it was begun or an earlier round froze."""
 
     round: int
     manifest_sha256: str
@@ -225,6 +240,8 @@ class RoundPlan:
     taken: tuple[LeaseRecord, ...] = ()  # reopened leases whose rows this plan gives out again
     left: tuple[LeaseRecord, ...] = ()  # parts of `taken` that were not needed; they stay reopened
     queues: tuple[QueueRecord, ...] = ()  # those that the leases lie in; new ones are made
+    fragment: int = 0  # as in RoundRecord, and so are `tokens`
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

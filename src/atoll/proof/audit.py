@@ -11,7 +11,7 @@ from atoll.blobs.base import Blobs
 from atoll.errors import AtollError
 from atoll.layout import Layout
 from atoll.ledger import chain
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
     LeaseRecord,
@@ -73,25 +73,27 @@ def audit(
     progress: Progress = lambda *_: None,
 ) -> AuditReport:
     """Checks the whole run; with `with_replay` also rebuilds the weights of every round."""
-    run = ledger.run()
-    assert run is not None, "a ledger without a run cannot be audited"
-    manifests = Manifests.of(ledger)
-    rounds = ledger.rounds()
+    with ledger.reading() as t:
+        run, recorded, rounds = t.run.get(), t.manifests.all(), t.rounds.all()
+        assert run is not None, "a ledger without a run cannot be audited"
+        broken = chain.check_chain(run, recorded, rounds, t.contributions.of_round)
+        manifests = Manifests(recorded)
+        start = retention.replay_start(t, retention.storage_of(rounds, manifests))
     published = [r for r in rounds if r.state is RoundState.PUBLISHED]
     report = AuditReport(run.run_id, rounds=len(published))
     report.digest = (
         published[-1].master_digest if published else manifests.first.manifest.model.initial_digest
     )
-    broken = chain.check_chain(run, ledger.manifests(), rounds, ledger.contributions)
     if broken is not None:
         report.problems.append(Problem(broken.round, f"chain: {broken.field}", broken.reason))
-    start = retention.replay_start(ledger, retention.storage_of(rounds, manifests))
     leases: list[LeaseRecord] = []
     misnamed: list[Problem] = []
     for done, record in enumerate(rounds, start=1):
         progress("contributions", done, len(rounds))
         _check_leaves(report, record)
-        contributions, held = ledger.contributions(record.round), ledger.leases(record.round)
+        with ledger.reading() as t:
+            contributions = t.contributions.of_round(record.round)
+            held = t.leases.of_round(record.round)
         for contribution in contributions:
             header = _check_contribution(report, blobs, contribution, pruned=record.round <= start)
             misnamed += _check_named(header, held)
@@ -259,7 +261,8 @@ def _check_work(
     report: AuditReport, ledger: Ledger, leases: Sequence[LeaseRecord], *, newest: int
 ) -> None:
     """The balance of rows, and queues that are damaged or say something else than the leases."""
-    datasets = ledger.datasets()
+    with ledger.reading() as t:
+        datasets, queues = t.datasets.all(), t.queues.all()
     report.balance = balance.balance(leases, datasets)
     for epoch in report.balance:
         if not epoch.holds:
@@ -271,7 +274,7 @@ def _check_work(
                     f"which {epoch.open} are open and {epoch.given_up} given up",
                 )
             )
-    for name, wrong in balance.check_queues(ledger.queues(), leases, datasets):
+    for name, wrong in balance.check_queues(queues, leases, datasets):
         report.problems.append(Problem(newest, f"queue {name}", wrong))
 
 
@@ -293,7 +296,8 @@ def _replay(
     progress: Progress,
 ) -> Iterator[Problem]:
     report.replayed_from = start
-    snapshots = {snapshot.version: snapshot for snapshot in ledger.snapshots()}
+    with ledger.reading() as t:
+        snapshots = {snapshot.version: snapshot for snapshot in t.snapshots.all()}
     reached = start  # the round that an error below belongs to
     try:
         state, _ = replay.restore(

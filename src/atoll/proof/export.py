@@ -5,7 +5,7 @@ from pathlib import Path
 from atoll.blobs.base import Blobs
 from atoll.errors import ConfigError, StateDamaged
 from atoll.layout import Layout
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import RoundState
 from atoll.proof import retention
 from atoll.strategies.diloco import OuterState
@@ -18,17 +18,18 @@ def state_at(
     ledger: Ledger, blobs: Blobs, *, layout: Layout, version: int | None
 ) -> tuple[OuterState, int]:
     """The weights after `version` (None: the newest), from the nearest snapshot before it."""
-    manifests, rounds = Manifests.of(ledger), ledger.rounds()
+    with ledger.reading() as t:
+        manifests, rounds = Manifests(t.manifests.all()), t.rounds.all()
+        first = retention.replay_start(t, retention.storage_of(rounds, manifests))
+        snapshots = t.snapshots.all()
     published = [r.round for r in rounds if r.state is RoundState.PUBLISHED]
     newest = published[-1] if published else 0
     wanted = newest if version is None else version
-    first = retention.replay_start(ledger, retention.storage_of(rounds, manifests))
     if not first <= wanted <= newest:
         raise ConfigError(
             f"round={wanted} is not kept; this run can export rounds {first} to {newest}"
         )
-    snapshots = [s for s in ledger.snapshots() if s.version <= wanted]
-    nearest = snapshots[-1] if snapshots else None
+    nearest = next((s for s in reversed(snapshots) if s.version <= wanted), None)
     start = 0 if nearest is None else nearest.version
     state, _ = replay.restore(ledger, blobs, nearest, manifests=manifests, layout=layout)
     if start == wanted:
@@ -57,7 +58,8 @@ def export(
     """Writes θ (or θ̂ with `published`) as safetensors; returns the metadata written with it."""
     state, wanted = state_at(ledger, blobs, layout=layout, version=version)
     digests = replay.measure(state)
-    run = ledger.run()
+    with ledger.reading() as t:
+        run = t.run.get()
     assert run is not None
     which = "published" if published else "master"
     metadata = {

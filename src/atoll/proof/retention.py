@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable, Sequence, Set
 
 from atoll.blobs.base import Blobs
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import RoundRecord
+from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import StorageSettings
 from atoll.versions.manifests import Manifests
 
@@ -20,34 +21,34 @@ def storage_of(rounds: Sequence[RoundRecord], manifests: Manifests) -> StorageSe
     return manifests.of_round(latest).manifest.storage
 
 
-def replay_start(ledger: Ledger, storage: StorageSettings) -> int:
+def replay_start(t: Transaction, storage: StorageSettings) -> int:
     """The version replay begins at: 0 when all is kept, else the oldest kept snapshot's.
 
     A repair that had to do without older blobs has recorded a later one.
     """
-    repaired = int(ledger.control().get(REPLAY_FROM, 0))
-    return max(repaired, kept_from(ledger, storage))
+    repaired = int(t.control.all().get(REPLAY_FROM, 0))
+    return max(repaired, kept_from(t, storage))
 
 
-def kept_from(ledger: Ledger, storage: StorageSettings | None) -> int:
+def kept_from(t: Transaction, storage: StorageSettings | None) -> int:
     """The version that pruning leaves everything after."""
     pruned = storage is not None and storage.retain == "snapshots"
-    snapshots = ledger.snapshots() if pruned else []
+    snapshots = t.snapshots.all() if pruned else []
     return snapshots[0].version if snapshots else 0
 
 
-def referenced(ledger: Ledger, storage: StorageSettings | None) -> set[str]:
+def referenced(t: Transaction, storage: StorageSettings | None) -> set[str]:
     """Blobs named by the run, by kept snapshots, and by rounds that replay needs.
 
     With None for `storage`: by any round at all.
     """
-    run = ledger.run()
+    run = t.run.get()
     assert run is not None, "a ledger without a run references nothing"
     names = {run.initial_sha256}
-    for snapshot in ledger.snapshots():
+    for snapshot in t.snapshots.all():
         names |= {snapshot.master_sha256, snapshot.published_sha256}
         names |= {sha256 for _, sha256 in snapshot.slots_sha256}
-    return names | ledger.accepted_blobs(first=kept_from(ledger, storage) + 1)
+    return names | t.contributions.blobs(first=kept_from(t, storage) + 1)
 
 
 def prune(
@@ -64,12 +65,14 @@ def prune(
     and about to be recorded. It is asked after the listing and before the records are read, so a
     blob that is recorded meanwhile is in one of the two answers.
     """
-    snapshots = ledger.snapshots()
-    if storage.retain == "snapshots" and len(snapshots) > storage.keep_snapshots:
-        ledger.drop_snapshots(below_version=snapshots[-storage.keep_snapshots].version)
+    if storage.retain == "snapshots":
+        with ledger.writing() as t:
+            kept = t.snapshots.all()[-storage.keep_snapshots :]
+            t.snapshots.drop_below(kept[0].version if kept else 0)
     stored = [ref.sha256 for ref in blobs.stored()]
     needed = set(in_flight())
-    needed |= referenced(ledger, storage)
+    with ledger.reading() as t:
+        needed |= referenced(t, storage)
     garbage = [sha256 for sha256 in stored if sha256 not in needed]
     for sha256 in garbage:
         blobs.delete(sha256)

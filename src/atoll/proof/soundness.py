@@ -7,13 +7,14 @@ Reads a ledger and blobs; changes neither.
 
 import logging
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from atoll.blobs.base import Blobs
 from atoll.errors import AtollError, StateDamaged, StoreError
 from atoll.layout import Layout
 from atoll.ledger import chain
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
     LedgerDamage,
@@ -21,6 +22,7 @@ from atoll.ledger.records import (
     RoundState,
     SnapshotRecord,
 )
+from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import retention
 from atoll.sums import digest as digests
 from atoll.versions import replay
@@ -79,7 +81,8 @@ def check_start(ledger: Ledger, blobs: Blobs) -> None:
     """Raises StateDamaged unless every record is as it was written and blobs tell of no more."""
     found = [Damage(str(d), "", _round_of(d)) for d in ledger.damage() if _matters(d)]
     if not found:
-        found = _records(ledger)
+        with ledger.reading() as t:
+            found = _records(t)
     if not found:
         found = [flaw.damage for flaw in _newer(ledger, blobs)]
     if not found:
@@ -94,17 +97,20 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout, told: int = 0) -> F
 
     Blobs of rounds up to `told` are no sign of lost records: of a ledger that was cut short here.
     """
-    run = ledger.run()
-    assert run is not None, "a ledger without a run has nothing to examine"
-    manifests, rounds = Manifests.of(ledger), ledger.rounds()
-    published = _published(rounds)
     records = ledger.damage()
     damages = [Damage(str(d), "", _round_of(d)) for d in records]
-    damages += _records(ledger)
+    with ledger.reading() as t:
+        run = t.run.get()
+        assert run is not None, "a ledger without a run has nothing to examine"
+        manifests, rounds = Manifests(t.manifests.all()), t.rounds.all()
+        damages += _records(t)
+        storage = retention.storage_of(rounds, manifests)
+        kept = retention.kept_from(t, storage)
+        # What an earlier repair had to do without is no news, and no less missing.
+        known = retention.replay_start(t, storage)
+    published = _published(rounds)
     limit = min((d.round - 1 for d in damages if d.round is not None), default=None)
     newer = _newer(ledger, blobs, told=told)
-    storage = retention.storage_of(rounds, manifests)
-    kept = retention.kept_from(ledger, storage)
     flaws = _contribution_flaws(ledger, blobs, (r for r in rounds if r.round > kept))
     starts = _starts(ledger, blobs, manifests=manifests, layout=layout, start=kept)
     bad_rounds = {flaw.damage.round for flaw in flaws}
@@ -113,8 +119,6 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout, told: int = 0) -> F
         s: _reach(s, top, bad_rounds) for s, flaw in starts.items() if flaw is None and s <= top
     }
     last_good = max(reach.values(), default=None)
-    # What an earlier repair had to do without is no news, and no less missing.
-    known = retention.replay_start(ledger, storage)
     damages += [flaw.damage for flaw in flaws if (flaw.damage.round or 0) > known]
     damages += [flaw.damage for flaw in newer]
     damages += [flaw for s, flaw in starts.items() if flaw is not None and s >= known]
@@ -151,14 +155,14 @@ def _round_of(damage: LedgerDamage) -> int | None:
     return int(damage.key) if damage.key.isdigit() else 1
 
 
-def _records(ledger: Ledger) -> list[Damage]:
+def _records(t: Transaction) -> list[Damage]:
     """What the records say about each other: the chain, and the leaves outside it."""
-    run = ledger.run()
+    run = t.run.get()
     if run is None:
         return []
-    manifests, rounds = ledger.manifests(), ledger.rounds()
+    manifests, rounds = t.manifests.all(), t.rounds.all()
     # Not round by round: a restart has seconds, whatever its history.
-    with ledger.every_contribution() as contributions:
+    with closing(t.contributions.every()) as contributions:
         broken = chain.check_chain(run, manifests, rounds, chain.in_order(contributions))
     found = []
     if broken is not None:
@@ -181,10 +185,11 @@ def newer_blobs(ledger: Ledger, blobs: Blobs) -> set[str]:
 
 def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[BlobFlaw]:
     """Blobs of rounds that the ledger has not come to: it has lost what it once recorded."""
-    run, rounds = ledger.run(), ledger.rounds()
+    with ledger.reading() as t:
+        run, rounds = t.run.get(), t.rounds.all()
+        known = set() if run is None else retention.referenced(t, None)
     latest = rounds[-1].round if rounds else 0
     published = _published(rounds)
-    known = set() if run is None else retention.referenced(ledger, None)
     found = []
     for ref in blobs.stored():
         if ref.sha256 in known:
@@ -215,23 +220,17 @@ def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[BlobFlaw]:
 
 def _open_flaws(ledger: Ledger, blobs: Blobs) -> list[BlobFlaw]:
     """Contributions that are accepted and not folded yet."""
-    latest = ledger.latest_round()
-    if latest is None:
-        return []
-    rounds = [r for r in ledger.rounds(first=max(1, latest.round - 1))]
-    waiting = (r for r in rounds if r.state is not RoundState.PUBLISHED)
+    with ledger.reading() as t:
+        waiting = t.rounds.unpublished()
     return _contribution_flaws(ledger, blobs, waiting)
 
 
 def _contribution_flaws(
     ledger: Ledger, blobs: Blobs, rounds: Iterable[RoundRecord]
 ) -> list[BlobFlaw]:
-    return [
-        flaw
-        for record in rounds
-        for contribution in ledger.contributions(record.round)
-        if (flaw := _flaw(blobs, contribution)) is not None
-    ]
+    with ledger.reading() as t:
+        found = [c for record in rounds for c in t.contributions.of_round(record.round)]
+    return [flaw for c in found if (flaw := _flaw(blobs, c)) is not None]
 
 
 def _flaw(blobs: Blobs, contribution: ContributionRecord) -> BlobFlaw | None:
@@ -239,7 +238,7 @@ def _flaw(blobs: Blobs, contribution: ContributionRecord) -> BlobFlaw | None:
         blobs.open(contribution.sha256).close()
     except StoreError as error:
         part = f"the contribution of {contribution.worker_id!r} to round {contribution.round}"
-        return BlobFlaw(contribution.sha256, Damage(part, str(error), contribution.round))
+        return BlobFlaw(contribution.sha256, Damage(part, str(error), contribution.applied))
     return None
 
 
@@ -248,7 +247,8 @@ def _starts(
 ) -> dict[int, Damage | None]:
     """Versions that replay could begin at, and what is wrong with each."""
     candidates: list[SnapshotRecord | None] = [] if start else [None]
-    candidates += ledger.snapshots()
+    with ledger.reading() as t:
+        candidates += t.snapshots.all()
     found: dict[int, Damage | None] = {}
     for snapshot in candidates:
         version = 0 if snapshot is None else snapshot.version

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from atoll.errors import StateDamaged
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord
 from atoll.protocol.manifest import Manifest
 
@@ -35,7 +35,8 @@ class Manifests:
     @classmethod
     def of(cls, ledger: Ledger) -> "Manifests":
         """The versions that `ledger` records."""
-        return cls(ledger.manifests())
+        with ledger.reading() as t:
+            return cls(t.manifests.all())
 
     @property
     def first(self) -> Recorded:

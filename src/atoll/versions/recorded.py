@@ -2,7 +2,7 @@
 
 from atoll.errors import ConfigError
 from atoll.layout import Layout
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.models import registry as models
 from atoll.protocol.manifest import Manifest
 from atoll.versions.manifests import Manifests
@@ -10,7 +10,8 @@ from atoll.versions.manifests import Manifests
 
 def manifest_of(ledger: Ledger) -> Manifest | None:
     """The newest manifest, or None for a ledger without a run."""
-    records = ledger.manifests()
+    with ledger.reading() as t:
+        records = t.manifests.all()
     return Manifests(records).newest.manifest if records else None
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from atoll.blobs.base import Blobs
 from atoll.errors import BlobChanged, BlobMissing, StateDamaged
 from atoll.layout import Layout, Span
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, RoundRecord, RoundState, SnapshotRecord
 from atoll.protocol.manifest import Manifest
 from atoll.strategies import build
@@ -50,7 +50,8 @@ def measure(state: OuterState, *, threads: int = 1) -> Digests:
 
 def initial_state(ledger: Ledger, blobs: Blobs, manifest: Manifest, layout: Layout) -> OuterState:
     """Version 0, from the blob of initial weights; its digest must be the manifest's."""
-    run = ledger.run()
+    with ledger.reading() as t:
+        run = t.run.get()
     assert run is not None, "a ledger without a run has no weights"
     flat = weights.load(blobs, run.initial_sha256, layout)
     found = digests.digest(layout, flat).root
@@ -95,7 +96,8 @@ def restore(
     manifest = manifests.of_round(snapshot.version).manifest
     state = snapshot_state(blobs, snapshot, manifest, layout)
     found = measure(state, threads=threads)
-    records = ledger.rounds(first=snapshot.version, last=snapshot.version)
+    with ledger.reading() as t:
+        records = t.rounds.all(first=snapshot.version, last=snapshot.version)
     differing = difference(layout, Replayed(records[0], [], found)) if records else "no such round"
     if differing is not None:
         raise StateDamaged(
@@ -196,10 +198,13 @@ def replay(
 
     Each under the manifest of its round.
     """
-    for record in ledger.rounds(first=after_version + 1):
+    with ledger.reading() as t:
+        rounds = t.rounds.all(first=after_version + 1)
+    for record in rounds:
         if record.state is not RoundState.PUBLISHED:
             return
-        contributions = ledger.contributions(record.round)
+        with ledger.reading() as t:
+            contributions = t.contributions.of_round(record.round)
         with _naming(f"a contribution of round {record.round}"):
             found = apply_round(
                 state,

@@ -8,7 +8,9 @@ from atoll.coordinator.accept import admission, uploads
 from atoll.coordinator.rounds import leases
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.errors import Conflict, LeaseLost, WrongBase
-from atoll.ledger import contributions, rows, schema, sql
+from atoll.ledger.tables import contributions, rows
+from atoll.ledger.tables.contributions import ContributionTable
+from atoll.ledger.tables.leases import LeaseTable
 from atoll.wire import frame
 from tests.faults.mutants.mutant import (
     Mutant,
@@ -18,6 +20,7 @@ from tests.faults.mutants.mutant import (
     during,
     forgiving,
     having,
+    in_two,
 )
 
 MUTANTS: list[Mutant] = []
@@ -40,17 +43,7 @@ def a_receipt_is_given_before_the_commit(patch: Patch) -> None:
 
 @mutant("moves-together")
 def leases_and_contribution_are_two_transactions(patch: Patch) -> None:
-    def accept(self: sql.SqlLedger, contribution: Any) -> Any:
-        with self._database.writing() as connection:
-            first = contributions._find(connection, contribution)
-            if first is not None:
-                return contributions._same(first, contribution)
-            contributions._finish_leases(connection, contribution)
-        with self._database.writing() as connection:
-            connection.execute(schema.contributions.insert(), rows.values(contribution))
-        return contribution
-
-    patch.setattr(sql.SqlLedger, "accept", accept)
+    in_two(patch, rows, "values", within=(ContributionTable, "accept"))
 
 
 @mutant("receipt-matches", having("rogue"))
@@ -81,20 +74,21 @@ def a_repeated_upload_gets_another_receipt(patch: Patch) -> None:
 @mutant("acked-is-durable", having("duplicate"))
 def a_repeated_upload_is_recorded_anew(patch: Patch) -> None:
     patch.setattr(admission.Admission, "receipt", answering(None))
-    real = contributions.accept
+    real = ContributionTable.accept
 
-    def accept(connection: Any, contribution: Any) -> Any:
-        first = contributions._find(connection, contribution)
+    def accept(self: ContributionTable, contribution: Any) -> Any:
+        first = self.get(contribution.round, contribution.worker_id)
         if first is None:
-            return real(connection, contribution)
+            return real(self, contribution)
         anew = replace(contribution, receipt=first.receipt[::-1])
-        table = schema.contributions
-        key = (table.c.round == first.round, table.c.worker_id == first.worker_id)
-        connection.execute(table.delete().where(*key))
-        connection.execute(table.insert(), rows.values(anew))
+        key = (first.round, first.worker_id)
+        self._connection.change(
+            "UPDATE contributions SET receipt = ? WHERE round = ? AND worker_id = ?",
+            (anew.receipt, *key),
+        )
         return anew
 
-    patch.setattr(contributions, "accept", accept)
+    patch.setattr(ContributionTable, "accept", accept)
 
 
 @mutant("accepted-in-open-round")
@@ -103,7 +97,7 @@ def a_stale_round_is_accepted(patch: Patch) -> None:
     patch.setattr(admission.Admission, "_check_rows", answering(None))
     patch.setattr(leases, "check_named", answering(None))
     patch.setattr(contributions, "_check_open", answering(None))
-    forgiving(patch, contributions, "_finish_leases", LeaseLost)
+    forgiving(patch, LeaseTable, "finish", LeaseLost)
 
 
 @mutant("accepted-in-open-round", having("rogue"))

@@ -11,8 +11,10 @@ from atoll.coordinator.rounds import dispatch, leases
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.data import plan as plans
-from atoll.ledger import queues, schema, sql
-from atoll.ledger import rounds as round_statements
+from atoll.ledger.tables import leases as lease_table
+from atoll.ledger.tables import schema
+from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.queues import QueueTable
 from atoll.simulate.faults.scenario import Scenario
 from tests.faults.mutants.mutant import (
     Mutant,
@@ -21,6 +23,7 @@ from tests.faults.mutants.mutant import (
     answering,
     during,
     having,
+    in_two,
     never_paused,
     working,
 )
@@ -48,34 +51,23 @@ def rows_issued_again_have_the_same_lease_epoch(patch: Patch) -> None:
 
 @mutant("lease-epoch-grows", having("replace worker"))
 def a_lease_is_handed_over_under_the_same_lease_epoch(patch: Patch) -> None:
-    same = round_statements._HAND_OVER.values(lease_epoch=schema.leases.c.lease_epoch)
-    patch.setattr(round_statements, "_HAND_OVER", same)
+    same = lease_table._HAND_OVER.values(lease_epoch=schema.leases.c.lease_epoch)
+    patch.setattr(lease_table, "_HAND_OVER", same)
 
 
 @mutant("lease-of-latest-life", having("replace worker"))
 def a_new_life_does_not_take_the_leases_over(patch: Patch) -> None:
-    patch.setattr(round_statements, "hand_over", answering(None))
+    patch.setattr(LeaseTable, "hand_over", answering(None))
 
 
 @mutant("queue-agrees")
 def bitmaps_of_done_units_are_another_transaction(patch: Patch) -> None:
-    later: list[Any] = []
-    mark, accept = queues.mark_done, sql.SqlLedger.accept
-    patch.setattr(queues, "mark_done", lambda _, leases: later.extend(leases))
-
-    def accept_then_mark(self: sql.SqlLedger, contribution: Any) -> Any:
-        later.clear()
-        accepted = accept(self, contribution)
-        with self._database.writing() as connection:
-            mark(connection, later)
-        return accepted
-
-    patch.setattr(sql.SqlLedger, "accept", accept_then_mark)
+    in_two(patch, QueueTable, "mark_done")
 
 
 @mutant("queue-agrees")
 def issued_units_are_not_marked(patch: Patch) -> None:
-    patch.setattr(queues, "mark_issued", answering(None))
+    patch.setattr(QueueTable, "mark_issued", answering(None))
 
 
 @mutant("row-issued-once", working(policy="exactly_once", units=1))
@@ -93,17 +85,17 @@ def a_unit_issued_again_starts_at_its_first_row(patch: Patch) -> None:
 
 @mutant("policy-kept", working(policy="at_most_once", kinds=("kill worker",)))
 def at_most_once_issues_again(patch: Patch) -> None:
-    patch.setattr(round_statements, "_end_leases", _ending(reissue=True))
+    patch.setattr(LeaseTable, "end", _ending(reissue=True))
 
 
 @mutant("policy-kept", working(policy="exactly_once", kinds=("kill worker",)))
 def exactly_once_gives_rows_up(patch: Patch) -> None:
-    patch.setattr(round_statements, "_end_leases", _ending(reissue=False))
+    patch.setattr(LeaseTable, "end", _ending(reissue=False))
 
 
 def _ending(*, reissue: bool) -> Callable[..., int]:
-    real = round_statements._end_leases
-    return lambda c, number, workers, **_: real(c, number, workers, reissue=reissue)
+    real = LeaseTable.end
+    return lambda self, keys, **_: real(self, keys, reissue=reissue)
 
 
 @mutant("reopened-goes-first", working(policy="exactly_once", kinds=("kill worker",)))

@@ -1,7 +1,7 @@
 """What a mutant is: one rule taken out of the production code, and the seeds that show it."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
@@ -10,6 +10,8 @@ import pytest
 
 from atoll.coordinator.members.control import Control
 from atoll.errors import AtollError
+from atoll.ledger.connection import Connection, Mode
+from atoll.ledger.database import Database
 from atoll.protocol.control import Command
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
@@ -97,6 +99,34 @@ def forgiving(patch: Patch, owner: Any, name: str, refusal: type[AtollError]) ->
             real(*args, **more)
 
     patch.setattr(owner, name, check)
+
+
+def in_two(patch: Patch, owner: Any, name: str, *, within: tuple[Any, str] | None = None) -> None:
+    """A transaction that comes to `owner.name` is committed there and goes on as another one.
+
+    With `within` only while that method runs.
+    """
+    real, writing = getattr(owner, name), Database.writing
+    begun: list[Database] = []
+
+    @contextmanager
+    def remembered(self: Database) -> Iterator[Connection]:
+        with writing(self) as connection:
+            begun[:] = [self]
+            yield connection
+
+    def commit_first(*args: Any, **more: Any) -> Any:
+        database = begun[0]
+        database._end()
+        database.connection.commit()
+        database._begin(Mode.WRITING)
+        return real(*args, **more)
+
+    patch.setattr(Database, "writing", remembered)
+    if within is None:
+        patch.setattr(owner, name, commit_first)
+    else:
+        during(patch, *within, owner, name, commit_first)
 
 
 def answering(value: Any) -> Callable[..., Any]:

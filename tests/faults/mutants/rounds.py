@@ -9,11 +9,11 @@ from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.rounds import LatestRound, Rounds
 from atoll.data.plan import Source
-from atoll.ledger import rounds as round_statements
-from atoll.ledger import rows, schema, sql
-from atoll.ledger.records import RoundPlan, RoundState
+from atoll.ledger.records import RoundPlan
+from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.rounds import RoundTable
 from atoll.simulate.faults.scenario import Scenario
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, having
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, having, in_two
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -39,11 +39,11 @@ def _has_grace(scenario: Scenario) -> bool:
 def the_cursor_does_not_move(patch: Patch) -> None:
     real = Dispatch.plan
 
-    def sources(self: Dispatch, _: int) -> list[Source]:
+    def sources(self: Dispatch, *_: Any) -> list[Source]:
         return [Source(part.dataset_id, part.length, part.weight, 0) for part in self.parts]
 
-    def plan(self: Dispatch, *args: Any, cursor: int) -> RoundPlan:
-        return replace(real(self, *args, cursor=cursor), cursor=cursor)
+    def plan(self: Dispatch, *args: Any, cursor: int, tokens: int) -> RoundPlan:
+        return replace(real(self, *args, cursor=cursor, tokens=tokens), cursor=cursor)
 
     patch.setattr(Dispatch, "_sources", sources)
     patch.setattr(Dispatch, "plan", plan)
@@ -51,12 +51,12 @@ def the_cursor_does_not_move(patch: Patch) -> None:
 
 @mutant("row-issued-once")
 def reopened_rows_are_issued_twice(patch: Patch) -> None:
-    patch.setattr(round_statements, "_take", answering(None))
+    patch.setattr(LeaseTable, "_take", answering(None))
 
 
 @mutant("row-not-lost")
 def rows_of_a_missing_worker_are_not_reopened(patch: Patch) -> None:
-    patch.setattr(round_statements, "_end_leases", answering(0))
+    patch.setattr(LeaseTable, "end", answering(0))
 
 
 @mutant("row-not-lost")
@@ -76,7 +76,7 @@ def reopened_rows_are_taken_and_not_given_out(patch: Patch) -> None:
 
 @mutant("row-not-lost", _splits_leases)
 def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
-    patch.setattr(round_statements, "_keep_reopened", answering(None))
+    patch.setattr(LeaseTable, "_keep_reopened", answering(None))
 
 
 @mutant("lease-is-stable")
@@ -99,58 +99,26 @@ def a_repeated_question_gets_other_rows(patch: Patch) -> None:
 
 @mutant("next-is-planned")
 def a_round_freezes_without_a_plan(patch: Patch) -> None:
-    real = round_statements.freeze
+    real = RoundTable.freeze
     patch.setattr(
-        round_statements, "freeze", lambda c, number, _, **more: real(c, number, None, **more)
+        RoundTable, "freeze", lambda self, number, _, **more: real(self, number, None, **more)
     )
 
 
 @mutant("next-is-planned")
 def freeze_and_plan_are_two_transactions(patch: Patch) -> None:
-    def freeze(
-        self: sql.SqlLedger, round_number: int, next_plan: Any, *, reissue: bool = True
-    ) -> Any:
-        with self._database.writing() as connection:
-            found = round_statements.freeze(connection, round_number, None, reissue=reissue)
-        if next_plan is not None:
-            with self._database.writing() as connection:
-                round_statements._insert(
-                    connection,
-                    next_plan,
-                    state=RoundState.PLANNED,
-                    expected=round_number + 1,
-                )
-        return found
-
-    patch.setattr(sql.SqlLedger, "freeze", freeze)
+    in_two(patch, RoundTable, "_insert")
 
 
 @mutant("moves-together")
 def state_and_digests_are_two_transactions(patch: Patch) -> None:
-    def publish(self: sql.SqlLedger, round_number: int, published: Any) -> None:
-        with self._database.writing() as connection:
-            round_statements._move(
-                connection,
-                round_number,
-                old=RoundState.FROZEN,
-                new=RoundState.PUBLISHED,
-            )
-        with self._database.writing() as connection:
-            table = schema.rounds
-            connection.execute(
-                table.update().where(table.c.round == round_number).values(rows.values(published))
-            )
-            connection.execute(
-                table.update().where(table.c.round == round_number + 1).values(state="open")
-            )
-
-    patch.setattr(sql.SqlLedger, "publish", publish)
+    in_two(patch, RoundTable, "_check_before", within=(RoundTable, "publish"))
 
 
 @mutant("round-order")
 def publishing_does_not_open_the_next_round(patch: Patch) -> None:
-    stays = round_statements._OPEN_PLANNED.values(state=RoundState.PLANNED.value)
-    patch.setattr(round_statements, "_OPEN_PLANNED", stays)
+    real = RoundTable.publish
+    patch.setattr(RoundTable, "publish", lambda self, *args, **_: real(self, *args))
 
 
 @mutant("closes-by-rule")

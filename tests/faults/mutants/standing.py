@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
-
 from atoll.coordinator.members.control import Control
 from atoll.coordinator.members.generations import Generations
 from atoll.coordinator.members.heartbeats import Heartbeats
@@ -14,8 +12,9 @@ from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.errors import Evicted, UnknownWorker, WorkerTaken
-from atoll.ledger import generations, members
 from atoll.ledger.records import WorkerRecord
+from atoll.ledger.tables.members import MemberTable
+from atoll.ledger.tables.run import ControlTable
 from atoll.protocol.messages import Identity
 from tests.faults.mutants.mutant import (
     Mutant,
@@ -41,7 +40,7 @@ def an_earlier_life_is_not_fenced(patch: Patch) -> None:
         return real(self, identity.model_copy(update={"incarnation": life}))
 
     patch.setattr(Registry, "check", check)
-    patch.setattr(members, "check_incarnation", lambda c, worker, _: members.check_known(c, worker))
+    patch.setattr(MemberTable, "check_incarnation", lambda self, name, _: self.check_known(name))
 
 
 @mutant("fenced-gets-nothing")
@@ -67,13 +66,13 @@ def a_live_worker_id_is_given_away(patch: Patch) -> None:
 
 @mutant("fenced-gets-nothing")
 def a_new_life_gets_the_old_number(patch: Patch) -> None:
-    real = members.find_worker
+    real = MemberTable._find
 
-    def earlier_life(connection: Connection, worker_id: str) -> WorkerRecord | None:
-        known = real(connection, worker_id)
+    def earlier_life(self: MemberTable, worker_id: str) -> WorkerRecord | None:
+        known = real(self, worker_id)
         return known and replace(known, incarnation=known.incarnation - 1)
 
-    during(patch, members, "register", members, "find_worker", earlier_life)
+    during(patch, MemberTable, "register", MemberTable, "_find", earlier_life)
 
 
 @mutant("generation-current")
@@ -83,7 +82,7 @@ def an_old_generation_is_answered(patch: Patch) -> None:
 
 @mutant("generation-moves")
 def members_change_without_a_generation(patch: Patch) -> None:
-    patch.setattr(generations, "renew", lambda c, **_: generations.newest(c))
+    patch.setattr(MemberTable, "_renew", answering(None))
 
 
 @mutant("operator-obeyed", having("operator"))
@@ -103,7 +102,7 @@ def a_pause_gives_rows_out(patch: Patch) -> None:
 
 @mutant("acked-is-durable", having("operator"))
 def an_order_is_kept_in_memory_only(patch: Patch) -> None:
-    during(patch, Control, "order", members, "set_control", answering(None))
+    during(patch, Control, "order", ControlTable, "set", answering(None))
 
 
 @mutant("silent-is-evicted")
@@ -131,7 +130,8 @@ def a_refused_registration_leaves_a_trace(patch: Patch) -> None:
             return real(self, request, **more)
         except WorkerTaken:
             known = self._workers[request.worker_id]
-            self._ledger.deregister(request.worker_id, known.incarnation, wall=0.0)
+            with self._ledger.writing() as t:
+                t.members.deregister(request.worker_id, known.incarnation, wall=0.0)
             raise
 
     patch.setattr(Registry, "register", register)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from atoll.blobs.drafts import DraftWriter
-from atoll.ledger.base import Ledger
+from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import retention
 from atoll.simulate.faults.scenario import Scenario
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, during
@@ -21,9 +21,9 @@ def _breaks_uploads(scenario: Scenario) -> bool:
 def pruning_forgets_the_outer_state(patch: Patch) -> None:
     real = retention.referenced
 
-    def referenced(ledger: Ledger, storage: Any) -> set[str]:
-        slots = (slot for snapshot in ledger.snapshots() for slot in snapshot.slots_sha256)
-        return real(ledger, storage) - {sha256 for _, sha256 in slots}
+    def referenced(t: Transaction, storage: Any) -> set[str]:
+        slots = (slot for snapshot in t.snapshots.all() for slot in snapshot.slots_sha256)
+        return real(t, storage) - {sha256 for _, sha256 in slots}
 
     patch.setattr(retention, "referenced", referenced)
 

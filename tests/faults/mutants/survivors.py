@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.ledger import members
+from atoll.ledger.tables.members import MemberTable
 from tests.faults.mutants.mutant import Patch
 
 
@@ -34,4 +34,4 @@ def survivor(reason: str) -> Callable[..., Any]:
     "ledger's own check is for a second holder of the database, which other tests have"
 )
 def the_ledger_does_not_check_the_incarnation(patch: Patch) -> None:
-    patch.setattr(members, "check_incarnation", lambda c, worker, _: members.check_known(c, worker))
+    patch.setattr(MemberTable, "check_incarnation", lambda self, name, _: self.check_known(name))

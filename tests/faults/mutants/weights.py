@@ -6,8 +6,9 @@ from typing import Any
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
 from atoll.coordinator.rounds.run_weights import RunWeights
-from atoll.ledger import contributions, schema
 from atoll.ledger.records import SnapshotRecord
+from atoll.ledger.tables import contributions, schema
+from atoll.ledger.tables.contributions import ContributionTable
 from atoll.protocol.messages import Assignment, AssignmentRequest
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults.scenario import Scenario
@@ -111,7 +112,8 @@ def a_snapshot_is_named_after_the_version_before(patch: Patch) -> None:
 def a_version_is_published_before_it_is_recorded(patch: Patch) -> None:
     def publish(self: Closing, round_number: int, link: Any, digests: Any) -> None:
         self._weights.publish(round_number, digests)
-        self._ledger.publish(round_number, link)
+        with self._ledger.writing() as t:
+            t.rounds.publish(round_number, link, opens=self._rounds.planned)
 
     patch.setattr(Closing, "_publish", publish)
 
@@ -137,22 +139,13 @@ def other_weights_are_not_sent_to_fetch(patch: Patch) -> None:
 
 @mutant("restart-opens", having("crash coordinator"))
 def replay_skips_a_contribution(patch: Patch) -> None:
-    real = replay.replay
+    real = ContributionTable.of_round
 
-    class Short:
-        def __init__(self, ledger: Any) -> None:
-            self._ledger = ledger
+    def short(self: ContributionTable, number: int) -> Any:
+        found = real(self, number)
+        return found[1:] if len(found) > 1 else found
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._ledger, name)
-
-        def contributions(self, number: int) -> Any:
-            found = self._ledger.contributions(number)
-            return found[1:] if len(found) > 1 else found
-
-    patch.setattr(
-        replay, "replay", lambda state, ledger, *a, **m: real(state, Short(ledger), *a, **m)
-    )
+    during(patch, RunWeights, "_restore", ContributionTable, "of_round", short)
 
 
 @mutant("audit-clean", _is_audited)

@@ -10,13 +10,14 @@ from atoll.coordinator import boot
 from atoll.coordinator.boot import Stores
 from atoll.launch import state
 from atoll.layout import Layout
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import RoundState
 from atoll.models import registry as models
 from atoll.proof import audit
 from atoll.wire import certificate
 from tests.faults.power import machines
 from tests.faults.power.promises import Broken, Mark, same, values
+from tests.ledgers import alone
 
 NOW = datetime.datetime.fromtimestamp(machines.WALL, tz=datetime.UTC)
 
@@ -34,7 +35,7 @@ def check_coordinator(root: Path, promised: Sequence[Mark]) -> None:
 
 
 def _start(stores: Stores, clock: ManualClock, promised: Sequence[Mark]) -> None:
-    if any(values(promised, "created")) and stores.ledger.run() is None:
+    if any(values(promised, "created")) and alone(stores.ledger).run.get() is None:
         raise Broken("the run that was created is gone")
     manifest = boot.create_or_check(stores, machines.run_file(), clock, new_run_id="simulated")
     coordinator = boot.open_coordinator(stores, clock, manifest)
@@ -54,10 +55,12 @@ def _layout() -> Layout:
 
 
 def _check_ledger(ledger: Ledger, promised: Sequence[Mark]) -> None:
-    workers = {worker.worker_id: worker.incarnation for worker in ledger.workers()}
-    rounds = ledger.rounds()
+    workers = {worker.worker_id: worker.incarnation for worker in alone(ledger).members.workers()}
+    rounds = alone(ledger).rounds.all()
     digests = {r.round: r.master_digest for r in rounds if r.state is RoundState.PUBLISHED}
-    receipts = {c.receipt: c.sha256 for r in rounds for c in ledger.contributions(r.round)}
+    receipts = {
+        c.receipt: c.sha256 for r in rounds for c in alone(ledger).contributions.of_round(r.round)
+    }
     for mark in promised:
         if "joined" in mark and workers.get(mark["joined"], -1) < mark["incarnation"]:
             raise Broken(f"the incarnation of {mark['joined']} is forgotten")

@@ -9,6 +9,7 @@ from atoll.launch.state import Addresses
 from atoll.wire import certificate
 from tests.faults.power import machines
 from tests.faults.power.promises import Broken, Mark, same, sha256_of, values
+from tests.ledgers import alone
 
 NOW = datetime.datetime.fromtimestamp(machines.WALL, tz=datetime.UTC)
 LEDGER = "ledger.sqlite"
@@ -23,8 +24,8 @@ def check_repaired(root: Path, promised: Sequence[Mark]) -> None:
             report = repair.repair(home, pid=2, wall=machines.WALL)
             same("last good round", report.last_good, mark["damaged"])
         with state.held(home, Addresses(), pid=2, wall=machines.WALL) as stores:
-            same("what the log held", stores.ledger.control().get("kept"), mark["kept"])
-            latest = stores.ledger.rounds()[-1]
+            same("what the log held", alone(stores.ledger).control.all().get("kept"), mark["kept"])
+            latest = alone(stores.ledger).rounds.all()[-1]
             same("digest of the newest round", latest.master_digest, mark["digest"])
     for mark in promised:
         for name, expected in mark["aside"].items():

@@ -18,6 +18,7 @@ from atoll.wire import certificate
 from tests.faults.power import machines
 from tests.faults.power.marks import Marks
 from tests.faults.power.promises import sha256_of
+from tests.ledgers import alone
 
 LEDGER = "ledger.sqlite"
 WAL = f"{LEDGER}-wal"
@@ -41,8 +42,8 @@ def repair_twice(root: Path, marks: Marks) -> None:
             raw.execute("UPDATE generations SET members = '[' WHERE number = 1")
             raw.commit()
         ledger = engines.open_ledger(made / LEDGER)
-        ledger.set_control({"kept": "in the log"})
-        newest = ledger.rounds()[-1]
+        alone(ledger).control.set({"kept": "in the log"})
+        newest = alone(ledger).rounds.all()[-1]
         _copy_surely(made, home, root)  # the log goes with it: nobody has closed the ledger
         ledger.close()
     marks.write(

@@ -27,7 +27,8 @@ from atoll.coordinator import boot
 from atoll.coordinator.service import Coordinator
 from atoll.island.state.store import IslandStore
 from atoll.launch import state
-from atoll.ledger import connect, database
+from atoll.ledger.sqlite import connect
+from atoll.ledger.sqlite import database as sqlite_database
 from atoll.proof import export
 from atoll.simulate.cluster import Outage
 from atoll.simulate.link import MemoryLink
@@ -178,7 +179,7 @@ def ledger_elsewhere(root: Path, marks: Marks) -> None:
 
 def set_ledger(synchronous: str) -> None:
     """The production settings, a checkpoint more often, and perhaps no syncs."""
-    setattr(database, "CHECKPOINT_BYTES", CHECKPOINT_BYTES)  # noqa: B010  it is final
+    setattr(sqlite_database, "CHECKPOINT_BYTES", CHECKPOINT_BYTES)  # noqa: B010  it is final
     pragmas = list(connect._PRAGMAS)
     if synchronous == "OFF":
         pragmas.remove("PRAGMA synchronous = FULL")

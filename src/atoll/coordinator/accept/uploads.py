@@ -254,6 +254,10 @@ class Uploads:
         return ContributionRecord(
             round=header.round,
             worker_id=request.identity.worker_id,
+            applied=header.round,
+            first=header.round,
+            fragment=0,
+            base=header.base_digest or "",
             incarnation=request.identity.incarnation,
             sha256=request.sha256,
             nbytes=request.nbytes,

@@ -5,10 +5,11 @@ Islands learn of it on the heartbeat and acknowledge it there; acknowledgements 
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import cast
 
 from atoll.errors import Forbidden
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.protocol.control import Action, Command
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,8 @@ class Control:
         self._lock = threading.Lock()  # held for a transaction, so heartbeats do not take it
         self._acknowledging = threading.Lock()
         self._acknowledged: dict[str, int] = {}
-        kept = ledger.control()
+        with ledger.reading() as t:
+            kept = t.control.all()
         self._command = Command(
             number=int(kept.get(_NUMBER, "0")), action=cast(Action, kept.get(_ACTION, "run"))
         )
@@ -50,7 +52,7 @@ class Control:
         with self._lock:
             if action != self._command.action:
                 command = Command(number=self._command.number + 1, action=action)
-                self._ledger.set_control({_NUMBER: str(command.number), _ACTION: action})
+                self._record({_NUMBER: str(command.number), _ACTION: action})
                 self._command = command
             return self._command
 
@@ -58,19 +60,23 @@ class Control:
         """The stop in force has been carried out: the next start goes on; harmless when none is."""
         with self._lock:
             if self._command.action == "stop":
-                self._ledger.set_control({_ENDED: str(self._command.number)})
+                self._record({_ENDED: str(self._command.number)})
 
     def kick(self, worker_id: str, *, wall: float) -> None:
         """Keeps a worker out until it is allowed again."""
         with self._lock:
-            self._ledger.set_control({f"{_KICKED}{worker_id}": f"{wall:.3f}"})
+            self._record({f"{_KICKED}{worker_id}": f"{wall:.3f}"})
             self._kicked.add(worker_id)
 
     def allow(self, worker_id: str) -> None:
         """Lets a worker in again; harmless when it was not kept out."""
         with self._lock:
-            self._ledger.set_control({f"{_KICKED}{worker_id}": None})
+            self._record({f"{_KICKED}{worker_id}": None})
             self._kicked.discard(worker_id)
+
+    def _record(self, values: Mapping[str, str | None]) -> None:
+        with self._ledger.writing() as t:
+            t.control.set(values)
 
     def check(self, worker_id: str) -> None:
         """Forbidden for a worker that the operator took out."""

@@ -4,7 +4,7 @@ The ledger makes generations; this is a copy of its newest one that is cheap to 
 """
 
 from atoll.errors import StaleGeneration
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import GenerationRecord
 
 
@@ -12,17 +12,17 @@ class Generations:
     """A copy of the ledger's newest generation. Thread-safe: the copy is replaced whole."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._current = ledger.generation()
+        with ledger.reading() as t:
+            self._current = t.members.generation()
 
     @property
     def current(self) -> GenerationRecord:
         """Who is in, by rank."""
         return self._current
 
-    def refresh(self) -> None:
-        """Copies the newest generation; called by whoever changed the membership."""
-        self._current = self._ledger.generation()
+    def renew(self, current: GenerationRecord) -> None:
+        """The membership has changed, and this is the ledger's newest generation."""
+        self._current = current
 
     def check(self, number: int) -> GenerationRecord:
         """The present generation, if it is the message's; else StaleGeneration with its number."""

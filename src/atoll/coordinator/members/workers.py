@@ -20,7 +20,7 @@ from atoll.errors import (
     UnknownWorker,
     WorkerTaken,
 )
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import WorkerRecord
 from atoll.protocol.messages import Identity, RegisterRequest
 
@@ -51,7 +51,8 @@ class Registry:
         self._run_id = run_id
         self._manifest = manifest  # hash of the one in force
         self._lock = threading.Lock()
-        self._workers = {w.worker_id: w for w in ledger.workers()}
+        with ledger.reading() as t:
+            self._workers = {w.worker_id: w for w in t.members.workers()}
         self.generations = Generations(ledger)
         self._hostnames: dict[str, str] = {}
         self._evictions: dict[str, str] = {}  # why, of those that have not come back
@@ -109,14 +110,16 @@ class Registry:
                         f"{silent:.1f} s ago under another island key; choose another --worker-id "
                         f"or stop that process"
                     )
-            record = self._ledger.register(
-                request.worker_id,
-                hashed,
-                wall=self._clock.wall(),
-                ip_address=request.ip_address or peer,
-                port=request.port,
-            )
-            self.generations.refresh()
+            with self._ledger.writing() as t:
+                record = t.members.register(
+                    request.worker_id,
+                    hashed,
+                    wall=self._clock.wall(),
+                    ip_address=request.ip_address or peer,
+                    port=request.port,
+                )
+                generation = t.members.generation()
+            self.generations.renew(generation)
             self._workers[request.worker_id] = record
             self._evictions.pop(request.worker_id, None)
             self._hostnames[request.worker_id] = request.hostname
@@ -139,9 +142,10 @@ class Registry:
             return True
 
     def _remove(self, known: WorkerRecord) -> None:
-        wall = self._clock.wall()
-        self._ledger.deregister(known.worker_id, known.incarnation, wall=wall)
-        self.generations.refresh()
+        with self._ledger.writing() as t:
+            t.members.deregister(known.worker_id, known.incarnation, wall=self._clock.wall())
+            generation = t.members.generation()
+        self.generations.renew(generation)
         self._workers[known.worker_id] = replace(known, active=False)
         self._heartbeats.forget(known.worker_id)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from atoll.errors import Forbidden, Unauthenticated
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 
 
 class Role(StrEnum):
@@ -30,7 +30,8 @@ class Access:
     @classmethod
     def of(cls, ledger: Ledger) -> "Access":
         """The roles whose token hashes the ledger holds."""
-        return cls(ledger.credentials())
+        with ledger.reading() as t:
+            return cls(t.credentials.all())
 
     def role(self, authorization: str | None) -> Role:
         """The role behind an `Authorization` value, compared in constant time."""

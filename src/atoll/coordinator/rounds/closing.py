@@ -12,7 +12,7 @@ from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.ledger import chain
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, Published, RunRecord
 from atoll.versions.manifests import Manifests
 from atoll.versions.replay import Digests
@@ -80,7 +80,8 @@ class Closing:
 
     def _close(self, round_number: int) -> None:
         began = self._clock.now()
-        contributions = self._ledger.contributions(round_number)
+        with self._ledger.reading() as t:
+            contributions = t.contributions.of_round(round_number)
         digests = self._weights.compute(round_number, contributions)
         computed = self._clock.now()
         self._publish(round_number, self._link(round_number, contributions, digests), digests)
@@ -100,7 +101,8 @@ class Closing:
 
     def _publish(self, round_number: int, link: Published, digests: Digests) -> None:
         """Records the version, then offers it: what an island was given is there after a crash."""
-        self._ledger.publish(round_number, link)
+        with self._ledger.writing() as t:
+            t.rounds.publish(round_number, link, opens=self._rounds.planned)
         self._weights.publish(round_number, digests)
 
     def _link(
@@ -130,6 +132,7 @@ class Closing:
         if round_number == 1:
             first = self._manifests.first.sha256
             return chain.genesis_hash(self._run.run_id, first, self._run.initial_sha256)
-        [before] = self._ledger.rounds(first=round_number - 1, last=round_number - 1)
+        with self._ledger.reading() as t:
+            [before] = t.rounds.all(first=round_number - 1, last=round_number - 1)
         assert before.hash is not None
         return before.hash

@@ -14,8 +14,9 @@ from atoll.data.parts import Part
 from atoll.data.plan import Plan, Source
 from atoll.errors import StateDamaged
 from atoll.ledger import units
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import DatasetRecord, LeaseRecord, QueueRecord, RoundPlan
+from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
 from atoll.rows import RowRange
 from atoll.versions.manifests import Recorded
@@ -36,10 +37,10 @@ class Dispatch:
     """The run's datasets and what is issued of them; under the lock of `Rounds`."""
 
     def __init__(self, ledger: Ledger, manifest: Manifest) -> None:
-        self._ledger = ledger
         self._seed = manifest.seed
-        self.parts = add_datasets(ledger, manifest)
-        found = ledger.queues()
+        with ledger.writing() as t:
+            self.parts = add_datasets(t, manifest)
+            found = t.queues.all()
         # How each is cut never changes; their bitmaps do, and stay in the ledger.
         self._queues = {q.name: replace(q, issued=b"", done=b"") for q in found.sound}
         self.refused = tuple(entry.name for entry in found.damaged)
@@ -50,11 +51,21 @@ class Dispatch:
             )
 
     def plan(
-        self, round_number: int, workers: Sequence[str], recorded: Recorded, *, cursor: int
+        self,
+        t: Transaction,
+        round_number: int,
+        workers: Sequence[str],
+        recorded: Recorded,
+        *,
+        cursor: int,
+        tokens: int,
     ) -> RoundPlan:
-        """The leases of a round; `cursor` is what the round before them recorded."""
-        reopened = {lease.row_range: lease for lease in self._ledger.reopened()}
-        sources = self._sources(cursor)
+        """The leases of a round; `cursor` is what the round before them recorded.
+
+        `tokens` are the run's before the round.
+        """
+        reopened = {lease.row_range: lease for lease in t.leases.reopened()}
+        sources = self._sources(t, cursor)
         planned = plans.plan(
             workers,
             rows_each=recorded.manifest.rows_per_round,
@@ -85,10 +96,11 @@ class Dispatch:
             taken=tuple(reopened[span] for span in planned.taken),
             left=tuple(left),
             queues=tuple(self._queues[name] for name in sorted({x.queue for x in leases})),
+            tokens=tokens,
         )
 
-    def _sources(self, cursor: int) -> list[Source]:
-        issued = self._ledger.cursors()
+    def _sources(self, t: Transaction, cursor: int) -> list[Source]:
+        issued = t.datasets.cursors()
         sources = [
             Source(part.dataset_id, part.length, part.weight, issued.get(part.dataset_id, 0))
             for part in self.parts
@@ -132,10 +144,10 @@ class Dispatch:
         return self._queues.setdefault(made.name, made)
 
 
-def add_datasets(ledger: Ledger, manifest: Manifest) -> tuple[Part, ...]:
+def add_datasets(t: Transaction, manifest: Manifest) -> tuple[Part, ...]:
     """Records the datasets of a run that the ledger does not hold yet; returns all of them."""
     found = parts.parts_of(manifest.data.identity)
-    ledger.add_datasets([DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in found])
+    t.datasets.add([DatasetRecord(p.dataset_id, p.name, p.length, p.weight) for p in found])
     return found
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from atoll.errors import ContributionError, WrongRound
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import EvaluationRecord
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import EvaluationReport, EvaluationTask
@@ -27,7 +27,8 @@ class Evaluation:
         self._rows = held_out_rows
         self._block = block
         self._lock = threading.Lock()
-        self._reported = {(e.version, e.worker_id) for e in ledger.evaluations()}
+        with ledger.reading() as t:
+            self._reported = {(e.version, e.worker_id) for e in t.evaluations.all()}
         # Who shares a version's rows is fixed when it is first asked: a round that is filled up
         # later must not cut the rows anew.
         self._sharing: tuple[int, list[str]] = (-1, [])
@@ -99,8 +100,8 @@ class Evaluation:
     def add(self, report: EvaluationReport) -> None:
         """Records a share; the first report of it stands."""
         worker_id = report.identity.worker_id
-        self._ledger.add_evaluation(
-            EvaluationRecord(report.version, worker_id, report.loss_sum, report.tokens)
-        )
+        found = EvaluationRecord(report.version, worker_id, report.loss_sum, report.tokens)
+        with self._ledger.writing() as t:
+            t.evaluations.add(found)
         with self._lock:
             self._reported.add((report.version, worker_id))

@@ -15,7 +15,7 @@ from atoll.coordinator.rounds import leases, quorum
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.leases import Deadlines
 from atoll.coordinator.rounds.quorum import RoundView
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import (
     ContributionRecord,
     LeaseRecord,
@@ -24,6 +24,7 @@ from atoll.ledger.records import (
     RoundRecord,
     RoundState,
 )
+from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
 from atoll.versions import manifests as versions
 from atoll.versions.manifests import Manifests, Recorded
@@ -59,6 +60,14 @@ def _is_held(lease: LeaseRecord) -> bool:
     return lease.state in (LeaseState.LEASED, LeaseState.DONE)
 
 
+def _latest(t: Transaction) -> LatestRound | None:
+    record = t.rounds.latest()
+    if record is None:
+        return None
+    accepted = {c.worker_id: c for c in t.contributions.of_round(record.round)}
+    return LatestRound(record, tuple(t.leases.of_round(record.round)), accepted)
+
+
 class Rounds:
     """The latest round and the moves between its states. Thread-safe.
 
@@ -78,22 +87,23 @@ class Rounds:
         self._lock = threading.RLock()
         self._quorum_since: float | None = None
         self.latest: LatestRound | None = None
-        self.tokens = ledger.counted_tokens()
+        with ledger.reading() as t:
+            self.tokens = t.contributions.counted_tokens()
         self.refresh()
 
     def refresh(self) -> None:
         """Copies the latest round from the ledger."""
         with self._lock:
-            record = self._ledger.latest_round()
-            if record is None:
-                return
-            self.latest = LatestRound(
-                record,
-                tuple(self._ledger.leases(record.round)),
-                {c.worker_id: c for c in self._ledger.contributions(record.round)},
-            )
-            is_open = record.state is RoundState.OPEN
-            self._deadlines.hold(record.round, self.latest.holding if is_open else frozenset())
+            with self._ledger.reading() as t:
+                latest = _latest(t)
+            self._remember(latest)
+
+    def _remember(self, latest: LatestRound | None) -> None:
+        """Takes a copy of the ledger's latest round for what it is, once that is durable."""
+        self.latest = latest
+        if latest is not None:
+            is_open = latest.record.state is RoundState.OPEN
+            self._deadlines.hold(latest.record.round, latest.holding if is_open else frozenset())
 
     @property
     def in_force(self) -> Recorded:
@@ -113,6 +123,13 @@ class Rounds:
         behind = {RoundState.FROZEN: 0, RoundState.PLANNED: 1}.get(latest.record.state)
         return None if behind is None else latest.record.round - behind
 
+    @property
+    def planned(self) -> tuple[int, ...]:
+        """The rounds that publishing the frozen one opens."""
+        latest = self.latest
+        is_planned = latest is not None and latest.record.state is RoundState.PLANNED
+        return (latest.record.round,) if latest is not None and is_planned else ()
+
     def add_manifest(self, change: Callable[[Manifest], Manifest]) -> Recorded:
         """Records what `change` makes of the newest manifest, from the next round on.
 
@@ -126,7 +143,8 @@ class Rounds:
                 return newest
             number = 1 if self.latest is None else self.latest.record.round + 1
             record = versions.successor(newest, changed, from_round=number)
-            self._ledger.add_manifest(record)
+            with self._ledger.writing() as t:
+                t.manifests.add(record)
             self._manifests.add(record)
             return self._manifests.newest
 
@@ -152,8 +170,11 @@ class Rounds:
         number = 1 if before is None else before.round + 1
         if len(live) >= self._manifest_of(number).membership.min_workers:
             cursor = 0 if before is None else before.cursor
-            self._ledger.begin(self._plan(number, live, cursor=cursor))
-            self.refresh()
+            with self._ledger.writing() as t:
+                plan = self._plan(t, number, live, cursor=cursor, tokens=self.tokens)
+                t.rounds.begin([plan])
+                latest = _latest(t)
+            self._remember(latest)
 
     def _goes_on(self, record: RoundRecord) -> bool:
         """Whether a round follows the last published one because a new manifest moved the end."""
@@ -173,13 +194,18 @@ class Rounds:
     def _extend(self, worker_id: str) -> None:
         assert self.latest is not None
         record = self.latest.record
-        self._ledger.extend(self._plan(record.round, [worker_id], cursor=record.cursor))
+        with self._ledger.writing() as t:
+            cursor, tokens = record.cursor, record.tokens
+            t.rounds.extend(self._plan(t, record.round, [worker_id], cursor=cursor, tokens=tokens))
+            latest = _latest(t)
         log.info("round extended", extra={"round": record.round, "worker": worker_id})
-        self.refresh()
+        self._remember(latest)
 
-    def _plan(self, round_number: int, workers: list[str], *, cursor: int) -> RoundPlan:
+    def _plan(
+        self, t: Transaction, round_number: int, workers: list[str], *, cursor: int, tokens: int
+    ) -> RoundPlan:
         recorded = self._manifests.of_round(round_number)
-        return self.dispatch.plan(round_number, workers, recorded, cursor=cursor)
+        return self.dispatch.plan(t, round_number, workers, recorded, cursor=cursor, tokens=tokens)
 
     def view(self) -> RoundView:
         """Sets for the closing rule."""
@@ -207,7 +233,8 @@ class Rounds:
             at = None if latest is None else (latest.record.round, latest.record.state)
             if latest is not None and at == (contribution.round, RoundState.OPEN):
                 leases.check_named(header, latest.ranges(contribution.worker_id))
-            accepted = self._ledger.accept(contribution)
+            with self._ledger.writing() as t:
+                accepted = t.contributions.accept(contribution)
             if self.latest is not None and self.latest.record.round == accepted.round:
                 known = {**self.latest.contributions, accepted.worker_id: accepted}
                 self.latest = replace(self.latest, contributions=known)
@@ -218,8 +245,8 @@ class Rounds:
         latest = self.latest
         if latest is not None and latest.record.round == round_number:
             return latest.contributions.get(worker_id)
-        found = (c for c in self._ledger.contributions(round_number) if c.worker_id == worker_id)
-        return next(found, None)
+        with self._ledger.reading() as t:
+            return t.contributions.get(round_number, worker_id)
 
     def expire(self) -> list[str]:
         """Ends the leases that are held for too long; whose they were.
@@ -234,8 +261,10 @@ class Rounds:
             late = [worker for worker in late if worker not in self.latest.contributions]
             if late:
                 reissue = work.policy == "exactly_once"
-                self._ledger.expire(self.latest.record.round, late, reissue=reissue)
-                self.refresh()
+                with self._ledger.writing() as t:
+                    t.rounds.expire(self.latest.record.round, late, reissue=reissue)
+                    latest = _latest(t)
+                self._remember(latest)
             return late
 
     def restart_deadlines(self) -> None:
@@ -263,18 +292,28 @@ class Rounds:
             assert self.latest is not None
             record = self.latest.record
             tokens = self.tokens + sum(c.tokens for c in self.latest.contributions.values())
-            next_plan = None
-            if not self._ends_after(record.round, tokens):
-                # Leases that this very freeze reopens are given out from the round after the next:
-                # the plan must not depend on what the transaction is about to change.
-                members = sorted(self._registry.live())
-                next_plan = self._plan(record.round + 1, members, cursor=record.cursor)
+            planned = self.latest.planned
+            members = sorted(self._registry.live())
             reissue = self.in_force.manifest.work.policy == "exactly_once"
-            frozen = self._ledger.freeze(record.round, next_plan, reissue=reissue)
-            self.tokens += sum(c.tokens for c in frozen)
+            with self._ledger.writing() as t:
+                next_plan = None
+                if not self._ends_after(record.round, tokens):
+                    # Leases that this very freeze reopens are given out from the round after the
+                    # next: the plan must not depend on what the transaction is about to change.
+                    next_plan = self._plan(
+                        t, record.round + 1, members, cursor=record.cursor, tokens=tokens
+                    )
+                frozen = t.rounds.freeze(
+                    record.round,
+                    next_plan,
+                    ended=[(record.round, worker_id) for worker_id in planned],
+                    reissue=reissue,
+                )
+                latest = _latest(t)
+            self.tokens = tokens
             self._quorum_since = None
             # From here on the round is closed for everybody who asks.
-            self.refresh()
+            self._remember(latest)
             return frozen
 
     def _ends_after(self, round_number: int, tokens: int) -> bool:

@@ -18,7 +18,7 @@ from atoll.compiled.base import compiled
 from atoll.coordinator.rounds.spool import Spool, SpooledFrame
 from atoll.errors import Diverged, NotReady, StateDamaged
 from atoll.layout import Layout, Span
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
 from atoll.strategies import build
 from atoll.strategies.diloco import OuterState
@@ -73,7 +73,8 @@ class RunWeights:
         self._state, self.current = self._restore()
 
     def _restore(self) -> tuple[OuterState, Current]:
-        snapshots = self._ledger.snapshots()
+        with self._ledger.reading() as t:
+            snapshots = t.snapshots.all()
         newest = snapshots[-1] if snapshots else None
         version = 0 if newest is None else newest.version
         state, digests = replay.restore(

@@ -11,7 +11,7 @@ from atoll.blobs.base import Blobs
 from atoll.coordinator.rounds.disk_space import DiskSpace
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.errors import StorageFull
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.proof import retention
 from atoll.versions.manifests import Manifests
 
@@ -75,6 +75,9 @@ class Snapshots:
 
     def _add(self) -> None:
         version = self._weights.current.version
-        newest = self._ledger.snapshots()[-1:]
+        with self._ledger.reading() as t:
+            newest = t.snapshots.all()[-1:]
         if version and not (newest and newest[0].version == version):
-            self._ledger.add_snapshot(self._weights.snapshot())
+            made = self._weights.snapshot()
+            with self._ledger.writing() as t:
+                t.snapshots.add(made)

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from atoll.data.parts import Part
 from atoll.ledger import units
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import DatasetRecord, LeaseState, QueueRecord, RowCount
 from atoll.protocol.manifest import WorkSettings
 from atoll.protocol.work import MAX_QUEUES, DamagedEntry, Dataset, Queue, Work, WorkerRows
@@ -15,14 +15,14 @@ def work(
     ledger: Ledger, parts: Sequence[Part], settings: WorkSettings, *, expired_leases: int
 ) -> Work:
     """Every dataset, its newest queues with their bitmaps, and who has which rows."""
-    found = ledger.queues()
+    with ledger.reading() as t:
+        found, rows = t.queues.all(), t.leases.counts()
+        cursors, datasets = t.datasets.cursors(), t.datasets.all()
     current = {part.dataset_id for part in parts}
     newest = _newest(found.sound, current)
     counts = {
-        key: list(group)
-        for key, group in groupby(ledger.row_counts(), key=lambda c: (c.dataset_id, c.epoch))
+        key: list(group) for key, group in groupby(rows, key=lambda c: (c.dataset_id, c.epoch))
     }
-    cursors = ledger.cursors()
     return Work(
         policy=settings.policy,
         lease_seconds=settings.lease_seconds,
@@ -34,7 +34,7 @@ def work(
                 settings,
                 current=record.dataset_id in current,
             )
-            for record in ledger.datasets()
+            for record in datasets
         ),
         queues=tuple(_queue(q, counts.get((q.dataset_id, q.epoch), [])) for q in newest),
         left_off=len(found.sound) - len(newest),

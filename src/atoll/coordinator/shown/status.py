@@ -6,13 +6,14 @@ from typing import Literal
 from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds.rounds import Rounds
-from atoll.ledger.base import Ledger
-from atoll.ledger.records import RoundRecord, RoundState
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.records import RoundRecord, RoundState, RoundTotals
 from atoll.proof import losses
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import RoundStatus, Status, WorkerStatus
 
 HISTORY_ROUNDS = 200  # newest rounds shown; the ledger has them all
+_NOTHING = RoundTotals(contributions=0, tokens=0, loss_sum=0.0)
 
 
 class Report:
@@ -99,30 +100,33 @@ class Report:
 
     def _history(self, version: int) -> tuple[RoundStatus, ...]:
         first = max(1, version - HISTORY_ROUNDS + 1)
-        found = losses.held_out_losses(self._ledger, first=0 if first == 1 else first)
-        records = self._ledger.rounds(first=first, last=version)
-        start = [self._start(found)] if first == 1 else []
-        return (*start, *(self._round(record, found) for record in records))
-
-    def _start(self, found: Mapping[int, float]) -> RoundStatus:
-        return RoundStatus(
-            round=0,
-            contributions=0,
-            tokens=0,
-            train_loss=None,
-            evaluation_loss=found.get(0),
-            digest=None,
+        with self._ledger.reading() as t:
+            held_out = losses.held_out_losses(t, first=0 if first == 1 else first)
+            records = t.rounds.all(first=first, last=version)
+            folded = t.contributions.totals(first=first, last=version)
+        # The initial weights, version 0, are shown before the first round.
+        start = [_round(0, None, _NOTHING, held_out.get(0))] if first == 1 else []
+        return (
+            *start,
+            *(
+                _round(r.round, _digest(r), folded.get(r.round, _NOTHING), held_out.get(r.round))
+                for r in records
+            ),
         )
 
-    def _round(self, record: RoundRecord, found: Mapping[int, float]) -> RoundStatus:
-        contributions = self._ledger.contributions(record.round)
-        tokens = sum(c.tokens for c in contributions)
-        loss_sum = sum(c.loss_sum for c in contributions)
-        return RoundStatus(
-            round=record.round,
-            contributions=len(contributions),
-            tokens=tokens,
-            train_loss=loss_sum / tokens if tokens else None,
-            evaluation_loss=found.get(record.round),
-            digest=record.master_digest if record.state is RoundState.PUBLISHED else None,
-        )
+
+def _digest(record: RoundRecord) -> str | None:
+    return record.master_digest if record.state is RoundState.PUBLISHED else None
+
+
+def _round(
+    number: int, digest: str | None, folded: RoundTotals, held_out: float | None
+) -> RoundStatus:
+    return RoundStatus(
+        round=number,
+        contributions=folded.contributions,
+        tokens=folded.tokens,
+        train_loss=folded.loss_sum / folded.tokens if folded.tokens else None,
+        evaluation_loss=held_out,
+        digest=digest,
+    )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection
+from atoll.ledger.connection import Connection
 
 Row = dict[str, Any]
 Place = tuple[int, str, str, int]  # round, worker_id, dataset_id, start
@@ -106,7 +106,7 @@ class Watched:
     """The connection of an open ledger; reads again only when something was written."""
 
     def __init__(self, connection: Connection) -> None:
-        driver: Any = connection.connection.driver_connection
+        driver = connection.driver
         self._driver = driver
         found = driver.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         # How each table is read, and what its columns are called.

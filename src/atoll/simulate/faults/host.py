@@ -11,7 +11,7 @@ from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, CoordinatorUnreachable
 from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
-from atoll.ledger.sql import SqlLedger
+from atoll.ledger.ledger import Ledger
 from atoll.proof import audit as auditing
 from atoll.proof import balance as balances
 from atoll.protocol.manifest import Manifest
@@ -92,10 +92,9 @@ class Host:
     def _open(self, fresh: Seams) -> Coordinator:
         database = self._database = engines.open_database(self.home / "ledger.sqlite")
         migrations.migrate(database)
-        with database.reading() as connection:
-            self._watched = Watched(connection)
-            seams.watch_statements(connection, fresh)
-            fresh.recorded = lambda: self._checker.recorded(self.view())
+        self._watched = Watched(database.connection)
+        database.connection.watcher = seams.StatementSeams(fresh)
+        fresh.recorded = lambda: self._checker.recorded(self.view())
         self._checker.recorded(self.view())
         blobs = DirectoryBlobs(self.home / "blobs", files=seams.SteppedFiles(fresh))
         self._blobs = blobs
@@ -104,7 +103,7 @@ class Host:
             self._loop, started=1000.0 * self.life, wall_offset=self.clock.wall_offset
         )
         coordinator = Coordinator(
-            seams.stepped(SqlLedger(database), fresh),
+            seams.SteppedLedger(database, fresh),
             blobs,
             Spool(self.home / "spool"),
             self.clock,
@@ -152,18 +151,18 @@ class Host:
     def audit(self) -> list[str]:
         """What `atoll audit --replay` finds."""
         assert self._database is not None and self._blobs is not None
-        ledger = SqlLedger(self._database)
+        ledger = Ledger(self._database)
         found = auditing.audit(ledger, self._blobs, layout=standin.LAYOUT, with_replay=True)
         return [str(problem) for problem in found.problems]
 
     def balance(self) -> list[str]:
         """What the audit's balance of rows and queues alone finds."""
         assert self._database is not None
-        ledger = SqlLedger(self._database)
-        leases = [lease for record in ledger.rounds() for lease in ledger.leases(record.round)]
-        datasets = ledger.datasets()
+        with Ledger(self._database).reading() as t:
+            leases = [lease for r in t.rounds.all() for lease in t.leases.of_round(r.round)]
+            datasets, queues = t.datasets.all(), t.queues.all()
         wrong = [f"{e}" for e in balances.balance(leases, datasets) if not e.holds]
-        disagreeing = balances.check_queues(ledger.queues(), leases, datasets)
+        disagreeing = balances.check_queues(queues, leases, datasets)
         return wrong + [f"queue {name}: {what}" for name, what in disagreeing]
 
     # What it does
@@ -234,7 +233,11 @@ class Host:
                 raise Crash(where)
 
 
-# Calls to the ledger during which the closing thread holds no lock.
+# Transactions during which the closing thread holds no lock.
 _UNLOCKED = frozenset(
-    {"before publish", "after publish", "before add_snapshot", "after add_snapshot"}
+    {
+        f"{when} {call}"
+        for when in ("before", "after")
+        for call in ("rounds.publish", "snapshots.add")
+    }
 )

@@ -5,34 +5,17 @@ every further statement or file call of its unwinding is refused too, and files 
 are, so that what survives is what a real kill leaves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import Connection, event
-
 from atoll.files import SystemFiles
-from atoll.ledger.base import Ledger
+from atoll.ledger.database import Database
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.tables.transaction import Transaction
 
 _READS = ("SELECT", "PRAGMA")
-_WRITING_CALLS = frozenset(
-    {
-        "create_run",
-        "add_manifest",
-        "add_datasets",
-        "register",
-        "deregister",
-        "set_control",
-        "begin",
-        "extend",
-        "accept",
-        "expire",
-        "freeze",
-        "publish",
-        "add_snapshot",
-        "drop_snapshots",
-    }
-)
 
 
 class Crash(BaseException):
@@ -72,65 +55,90 @@ class Seams:
                 raise Crash(name)
 
 
-def watch_statements(connection: Connection, seams: Seams) -> None:
-    """A seam before and after each writing statement and before each commit of one."""
-    is_writing = False
+class StatementSeams:
+    """A seam before and after each writing statement and before each commit of one.
 
-    def before(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        nonlocal is_writing
-        if statement.startswith("BEGIN"):
-            is_writing = statement != "BEGIN"
-            if is_writing and not seams.is_dead:
-                seams.recorded()  # what the transaction before left, however many one call makes
-        if is_writing and not statement.startswith(_READS):
-            seams.reach(f"before {_short(statement)}")
-        elif seams.is_dead:
-            raise Crash(statement)
+    Fulfils `connection.Watcher`.
+    """
 
-    def after(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if is_writing and not statement.startswith((*_READS, "BEGIN")):
-            seams.reach(f"after {_short(statement)}")
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
+        self._is_writing = False
 
-    def commit(_c: Any) -> None:
-        if is_writing:
-            seams.reach("before COMMIT")
+    def before(self, text: str) -> None:
+        if text.startswith("BEGIN"):
+            self._is_writing = text != "BEGIN"
+            if self._is_writing and not self._seams.is_dead:
+                self._seams.recorded()  # what the transaction before left
+        if self._is_writing and not text.startswith(_READS):
+            self._seams.reach(f"before {_short(text)}")
+        elif self._seams.is_dead:
+            raise Crash(text)
 
-    event.listen(connection, "before_cursor_execute", before)
-    event.listen(connection, "after_cursor_execute", after)
-    event.listen(connection, "commit", commit)
+    def after(self, text: str) -> None:
+        if self._is_writing and not text.startswith((*_READS, "BEGIN")):
+            self._seams.reach(f"after {_short(text)}")
+
+    def commit(self) -> None:
+        self._seams.reach("before COMMIT")
 
 
 def _short(statement: str) -> str:
     return " ".join(statement.split()[:3])
 
 
-class _SteppedLedger:
-    """A ledger with a seam before and after each call that writes."""
+class SteppedLedger(Ledger):
+    """A ledger with a seam before and after each transaction that writes.
 
-    def __init__(self, ledger: Ledger, seams: Seams) -> None:
-        self._ledger = ledger
+    It is named after the first call in it, and begins only with that, so that who is let in before
+    it finds no transaction open.
+    """
+
+    def __init__(self, database: Database, seams: Seams) -> None:
+        super().__init__(database)
         self._seams = seams
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._ledger, name)
-        if name not in _WRITING_CALLS:
-            return method
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        began = _Beginning(super().writing(), self._seams)
+        with began.stack:
+            yield cast(Transaction, began)
+        if began.name:
+            self._seams.recorded()
+            self._seams.reach(f"after {began.name}")
+            self._seams.between(f"after {began.name}")
 
-        def stepped(*args: Any, **kwargs: Any) -> Any:
+
+class _Beginning:
+    """A transaction that begins with the first call to one of its tables."""
+
+    def __init__(self, real: AbstractContextManager[Transaction], seams: Seams) -> None:
+        self.name = ""
+        self.stack = ExitStack()
+        self._real = real
+        self._seams = seams
+        self._begun: Transaction | None = None
+
+    def __getattr__(self, table: str) -> Any:
+        return _Calls(
+            lambda method: getattr(getattr(self._begin(f"{table}.{method}"), table), method)
+        )
+
+    def _begin(self, name: str) -> Transaction:
+        if self._begun is None:
+            self.name = name
             self._seams.between(f"before {name}")
             self._seams.reach(f"before {name}")
-            result = method(*args, **kwargs)
-            self._seams.recorded()
-            self._seams.reach(f"after {name}")
-            self._seams.between(f"after {name}")
-            return result
-
-        return stepped
+            self._begun = self.stack.enter_context(self._real)
+        return self._begun
 
 
-def stepped(ledger: Ledger, seams: Seams) -> Ledger:
-    """`ledger`, with a seam around each call that writes."""
-    return cast(Ledger, _SteppedLedger(ledger, seams))
+class _Calls:
+    def __init__(self, find: Callable[[str], Any]) -> None:
+        self._find = find
+
+    def __getattr__(self, method: str) -> Any:
+        return self._find(method)
 
 
 class SteppedFiles(SystemFiles):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from atoll import config
 from atoll.blobs.base import Blobs
 from atoll.layout import Layout, byte_view
-from atoll.ledger.base import Ledger
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.strategies import build
@@ -57,9 +57,10 @@ def create(ledger: Ledger, blobs: Blobs, made: Manifest, *, wall: float) -> None
         LAYOUT, run_id=RUN_ID, manifest_sha256=sha256, version=0, digest=INITIAL_DIGEST
     )
     stored = weights.store(blobs, header, INITIAL, layout=LAYOUT)
-    ledger.create_run(
-        RunRecord(RUN_ID, wall, stored), ManifestRecord(1, sha256, made.body(), from_round=1)
-    )
+    with ledger.writing() as t:
+        t.run.create(
+            RunRecord(RUN_ID, wall, stored), ManifestRecord(1, sha256, made.body(), from_round=1)
+        )
 
 
 def module() -> nn.Module:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
-
-from atoll.ledger import connect, engines, migrations, schema, seals, truncation
+from atoll.ledger import migrations
+from atoll.ledger.connection import Connection
 from atoll.ledger.records import LedgerDamage
+from atoll.ledger.sqlite import connect, seals, truncation
+from atoll.ledger.tables import schema
+from atoll.ledger.tables.transaction import Transaction
 
 OF_ROUNDS = ("rounds", "leases", "contributions")
 # Whose rows say nothing about the weights, and their keys; the damaged ones are left out.
@@ -54,45 +56,42 @@ def salvage(source: Path, target: Path, *, name: str) -> Salvaged:
     """
     found = Salvaged()
     _check_version(source, name=name)
-    database = engines.open_database(target)
+    database = connect.open_file(str(target))
     try:
         migrations.migrate(database)
-        database.at_commit = None
+        database.unseal()
         with database.bare() as connection:
             # A row may have lost what it refers to; whether the rest stands is for the chain.
-            connection.exec_driver_sql("PRAGMA foreign_keys = OFF").close()
+            connection.rows("PRAGMA foreign_keys = OFF")
         with database.writing() as connection:
             with contextlib.closing(_open(source)) as raw:
                 _copy(raw, connection)
+            t = Transaction(connection)
             found.published = _published(connection)
-            found.counts = counts(connection)
+            found.counts = counts(t)
             found.damages = [
                 damage
                 for damage in seals.broken(connection)
                 if damage.place not in (seals.SCHEMA, schema.schema_version.name)
             ]
             # What has no seal is for the chain alone to judge.
-            _leave_out(connection, [damage for damage in found.damages if damage.is_sealed])
+            _leave_out(t, [damage for damage in found.damages if damage.is_sealed])
             seals.renew(connection)
     finally:
         database.close()
     return found
 
 
-def counts(connection: Connection) -> Counts:
+def counts(t: Transaction) -> Counts:
     """How much there is, whatever may be wrong with it."""
-    [published] = connection.exec_driver_sql(
-        "SELECT count(*) FROM rounds WHERE state = 'published'"
-    ).one()
-    accepted = connection.exec_driver_sql(
-        "SELECT count(*), sum(rows), sum(tokens) FROM contributions"
-    ).one()
+    published = t.connection.value("SELECT count(*) FROM rounds WHERE state = 'published'")
+    [accepted] = t.connection.rows("SELECT count(*), sum(rows), sum(tokens) FROM contributions")
     return Counts(int(published), *(int(number or 0) for number in accepted))
 
 
 def integrity(source: Path) -> list[str]:
     """What SQLite finds wrong with the file; empty when nothing."""
-    driver = connect.sqlite_module()
+    driver = connect.driver()
     try:
         with contextlib.closing(_open(source)) as raw:
             lines = [str(row[0]) for row in raw.execute("PRAGMA integrity_check(10)")]
@@ -102,7 +101,7 @@ def integrity(source: Path) -> list[str]:
 
 
 def _open(path: Path) -> Any:
-    opened = connect.sqlite_module().connect(str(path))
+    opened = connect.driver().connect(str(path))
     # What is no text any more differs from its seal either way.
     opened.text_factory = lambda data: data.decode(errors="replace")
     return opened
@@ -110,7 +109,7 @@ def _open(path: Path) -> Any:
 
 def _check_version(source: Path, *, name: str) -> None:
     """Refuses a ledger of another version; one that tells none is taken for one of this."""
-    driver = connect.sqlite_module()
+    driver = connect.driver()
     with contextlib.closing(_open(source)) as raw, contextlib.suppress(driver.Error):
         versions = [row[0] for row in raw.execute("SELECT version FROM schema_version")]
         if len(versions) == 1 and isinstance(versions[0], int) and versions[0] > 0:
@@ -118,25 +117,23 @@ def _check_version(source: Path, *, name: str) -> None:
 
 
 def _copy(raw: Any, sink: Connection) -> None:
-    names = sink.exec_driver_sql(
+    names = sink.rows(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-    ).scalars()
-    for table in names.all():
+    )
+    for [table] in names:
         if table == schema.schema_version.name:
             continue
-        columns = [row[1] for row in sink.exec_driver_sql(f'PRAGMA table_info("{table}")')]
-        sink.exec_driver_sql(f'DELETE FROM "{table}"')
+        columns = [row[1] for row in sink.rows(f'PRAGMA table_info("{table}")')]
+        sink.change(f'DELETE FROM "{table}"')
         places = ", ".join("?" * len(columns))
         quoted = ", ".join(f'"{name}"' for name in columns)
         for row in _rows(raw, table, quoted):
-            sink.exec_driver_sql(
-                f'INSERT OR IGNORE INTO "{table}" ({quoted}) VALUES ({places})', tuple(row)
-            )
+            sink.change(f'INSERT OR IGNORE INTO "{table}" ({quoted}) VALUES ({places})', row)
 
 
 def _rows(raw: Any, table: str, columns: str) -> Iterator[tuple[object, ...]]:
     """Every row that can be read, from both ends of the table."""
-    driver = connect.sqlite_module()
+    driver = connect.driver()
     seen = set()
     for order in ("ASC", "DESC"):
         statement = f'SELECT rowid, {columns} FROM "{table}" NOT INDEXED ORDER BY rowid {order}'
@@ -151,25 +148,27 @@ def _rows(raw: Any, table: str, columns: str) -> Iterator[tuple[object, ...]]:
 
 
 def _published(connection: Connection) -> int:
-    found = connection.exec_driver_sql(
+    found = connection.value(
         "SELECT max(round) FROM rounds WHERE state = 'published' AND typeof(round) = 'integer'"
-    ).scalar_one()
+    )
     return int(found or 0)
 
 
-def _leave_out(connection: Connection, damages: list[LedgerDamage]) -> None:
+def _leave_out(t: Transaction, damages: list[LedgerDamage]) -> None:
     for damage in damages:
         key = OF_OTHERS.get(damage.place)
         if key is not None:
-            connection.exec_driver_sql(
+            t.connection.change(
                 f'DELETE FROM "{damage.place}" WHERE quote("{key}") = ?', (damage.key,)
             )
     rounds = [int(d.key) for d in damages if d.place in OF_ROUNDS and d.key.isdigit()]
-    rounds += _without_manifest(connection, [d for d in damages if d.place == "manifests"])
+    manifests = [d for d in damages if d.place == "manifests"]
+    rounds += _without_manifest(t.connection, manifests)
     if rounds:
-        last = min(min(rounds) - 1, _published(connection))
-        truncation.truncate(connection, last_round=last)
-    _renew_members(connection, [d for d in damages if d.place in ("workers", "generations")])
+        last = min(min(rounds) - 1, _published(t.connection))
+        truncation.truncate(t, last_round=last)
+    members = [d for d in damages if d.place in ("workers", "generations")]
+    _renew_members(t.connection, members)
 
 
 def _without_manifest(connection: Connection, damages: list[LedgerDamage]) -> list[int]:
@@ -180,10 +179,10 @@ def _without_manifest(connection: Connection, damages: list[LedgerDamage]) -> li
     versions = [int(d.key) for d in damages if d.key.isdigit() and int(d.key) > 1]
     if not versions:
         return []
-    connection.exec_driver_sql("DELETE FROM manifests WHERE version >= ?", (min(versions),))
-    first = connection.exec_driver_sql(
+    connection.change("DELETE FROM manifests WHERE version >= ?", (min(versions),))
+    first = connection.value(
         "SELECT min(round) FROM rounds WHERE manifest_sha256 NOT IN (SELECT sha256 FROM manifests)"
-    ).scalar_one()
+    )
     return [] if first is None else [int(first)]
 
 
@@ -192,18 +191,16 @@ def _renew_members(connection: Connection, damages: list[LedgerDamage]) -> None:
     for damage in damages:
         if damage.place == "workers":
             name = damage.key.strip("'")
-            lives = connection.exec_driver_sql(
+            lives = connection.value(
                 "SELECT max(incarnation) FROM (SELECT incarnation FROM contributions "
                 "WHERE worker_id = ? UNION ALL SELECT incarnation FROM workers "
                 "WHERE worker_id = ?) "
                 "WHERE typeof(incarnation) = 'integer'",
                 (name, name),
-            ).scalar_one()
-            connection.exec_driver_sql(
+            )
+            connection.change(
                 "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, 0, 0.0)",
                 (name, "0" * 64, lives or 1),
             )
         else:
-            connection.exec_driver_sql(
-                "DELETE FROM generations WHERE quote(number) = ?", (damage.key,)
-            )
+            connection.change("DELETE FROM generations WHERE quote(number) = ?", (damage.key,))

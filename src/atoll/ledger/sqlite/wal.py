@@ -79,10 +79,11 @@ def path_of(ledger: Path) -> Path:
 
 def is_folded(ledger: Path) -> bool:
     """Whether all of a database is in its main file; not when it was closed on a full disk."""
-    return not _nbytes(path_of(ledger))
+    return not nbytes(path_of(ledger))
 
 
-def _nbytes(path: Path) -> int:
+def nbytes(path: Path) -> int:
+    """The size of a file; 0 when there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -94,11 +95,11 @@ def check(ledger: Path) -> WalDamage | None:
     path = path_of(ledger)
     try:
         with path.open("rb") as file:
-            nbytes = os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size
             head = file.read(HEADER_BYTES)
             if len(head) < HEADER_BYTES:
                 return None
-            if nbytes > HEADER_BYTES and not _nbytes(ledger):
+            if size > HEADER_BYTES and not nbytes(ledger):
                 return WalDamage(
                     path,
                     0,
@@ -107,8 +108,8 @@ def check(ledger: Path) -> WalDamage | None:
                 )
             header = _parse(head)
             if header is None:
-                return _judge_header(path, file, ledger, nbytes=nbytes)
-            return _check_frames(path, file, header, nbytes=nbytes)
+                return _judge_header(path, file, ledger, nbytes=size)
+            return _check_frames(path, file, header, nbytes=size)
     except FileNotFoundError:
         return None
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    select,
 )
 
 # PostgreSQL sorts text by the database's locale unless told otherwise. The order of worker_id is
@@ -79,6 +80,8 @@ rounds = Table(
     Column("state", TEXT, nullable=False),
     Column("manifest_sha256", TEXT, ForeignKey("manifests.sha256"), nullable=False),
     Column("cursor", BigInteger, nullable=False),
+    Column("fragment", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
     Column("prev_hash", TEXT),
     Column("hash", TEXT),
     Column("master_digest", TEXT),
@@ -136,6 +139,10 @@ contributions = Table(
     metadata,
     Column("round", BigInteger, ForeignKey("rounds.round"), primary_key=True, autoincrement=False),
     Column("worker_id", TEXT, ForeignKey("workers.worker_id"), primary_key=True),
+    Column("applied", BigInteger, ForeignKey("rounds.round"), nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("fragment", BigInteger, nullable=False),
+    Column("base", TEXT, nullable=False),
     Column("incarnation", BigInteger, nullable=False),
     Column("sha256", TEXT, nullable=False),
     Column("nbytes", BigInteger, nullable=False),
@@ -146,7 +153,9 @@ contributions = Table(
     Column("norm", Double, nullable=False),
     Column("receipt", TEXT, nullable=False),
     Column("accepted_wall", Double, nullable=False),
+    CheckConstraint("first <= round AND round <= applied"),
 )
+contributions_by_applied = Index("contributions_by_applied", contributions.c.applied)
 
 snapshots = Table(
     "snapshots",
@@ -172,3 +181,9 @@ control = Table(
     Column("name", TEXT, primary_key=True),
     Column("value", TEXT, nullable=False),
 )
+
+# Every row of each table by its name, in the order of its key.
+EVERY_ROW = {
+    name: select(table).order_by(*table.primary_key.columns)
+    for name, table in metadata.tables.items()
+}

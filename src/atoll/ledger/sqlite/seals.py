@@ -13,14 +13,11 @@ It reads which tables there are. PostgreSQL has checksums of its own and is not 
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection
-
-from atoll.errors import StateDamaged
-from atoll.ledger.database import DRIVER_ERRORS, Database, detail
+from atoll.ledger.connection import DRIVER_ERRORS, Connection
 from atoll.ledger.records import LedgerDamage
 
 TABLE = "seals"
@@ -52,27 +49,25 @@ class _Sealed:
 
 
 class Sealing:
-    """Keeps the seals of one connection's transactions; `Database.writing` calls it."""
+    """Keeps the seals of one connection's transactions; `SqliteDatabase.writing` calls it."""
 
-    def __init__(self, database: Database) -> None:
-        with database.bare() as connection:
-            connection.exec_driver_sql("PRAGMA temp_store = MEMORY").close()
-            made = [
-                f"CREATE TEMP TABLE IF NOT EXISTS {_CHANGES} "
-                f"(place TEXT, key BLOB, gone BLOB, come BLOB)",
-                *(line for sealed in _tables(connection) for line in _triggers(sealed)),
-            ]
-            # One call: a restart has a second for all it does.
-            driver: Any = connection.connection.driver_connection
-            driver.executescript(";\n".join(made))
+    def __init__(self, connection: Connection) -> None:
+        """Outside any transaction."""
+        connection.rows("PRAGMA temp_store = MEMORY")
+        made = [
+            f"CREATE TEMP TABLE IF NOT EXISTS {_CHANGES} "
+            f"(place TEXT, key BLOB, gone BLOB, come BLOB)",
+            *(line for sealed in _tables(connection) for line in _triggers(sealed)),
+        ]
+        connection.script(";\n".join(made))  # one call: a restart has a second for all it does
 
     def begin(self, connection: Connection) -> None:
         """Forgets what was changed outside any transaction of ours: that is not sealed."""
-        connection.exec_driver_sql(f"DELETE FROM temp.{_CHANGES}")
+        connection.change(f"DELETE FROM temp.{_CHANGES}")
 
     def end(self, connection: Connection) -> None:
         """Moves the seals by what this transaction changed."""
-        changes = connection.exec_driver_sql(
+        changes = connection.rows(
             f"SELECT c.place, c.key, c.gone, c.come, s.count, s.total "
             f"FROM temp.{_CHANGES} c "
             f"LEFT JOIN main.{TABLE} s ON s.place = c.place AND s.key = c.key"
@@ -87,49 +82,37 @@ class Sealing:
                 seal[0], seal[1] = seal[0] + 1, seal[1] + _hash(place, come)
         kept = [(*at, count, _bytes(total)) for at, (count, total) in moved.items() if count]
         ended = [at for at, (count, _) in moved.items() if not count]
-        if kept:
-            connection.exec_driver_sql(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?, ?, ?)", kept)
-        if ended:
-            connection.exec_driver_sql(f"DELETE FROM {TABLE} WHERE place = ? AND key = ?", ended)
+        connection.change_each(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?, ?, ?)", kept)
+        connection.change_each(f"DELETE FROM {TABLE} WHERE place = ? AND key = ?", ended)
 
 
 def make(connection: Connection) -> None:
-    """Makes the table and seals what is there. On PostgreSQL nothing."""
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(
-            f"CREATE TABLE {TABLE} (place TEXT NOT NULL, key BLOB NOT NULL, "
-            f"count BIGINT NOT NULL, total BLOB NOT NULL, PRIMARY KEY (place, key))"
-        )
-        renew(connection)
+    """Makes the table and seals what is there."""
+    connection.change(
+        f"CREATE TABLE {TABLE} (place TEXT NOT NULL, key BLOB NOT NULL, "
+        f"count BIGINT NOT NULL, total BLOB NOT NULL, PRIMARY KEY (place, key))"
+    )
+    renew(connection)
 
 
 def renew(connection: Connection) -> None:
     """Seals every row as it is now, damaged or not."""
-    connection.exec_driver_sql(f"DELETE FROM {TABLE}")
+    connection.change(f"DELETE FROM {TABLE}")
     found = [(*at, count, _bytes(total)) for *at, count, total in _computed(connection)]
-    if found:
-        connection.exec_driver_sql(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", found)
+    connection.change_each(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", found)
 
 
-def check(database: Database) -> list[LedgerDamage]:
+def check(connection: Connection) -> list[LedgerDamage]:
     """What is no longer as it was written: pages that cannot be read, rows that changed."""
-    if not database.is_sqlite:
-        return []
-    try:
-        with database.bare() as connection:
-            found = _integrity(connection)
-            found += broken(connection)
-    except StateDamaged as error:
-        found = [LedgerDamage(place="", key="", reason=str(error))]
-    return [replace(damage, ledger=f"the ledger {database.name}") for damage in found]
+    return _integrity(connection) + broken(connection)
 
 
 def _integrity(connection: Connection) -> list[LedgerDamage]:
     try:
-        lines = connection.exec_driver_sql(f"PRAGMA integrity_check({_CHECKED_ERRORS})").scalars()
-        found = [str(line) for line in lines]
+        lines = connection.rows(f"PRAGMA integrity_check({_CHECKED_ERRORS})")
+        found = [str(line) for [line] in lines]
     except DRIVER_ERRORS as error:
-        found = [detail(error)]
+        found = [str(error)]
     return [LedgerDamage(place="", key="", reason=line) for line in found if line != "ok"]
 
 
@@ -142,12 +125,12 @@ def _broken(connection: Connection) -> Iterator[LedgerDamage]:
     try:
         stored = {
             (str(place), bytes(key)): (count, bytes(total))
-            for place, key, count, total in connection.exec_driver_sql(
+            for place, key, count, total in connection.rows(
                 f"SELECT CAST(place AS TEXT), key, count, total FROM {TABLE} NOT INDEXED"
             )
         }
     except (*DRIVER_ERRORS, TypeError) as error:
-        yield LedgerDamage(place=TABLE, key="", reason=detail(error))
+        yield LedgerDamage(place=TABLE, key="", reason=str(error))
         return
     unreadable = set()
     found = {}
@@ -157,7 +140,7 @@ def _broken(connection: Connection) -> Iterator[LedgerDamage]:
                 found[place, key] = (count, _bytes(total))
         except (*DRIVER_ERRORS, TypeError) as error:
             unreadable.add(sealed.table)
-            yield LedgerDamage(place=sealed.table, key="", reason=detail(error))
+            yield LedgerDamage(place=sealed.table, key="", reason=str(error))
     for place, key, count, total in _schema(connection):
         found[place, key] = (count, _bytes(total))
     for place, key in sorted({*stored, *found}):
@@ -184,7 +167,7 @@ def _computed(connection: Connection) -> Iterator[tuple[str, bytes, int, int]]:
 def _computed_of(connection: Connection, sealed: _Sealed) -> Iterable[tuple[str, bytes, int, int]]:
     totals: defaultdict[bytes, list[int]] = defaultdict(lambda: [0, 0])
     # Not by an index: what counts is the row.
-    rows = connection.exec_driver_sql(
+    rows = connection.rows(
         f'SELECT {sealed.group()}, {sealed.row()} FROM "{sealed.table}" NOT INDEXED'
     )
     for key, row in rows:
@@ -195,7 +178,7 @@ def _computed_of(connection: Connection, sealed: _Sealed) -> Iterable[tuple[str,
 
 def _schema(connection: Connection) -> Iterator[tuple[str, bytes, int, int]]:
     """The tables themselves; what a page number says is for the integrity check."""
-    rows = connection.exec_driver_sql(
+    rows = connection.rows(
         "SELECT CAST(type || ' ' || name AS BLOB), CAST(quote(sql) AS BLOB) FROM main.sqlite_master"
     )
     for key, text in rows:
@@ -211,13 +194,13 @@ def _hash(place: str, row: bytes) -> int:
 
 
 def _tables(connection: Connection) -> list[_Sealed]:
-    described = connection.exec_driver_sql(
+    described = connection.rows(
         "SELECT t.name, c.name, c.pk "
         "FROM main.sqlite_master t, pragma_table_info(t.name, 'main') c "
         "WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' AND t.name <> ? "
         "ORDER BY t.name, c.cid",
         (TABLE,),
-    ).all()
+    )
     return [_sealed(str(name), list(rows)) for name, rows in groupby(described, lambda row: row[0])]
 
 

@@ -1,14 +1,16 @@
-"""Records <-> rows: the one place that knows how a field is stored."""
+"""Records <-> rows: the one place that knows how a field is stored.
+
+A record has the fields of its table's columns, in their order; a test holds them together.
+"""
 
 import json
 import math
 from enum import StrEnum
-from typing import Any, TypeAlias
-
-from sqlalchemy import Row
+from typing import TypeAlias
 
 from atoll import canonical
 from atoll.errors import StoreError
+from atoll.ledger.connection import Row
 from atoll.ledger.records import (
     ContributionRecord,
     DatasetRecord,
@@ -76,48 +78,34 @@ def _storable(name: str, value: float) -> float:
     return value + 0.0
 
 
-def run(row: Row[Any]) -> RunRecord:
-    """The run in `row`."""
-    return RunRecord(**row._asdict())
-
-
-def manifest(row: Row[Any]) -> ManifestRecord:
-    """The manifest in `row`."""
-    return ManifestRecord(**row._asdict())
-
-
-def worker(row: Row[Any]) -> WorkerRecord:
+def worker(row: Row) -> WorkerRecord:
     """The worker in `row`."""
-    return WorkerRecord(**row._asdict())
+    worker_id, key_sha256, incarnation, active, wall = row
+    return WorkerRecord(worker_id, key_sha256, incarnation, bool(active), wall)
 
 
-def round_(row: Row[Any]) -> RoundRecord:
+def round_(row: Row) -> RoundRecord:
     """The round in `row`."""
-    return RoundRecord(**{**row._asdict(), "state": RoundState(row.state)})
+    number, state, *rest = row
+    return RoundRecord(number, RoundState(state), *rest)
 
 
-def generation(row: Row[Any]) -> GenerationRecord:
+def generation(row: Row) -> GenerationRecord:
     """The generation in `row`."""
-    members = tuple(MemberRecord(**member) for member in json.loads(row.members))
-    return GenerationRecord(row.number, row.created_wall, members)
+    number, wall, members = row
+    return GenerationRecord(
+        number, wall, tuple(MemberRecord(**member) for member in json.loads(members))
+    )
 
 
-def lease(row: Row[Any]) -> LeaseRecord:
+def lease(row: Row) -> LeaseRecord:
     """The lease in `row`."""
-    return LeaseRecord(**{**row._asdict(), "state": LeaseState(row.state)})
+    number, worker_id, start, stop, state, *rest = row
+    return LeaseRecord(number, worker_id, start, stop, LeaseState(state), *rest)
 
 
-def contribution(row: Row[Any]) -> ContributionRecord:
-    """The contribution in `row`."""
-    return ContributionRecord(**row._asdict())
-
-
-def snapshot(row: Row[Any]) -> SnapshotRecord:
+def snapshot(row: Row) -> SnapshotRecord:
     """The snapshot in `row`."""
-    slots = tuple((str(name), str(blob)) for name, blob in json.loads(row.slots_sha256))
-    return SnapshotRecord(**{**row._asdict(), "slots_sha256": slots})
-
-
-def evaluation(row: Row[Any]) -> EvaluationRecord:
-    """The evaluation in `row`."""
-    return EvaluationRecord(**row._asdict())
+    version, master, published, slots = row
+    named = tuple((str(name), str(blob)) for name, blob in json.loads(slots))
+    return SnapshotRecord(version, master, published, named)

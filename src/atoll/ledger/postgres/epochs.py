@@ -10,13 +10,12 @@ import os
 import socket
 import threading
 from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy import Connection, Row, TextClause, text
-from sqlalchemy.exc import OperationalError
+from datetime import datetime
+from typing import NamedTuple
 
 from atoll.errors import StateHeld, StoreError, Superseded
-from atoll.ledger.database import Database
+from atoll.ledger.connection import Connection, DriverError
+from atoll.ledger.postgres.database import PostgresDatabase
 
 LEASE_SECONDS = 15.0
 RENEWALS = 3  # in the time of one lease
@@ -35,10 +34,41 @@ _MAKE = f"""CREATE TABLE IF NOT EXISTS {TABLE} (
     since TIMESTAMPTZ NOT NULL,
     renewed TIMESTAMPTZ NOT NULL,
     lease_seconds DOUBLE PRECISION NOT NULL)"""
-_READ = text(
+_READ = (
     f"SELECT ledger, epoch, holder, since, lease_seconds, "
-    f"EXTRACT(EPOCH FROM clock_timestamp() - renewed) AS silent_seconds FROM {TABLE}"
+    f"EXTRACT(EPOCH FROM clock_timestamp() - renewed)::double precision FROM {TABLE}"
 )
+_TAKE = (
+    f"INSERT INTO {TABLE} (id, ledger, epoch, holder, since, renewed, lease_seconds) "
+    "VALUES (1, gen_random_uuid()::text, %(epoch)s, %(holder)s, clock_timestamp(), "
+    "clock_timestamp(), %(lease)s) ON CONFLICT (id) DO UPDATE SET epoch = %(epoch)s, "
+    "holder = %(holder)s, since = clock_timestamp(), renewed = clock_timestamp(), "
+    "lease_seconds = %(lease)s"
+)
+
+
+class Holder(NamedTuple):
+    """The one row: who holds the ledger."""
+
+    ledger: str
+    epoch: int
+    name: str
+    since: datetime
+    lease_seconds: float
+    silent_seconds: float
+
+    @classmethod
+    def read(cls, connection: Connection) -> "Holder | None":
+        """The row as it is now; None where nobody ever held the ledger."""
+        found = connection.row(_READ)
+        return None if found is None else cls(*found)
+
+    @property
+    def is_live(self) -> bool:
+        return self.silent_seconds <= self.lease_seconds
+
+    def __str__(self) -> str:
+        return f"{self.name!r} since {self.since:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def name_of_this_process() -> str:
@@ -59,47 +89,47 @@ class Epoch:
 
         The lock comes first: what is read after it cannot change before the commit.
         """
-        connection.exec_driver_sql(f"LOCK TABLE {TABLE} IN ROW SHARE MODE")
-        found = connection.execute(_READ).one_or_none()
+        connection.change(f"LOCK TABLE {TABLE} IN ROW SHARE MODE")
+        found = Holder.read(connection)
         if found is None or found.epoch != self.number:
             raise superseded(self, found)
 
     def renew(self, connection: Connection) -> None:
         """Lets the lease begin anew; inside a writing transaction."""
-        connection.exec_driver_sql(f"UPDATE {TABLE} SET renewed = clock_timestamp()")
+        connection.change(f"UPDATE {TABLE} SET renewed = clock_timestamp()")
 
     def overtaken(self, connection: Connection) -> StoreError | None:
         """Why this epoch is over, if it is; on a connection of its own."""
-        found = connection.execute(_READ).one_or_none()
+        found = Holder.read(connection)
         if found is not None and found.epoch == self.number:
             return None
         return superseded(self, found)
 
 
-def superseded(epoch: Epoch, found: Row[Any] | None) -> Superseded:
+def superseded(epoch: Epoch, found: Holder | None) -> Superseded:
     """The error of a holder whose epoch is over."""
-    now = "nobody" if found is None else f"{_named(found)}, epoch {found.epoch}"
+    now = "nobody" if found is None else f"{found}, epoch {found.epoch}"
     return Superseded(
         f"the ledger {epoch.name} was taken over and is held by {now}; this process held epoch "
         f"{epoch.number} and writes nothing more; it must stop, and islands go to the new one"
     )
 
 
-def take(database: Database, *, lease_seconds: float) -> Epoch:
+def take(database: PostgresDatabase, *, lease_seconds: float) -> Epoch:
     """The next epoch for this process; StateHeld, naming the holder, while its lease is live."""
     with database.writing() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
-        connection.exec_driver_sql(_MAKE)
+        connection.rows("SELECT pg_advisory_xact_lock(%s)", (ADVISORY_KEY,))
+        connection.change(_MAKE)
         # A server may default to acknowledging before its log is on disk.
-        connection.exec_driver_sql("SET synchronous_commit = on")
+        connection.change("SET synchronous_commit = on")
         # A holder that is stopped inside a transaction keeps its locks no longer than its lease.
         limit = _milliseconds(lease_seconds)
-        connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = {limit}")
+        connection.change(f"SET idle_in_transaction_session_timeout = {limit}")
     with database.writing() as connection:
-        before = connection.execute(_READ).one_or_none()
+        before = Holder.read(connection)
         # A lease that has run out needs no proof of a death.
-        is_gone = before is None or (_is_live(before) and _session_ended(connection, before.epoch))
-    if before is not None and not is_gone and _is_live(before):
+        is_gone = before is None or (before.is_live and _session_ended(connection, before.epoch))
+    if before is not None and not is_gone and before.is_live:
         raise _held(database.name, before)
     with database.writing() as connection:
         return _begin(connection, database.name, before, is_gone, lease_seconds=lease_seconds)
@@ -108,7 +138,7 @@ def take(database: Database, *, lease_seconds: float) -> Epoch:
 def _begin(
     connection: Connection,
     name: str,
-    before: Row[Any] | None,
+    before: Holder | None,
     is_gone: bool,
     *,
     lease_seconds: float,
@@ -117,73 +147,56 @@ def _begin(
     _wait_for_locks(connection, wait)
     # Waits for writes under way and keeps out every later one; see Epoch.check. Nothing before it
     # reads, so that what is read below is younger than the lock.
-    locked = _in_time(connection, text(f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE"), {})
+    locked = _in_time(connection, f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE")
     if not locked and before is not None:
         raise _held(name, before)
-    found = connection.execute(_READ).one_or_none()
+    found = Holder.read(connection)
     if found is not None and (before is None or found.epoch != before.epoch):
         raise _held(name, found)  # a third process was faster
-    if found is not None and not is_gone and _is_live(found):
+    if found is not None and not is_gone and found.is_live:
         raise _held(name, found)
     number = 1 if found is None else found.epoch + 1
     values = {"epoch": number, "holder": name_of_this_process(), "lease": lease_seconds}
-    connection.execute(
-        text(
-            f"INSERT INTO {TABLE} (id, ledger, epoch, holder, since, renewed, lease_seconds) "
-            "VALUES (1, gen_random_uuid()::text, :epoch, :holder, clock_timestamp(), "
-            "clock_timestamp(), :lease) ON CONFLICT (id) DO UPDATE SET epoch = :epoch, "
-            "holder = :holder, since = clock_timestamp(), renewed = clock_timestamp(), "
-            "lease_seconds = :lease"
-        ),
-        values,
-    )
-    connection.execute(text("SELECT pg_advisory_lock(:high, :low)"), _session_key(number))
-    ledger = str(connection.execute(_READ).one().ledger)
+    connection.change(_TAKE, values)
+    connection.rows("SELECT pg_advisory_lock(%s, %s)", _session_key(number))
+    ledger = str(connection.value(_READ))
     return Epoch(number, ledger, name)
 
 
 def _session_ended(connection: Connection, epoch: int) -> bool:
     """Whether the session that held `epoch` is over: then its process can never write again."""
     _wait_for_locks(connection, GONE_SECONDS)
-    statement = text("SELECT pg_advisory_xact_lock(:high, :low)")
-    return _in_time(connection, statement, _session_key(epoch))
+    return _in_time(connection, "SELECT pg_advisory_xact_lock(%s, %s)", _session_key(epoch))
 
 
-def _in_time(connection: Connection, statement: TextClause, values: dict[str, int]) -> bool:
+def _in_time(connection: Connection, statement: str, values: tuple[int, ...] = ()) -> bool:
     """Whether a lock was had within `lock_timeout`."""
+    connection.change("SAVEPOINT waiting")
     try:
-        with connection.begin_nested():
-            connection.execute(statement, values)
+        connection.change(statement, values)
         return True
-    except OperationalError as exc:
-        if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+    except DriverError as exc:
+        if exc.sqlstate != _LOCK_NOT_AVAILABLE:
             raise
+        connection.change("ROLLBACK TO SAVEPOINT waiting")
         return False
 
 
-def _session_key(epoch: int) -> dict[str, int]:
-    return {"high": ADVISORY_KEY >> 32, "low": epoch & 0x7FFFFFFF}
+def _session_key(epoch: int) -> tuple[int, int]:
+    return ADVISORY_KEY >> 32, epoch & 0x7FFFFFFF
 
 
-def _is_live(found: Row[Any]) -> bool:
-    return bool(found.silent_seconds <= found.lease_seconds)
-
-
-def _held(name: str, found: Row[Any]) -> StateHeld:
+def _held(name: str, found: Holder) -> StateHeld:
     return StateHeld(
-        f"the ledger {name} is held by {_named(found)}, epoch {found.epoch}, heard "
+        f"the ledger {name} is held by {found}, epoch {found.epoch}, heard "
         f"{found.silent_seconds:.1f} s ago; only one coordinator may open it, so stop that one "
         f"first, or wait until it has been silent for {found.lease_seconds:g} s"
     )
 
 
-def _named(found: Row[Any]) -> str:
-    return f"{found.holder!r} since {found.since:%Y-%m-%d %H:%M:%S %Z}"
-
-
 def _wait_for_locks(connection: Connection, seconds: float) -> None:
     """How long this transaction waits for a lock. Not by `set_config`, which would be a query."""
-    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_milliseconds(seconds)}")
+    connection.change(f"SET LOCAL lock_timeout = {_milliseconds(seconds)}")
 
 
 def _milliseconds(seconds: float) -> int:
@@ -193,7 +206,7 @@ def _milliseconds(seconds: float) -> int:
 class Renewal:
     """The thread that keeps a lease alive until `stop`, or until the ledger is lost."""
 
-    def __init__(self, database: Database, epoch: Epoch, *, lease_seconds: float) -> None:
+    def __init__(self, database: PostgresDatabase, epoch: Epoch, *, lease_seconds: float) -> None:
         self._database = database
         self._epoch = epoch
         self._every_seconds = lease_seconds / RENEWALS
@@ -218,11 +231,10 @@ class Renewal:
                     return  # and told by the database
 
 
-def hold(database: Database, *, lease_seconds: float) -> Epoch:
+def hold(database: PostgresDatabase, *, lease_seconds: float) -> Epoch:
     """Takes the ledger for this process and keeps it: every write from here on is checked."""
     epoch = take(database, lease_seconds=lease_seconds)
     renewal = Renewal(database, epoch, lease_seconds=lease_seconds)
-    database.guard(epoch, on_close=renewal.stop)
-    database.identity = f"{epoch.ledger} in PostgreSQL"
+    database.guard(epoch, identity=f"{epoch.ledger} in PostgreSQL", on_close=renewal.stop)
     renewal.start()
     return epoch

@@ -1,0 +1,1 @@
+"""Everything that knows a PostgreSQL server: opening, and which process may write."""

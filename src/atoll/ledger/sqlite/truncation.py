@@ -1,0 +1,120 @@
+"""Takes a ledger back to an earlier round, in the caller's transaction.
+
+The rounds after it go with all that hangs on them, and so do contributions that they were to fold,
+whichever round these were made for. Rows that they had been given are open again: those beyond the
+cursor by themselves, those of leases that they had taken over by reopening these. A manifest
+version that is recorded for a later round is in force from the next one on.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sqlalchemy import BindParameter, bindparam, delete, func, insert, select, update
+
+from atoll import canonical
+from atoll.ledger.records import LeaseRecord, LeaseState
+from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables.transaction import Transaction
+
+Range = tuple[int, int]
+
+_CONTRIBUTIONS, _LEASES = schema.contributions, schema.leases
+_LATER: BindParameter[int] = bindparam("last_round")
+_DROP = tuple(
+    delete(table).where(column > _LATER)
+    for table, column in (
+        (schema.evaluations, schema.evaluations.c.version),
+        (schema.snapshots, schema.snapshots.c.version),
+        (_CONTRIBUTIONS, _CONTRIBUTIONS.c.applied),
+        (_LEASES, _LEASES.c.round),
+        (schema.rounds, schema.rounds.c.round),
+    )
+)
+_REOPEN_UNFOLDED = (
+    update(_LEASES)
+    .where(
+        _LEASES.c.state == LeaseState.DONE.value,
+        select(_CONTRIBUTIONS.c.round)
+        .where(
+            _CONTRIBUTIONS.c.round == _LEASES.c.round,
+            _CONTRIBUTIONS.c.worker_id == _LEASES.c.worker_id,
+            _CONTRIBUTIONS.c.applied > _LATER,
+        )
+        .exists(),
+    )
+    .values(state=LeaseState.REOPENED.value)
+)
+_MOVE_MANIFESTS = (
+    update(schema.manifests)
+    .where(schema.manifests.c.from_round > bindparam("next_round"))
+    .values(from_round=bindparam("new_round"))
+)
+_ALL_LEASES = select(_LEASES)
+_DELETE_LEASE = delete(_LEASES).where(
+    *(column == bindparam(f"of_{column.name}") for column in _LEASES.primary_key)
+)
+_INSERT_LEASE = insert(_LEASES)
+_NOBODY_IS_IN = update(schema.workers).values(active=False)
+_NEWEST_GENERATION = select(func.max(schema.generations.c.number))
+_INSERT_GENERATION = insert(schema.generations)
+
+
+def truncate(t: Transaction, *, last_round: int) -> None:
+    """Forgets every round after `last_round`, which is published, or 0."""
+    t.connection.change(_REOPEN_UNFOLDED, {"last_round": last_round})
+    for statement in _DROP:
+        t.connection.change(statement, {"last_round": last_round})
+    _reopen(t)
+    t.queues.rebuild()
+    # Islands have adopted what was in force in a round that is gone, and follow no way back.
+    following = last_round + 1
+    t.connection.change(_MOVE_MANIFESTS, {"next_round": following, "new_round": following})
+
+
+def disband(t: Transaction) -> None:
+    """Nobody is in: every island registers again and learns where the run is."""
+    t.connection.change(_NOBODY_IS_IN)
+    newest = t.connection.value(_NEWEST_GENERATION) or 0
+    made = {"number": newest + 1, "created_wall": 0.0, "members": canonical.dumps([])}
+    t.connection.change(_INSERT_GENERATION, made)
+
+
+def _reopen(t: Transaction) -> None:
+    """Leases whose rows are in no other one any more, as the rounds that took them are gone."""
+    kept = [rows.lease(row) for row in t.connection.rows(_ALL_LEASES)]
+    cuts = {queue.name: queue.cut for queue in t.queues.all().sound}
+    covered: dict[str, list[Range]] = {}  # by the dataset, whose row sequence positions count in
+    for lease in kept:
+        if lease.state is not LeaseState.TAKEN:
+            covered.setdefault(lease.dataset_id, []).append((lease.start, lease.stop))
+    taken = [lease for lease in kept if lease.state is LeaseState.TAKEN]
+    for lease in sorted(taken, key=lambda lease: (lease.start, lease.stop)):
+        others = covered.setdefault(lease.dataset_id, [])
+        for start, stop in _outside((lease.start, lease.stop), others):
+            cut = cuts.get(lease.queue)
+            unit = lease.unit if cut is None else cut.unit(start)
+            _put(t, replace(lease, start=start, stop=stop, unit=unit, state=LeaseState.REOPENED))
+            others.append((start, stop))
+
+
+def _put(t: Transaction, lease: LeaseRecord) -> None:
+    """Inserts the lease, in place of one of the same key: a lease that was split may be there."""
+    values = rows.values(lease)
+    key = {f"of_{column.name}": values[column.name] for column in _LEASES.primary_key}
+    t.connection.change(_DELETE_LEASE, key)
+    t.connection.change(_INSERT_LEASE, values)
+
+
+def _outside(whole: Range, covered: Iterable[Range]) -> list[Range]:
+    """The parts of `whole` that no range of `covered` holds, in order."""
+    found = []
+    start, stop = whole
+    for low, high in sorted(covered):
+        if high <= start or low >= stop:
+            continue
+        if low > start:
+            found.append((start, low))
+        start = max(start, high)
+    if start < stop:
+        found.append((start, stop))
+    return found

@@ -1,0 +1,123 @@
+"""Accepted contributions: taken in once, listed by the round that folds them."""
+
+from collections.abc import Generator
+
+from sqlalchemy import bindparam, func, insert, select
+
+from atoll.errors import Conflict, StaleContribution, WrongRound
+from atoll.ledger.connection import Connection
+from atoll.ledger.records import ContributionRecord, RoundState, RoundTotals
+from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.members import MemberTable
+
+_TABLE, _ROUNDS = schema.contributions, schema.rounds
+# The canonical order of the fold.
+_ORDER = (_TABLE.c.applied, _TABLE.c.worker_id, _TABLE.c.round)
+_INSERT = insert(_TABLE)
+_OF_ROUND = select(_TABLE).where(_TABLE.c.applied == bindparam("by_round")).order_by(*_ORDER)
+_EVERY = select(_TABLE).order_by(*_ORDER)
+_FIND = select(_TABLE).where(
+    _TABLE.c.round == bindparam("of_round"), _TABLE.c.worker_id == bindparam("of_worker")
+)
+_STATE = select(_ROUNDS.c.state).where(_ROUNDS.c.round == bindparam("of_round"))
+_BLOBS = select(_TABLE.c.sha256).where(_TABLE.c.applied >= bindparam("first"))
+_COUNTED_TOKENS = (
+    select(func.coalesce(func.sum(_TABLE.c.tokens), 0))
+    .join(_ROUNDS, _ROUNDS.c.round == _TABLE.c.applied)
+    .where(_ROUNDS.c.state.in_((RoundState.FROZEN.value, RoundState.PUBLISHED.value)))
+)
+_TOTALS = (
+    select(_TABLE.c.applied, func.count(), func.sum(_TABLE.c.tokens), func.sum(_TABLE.c.loss_sum))
+    .where(_TABLE.c.applied >= bindparam("first"), _TABLE.c.applied <= bindparam("last"))
+    .group_by(_TABLE.c.applied)
+)
+
+
+class ContributionTable:
+    """What was accepted, each once under its key: the round it was made for, and the worker."""
+
+    def __init__(self, connection: Connection, members: MemberTable, leases: LeaseTable) -> None:
+        self._connection = connection
+        self._members = members
+        self._leases = leases
+
+    def accept(self, contribution: ContributionRecord) -> ContributionRecord:
+        """Inserts the contribution and marks its leases done, with the units that are whole now.
+
+        Checks, in this order: the worker exists (UnknownWorker), the incarnation is its latest
+        (Fenced), the round it was made for exists (WrongRound). The same sha256 under the same key
+        returns the first record, whatever its round's state; another sha256 is Conflict. A round to
+        fold it that is frozen or published without it is StaleContribution; one that is only
+        planned is WrongRound; a worker without a lease in the round that it was made for, in this
+        life, is LeaseLost.
+        """
+        self._members.check_incarnation(contribution.worker_id, contribution.incarnation)
+        self._state_of(contribution.round)
+        first = self.get(contribution.round, contribution.worker_id)
+        if first is not None:
+            return _same(first, contribution)
+        _check_open(contribution, self._state_of(contribution.applied))
+        self._leases.finish(contribution.round, contribution.worker_id, contribution.incarnation)
+        self._connection.change(_INSERT, rows.values(contribution))
+        return contribution
+
+    def get(self, round_number: int, worker_id: str) -> ContributionRecord | None:
+        """What this worker made for the round, if it was accepted."""
+        row = self._connection.row(_FIND, {"of_round": round_number, "of_worker": worker_id})
+        return None if row is None else ContributionRecord(*row)
+
+    def of_round(self, round_number: int) -> list[ContributionRecord]:
+        """What the round folds, in the order of the fold: by worker_id, then by round made for."""
+        found = self._connection.rows(_OF_ROUND, {"by_round": round_number})
+        return [ContributionRecord(*row) for row in found]
+
+    def every(self) -> Generator[ContributionRecord, None, None]:
+        """Those of all rounds, as the rounds fold them, read as they are used."""
+        return (ContributionRecord(*row) for row in self._connection.stream(_EVERY))
+
+    def counted_tokens(self) -> int:
+        """Tokens in what every frozen and published round folds."""
+        return int(self._connection.value(_COUNTED_TOKENS))
+
+    def totals(self, *, first: int, last: int) -> dict[int, RoundTotals]:
+        """By round, what it folds in sum; a round that folds nothing is left out."""
+        found = self._connection.rows(_TOTALS, {"first": first, "last": last})
+        return {
+            number: RoundTotals(int(count), int(tokens), float(loss_sum))
+            for number, count, tokens, loss_sum in found
+        }
+
+    def blobs(self, *, first: int = 1) -> set[str]:
+        """Names of the blobs that round `first` and later ones fold."""
+        return {sha256 for [sha256] in self._connection.rows(_BLOBS, {"first": first})}
+
+    def _state_of(self, round_number: int) -> RoundState:
+        state = self._connection.value(_STATE, {"of_round": round_number})
+        if state is None:
+            raise WrongRound(
+                f"round {round_number} is not in the ledger; ask the coordinator which one is open"
+            )
+        return RoundState(state)
+
+
+def _same(first: ContributionRecord, again: ContributionRecord) -> ContributionRecord:
+    if first.sha256 != again.sha256:
+        raise Conflict(
+            f"worker_id={again.worker_id!r} already contributed {first.sha256!r} to round "
+            f"{again.round}, and now sends {again.sha256!r}; the first one stands"
+        )
+    return first
+
+
+def _check_open(contribution: ContributionRecord, state: RoundState) -> None:
+    if state in (RoundState.FROZEN, RoundState.PUBLISHED):
+        raise StaleContribution(
+            f"round {contribution.applied} is {state.value} without worker_id="
+            f"{contribution.worker_id!r}; its rows are open again, go on from the new version"
+        )
+    if state is RoundState.PLANNED:
+        raise WrongRound(
+            f"round {contribution.applied} is only planned; contribute once the round before it "
+            f"is published"
+        )

@@ -1,0 +1,174 @@
+"""Leases: which worker was given which rows for which round, and what became of them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from sqlalchemy import bindparam, func, insert, or_, select, update
+
+from atoll.errors import LeaseLost, StoreError
+from atoll.ledger.connection import Connection
+from atoll.ledger.records import LeaseRecord, LeaseState, RoundPlan, RoundState, RowCount
+from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables.queues import QueueTable
+
+Key = tuple[int, str]  # round, worker_id
+
+_TABLE, _ROUNDS = schema.leases, schema.rounds
+_IN_ROUND = _TABLE.c.round == bindparam("in_round")
+_OF_WORKER = _TABLE.c.worker_id == bindparam("of_worker")
+_IS_LEASED = _TABLE.c.state == LeaseState.LEASED.value
+_IS_REOPENED = _TABLE.c.state == LeaseState.REOPENED.value
+_LIVES = select(schema.workers.c.worker_id, schema.workers.c.incarnation)
+_INSERT = insert(_TABLE)
+_OF_ROUND = (
+    select(_TABLE)
+    .where(_IN_ROUND)
+    .order_by(_TABLE.c.worker_id, _TABLE.c.dataset_id, _TABLE.c.start, _TABLE.c.lease_epoch)
+)
+_REOPENED = (
+    select(_TABLE)
+    .where(_IS_REOPENED)
+    .order_by(_TABLE.c.round, _TABLE.c.dataset_id, _TABLE.c.start, _TABLE.c.worker_id)
+)
+_COUNTED_BY = (_TABLE.c.dataset_id, _TABLE.c.epoch, _TABLE.c.worker_id, _TABLE.c.state)
+_COUNTS = (
+    select(*_COUNTED_BY, func.sum(_TABLE.c.stop - _TABLE.c.start))
+    .group_by(*_COUNTED_BY)
+    .order_by(*_COUNTED_BY)
+)
+_END = update(_TABLE).where(_IN_ROUND, _OF_WORKER, _IS_LEASED)
+_LAST_CLOSED = (
+    select(_ROUNDS.c.round)
+    .where(or_(*(_ROUNDS.c.state == s.value for s in (RoundState.FROZEN, RoundState.PUBLISHED))))
+    .order_by(_ROUNDS.c.round.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_HAND_OVER = (
+    update(_TABLE)
+    .where(_OF_WORKER, _IS_LEASED, _TABLE.c.round > func.coalesce(_LAST_CLOSED, 0))
+    .values(incarnation=bindparam("to_life"), lease_epoch=_TABLE.c.lease_epoch + 1)
+)
+_HELD = (_IN_ROUND, _OF_WORKER, _TABLE.c.incarnation == bindparam("of_life"), _IS_LEASED)
+_HELD_LEASES = select(_TABLE).where(*_HELD)
+_FINISH = update(_TABLE).where(*_HELD).values(state=LeaseState.DONE.value)
+_TAKE = (
+    update(_TABLE)
+    .where(
+        _IN_ROUND,
+        _OF_WORKER,
+        _TABLE.c.dataset_id == bindparam("of_dataset"),
+        _TABLE.c.start == bindparam("from_row"),
+        _TABLE.c.stop == bindparam("to_row"),
+        _IS_REOPENED,
+    )
+    .values(state=LeaseState.TAKEN.value)
+)
+
+
+class LeaseTable:
+    """Every lease there ever was: the truth about every row."""
+
+    def __init__(self, connection: Connection, queues: QueueTable) -> None:
+        self._connection = connection
+        self._queues = queues
+
+    def of_round(self, round_number: int) -> list[LeaseRecord]:
+        """In (worker_id, dataset_id, start) order."""
+        found = self._connection.rows(_OF_ROUND, {"in_round": round_number})
+        return [rows.lease(row) for row in found]
+
+    def reopened(self) -> list[LeaseRecord]:
+        """Leases in state `reopened`, oldest round first, then by dataset_id and start."""
+        return [rows.lease(row) for row in self._connection.rows(_REOPENED)]
+
+    def counts(self) -> list[RowCount]:
+        """Leased rows by (dataset_id, epoch, worker_id, state), in this order."""
+        return [
+            RowCount(dataset_id, epoch, worker_id, LeaseState(state), int(count))
+            for dataset_id, epoch, worker_id, state, count in self._connection.rows(_COUNTS)
+        ]
+
+    def give_out(self, plan: RoundPlan) -> None:
+        """The leases of a plan, out of reopened and of fresh rows, in the queues they lie in."""
+        self._take(plan.taken)
+        self._keep_reopened(plan)
+        self._queues.open(plan.queues)
+        self._add(plan)
+        self._queues.mark_issued(plan.leases)
+
+    def finish(self, round_number: int, worker_id: str, incarnation: int) -> None:
+        """What a contribution was trained on is done; LeaseLost when this life has no lease."""
+        held = {"in_round": round_number, "of_worker": worker_id, "of_life": incarnation}
+        leases = [rows.lease(row) for row in self._connection.rows(_HELD_LEASES, held)]
+        if not leases:
+            raise LeaseLost(
+                f"worker_id={worker_id!r} has no lease in round {round_number}; "
+                f"only leased rows are contributed, so wait for the next plan"
+            )
+        self._connection.change(_FINISH, held)
+        self._queues.mark_done(leases)
+
+    def end(self, keys: Collection[Key], *, reissue: bool) -> int:
+        """Ends what is still leased under these keys; how many leases there were.
+
+        They become `reopened`, or without `reissue` `given_up`.
+        """
+        ended = LeaseState.REOPENED if reissue else LeaseState.GIVEN_UP
+        return sum(
+            self._connection.change(
+                _END, {"in_round": number, "of_worker": worker_id, "state": ended.value}
+            )
+            for number, worker_id in sorted(keys)
+        )
+
+    def hand_over(self, worker_id: str, incarnation: int) -> None:
+        """A new life of a worker takes over its leases of rounds that are not frozen yet."""
+        self._connection.change(_HAND_OVER, {"of_worker": worker_id, "to_life": incarnation})
+
+    def _take(self, taken: Sequence[LeaseRecord]) -> None:
+        for lease in taken:
+            moved = self._connection.change(
+                _TAKE,
+                {
+                    "in_round": lease.round,
+                    "of_worker": lease.worker_id,
+                    "of_dataset": lease.dataset_id,
+                    "from_row": lease.start,
+                    "to_row": lease.stop,
+                },
+            )
+            # Otherwise the same rows would be given out twice.
+            if moved != 1:
+                raise StoreError(
+                    f"{lease!r} is not among the reopened leases, so its rows cannot be given out "
+                    f"again"
+                )
+
+    def _keep_reopened(self, plan: RoundPlan) -> None:
+        """What a plan leaves of the leases that it takes stays reopened."""
+        for lease in plan.left:
+            inside = any(
+                (taken.round, taken.worker_id, taken.queue)
+                == (lease.round, lease.worker_id, lease.queue)
+                and taken.start < lease.start < lease.stop == taken.stop
+                for taken in plan.taken
+            )
+            if not inside or lease.state is not LeaseState.REOPENED:
+                raise StoreError(f"{lease!r} is not the reopened end of a lease that is taken")
+        self._connection.change_each(_INSERT, [rows.values(lease) for lease in plan.left])
+
+    def _add(self, plan: RoundPlan) -> None:
+        for lease in plan.leases:
+            if lease.round != plan.round or lease.state is not LeaseState.LEASED:
+                raise StoreError(
+                    f"{lease!r} cannot be given out with round {plan.round}; "
+                    f"a new lease is of that round and in state 'leased'"
+                )
+        # Written here, so that a lease belongs to the life that its worker has in this transaction.
+        lives: dict[str, int] = dict(self._connection.rows(_LIVES))
+        held = [
+            replace(lease, incarnation=lives.get(lease.worker_id, lease.incarnation))
+            for lease in plan.leases
+        ]
+        self._connection.change_each(_INSERT, [rows.values(lease) for lease in held])

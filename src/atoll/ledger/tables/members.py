@@ -1,0 +1,112 @@
+"""Workers, and the generations that freeze who of them is in."""
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from atoll.errors import Fenced, UnknownWorker
+from atoll.ledger.connection import Connection
+from atoll.ledger.records import GenerationRecord, MemberRecord, WorkerRecord
+from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables.leases import LeaseTable
+
+# An earlier generation is only ever refused, for which its number is enough.
+KEPT = 64
+NONE = GenerationRecord(number=0, created_wall=0.0, members=())
+
+_IS_WORKER = schema.workers.c.worker_id == bindparam("of_worker")
+_WORKERS = select(schema.workers).order_by(schema.workers.c.worker_id)
+_FIND_WORKER = select(schema.workers).where(_IS_WORKER)
+_INSERT_WORKER = insert(schema.workers)
+_UPDATE_WORKER = update(schema.workers).where(_IS_WORKER)
+
+_GENERATIONS = schema.generations
+_NEWEST = select(_GENERATIONS).order_by(_GENERATIONS.c.number.desc()).limit(1)
+_INSERT_GENERATION = insert(_GENERATIONS)
+_DROP = delete(_GENERATIONS).where(_GENERATIONS.c.number <= bindparam("last_dropped"))
+
+
+class MemberTable:
+    """Every worker that ever registered, and the newest generations."""
+
+    def __init__(self, connection: Connection, leases: LeaseTable) -> None:
+        self._connection = connection
+        self._leases = leases
+
+    def workers(self) -> list[WorkerRecord]:
+        """In worker_id order."""
+        return [rows.worker(row) for row in self._connection.rows(_WORKERS)]
+
+    def generation(self) -> GenerationRecord:
+        """The newest generation: the active workers by rank. Numbers only grow."""
+        row = self._connection.row(_NEWEST)
+        return NONE if row is None else rows.generation(row)
+
+    def register(
+        self, worker_id: str, key_sha256: str, *, wall: float, ip_address: str = "", port: int = 0
+    ) -> WorkerRecord:
+        """A new incarnation of `worker_id` (1 for a new one), active, with this key.
+
+        With it a new generation, in which it is reached at this address; its leases of rounds that
+        are not frozen go over to this life, with the next lease epoch.
+        """
+        known = self._find(worker_id)
+        life = 1 if known is None else known.incarnation + 1
+        record = WorkerRecord(worker_id, key_sha256, life, active=True, registered_wall=wall)
+        if known is None:
+            self._connection.change(_INSERT_WORKER, rows.values(record))
+        else:
+            # Without its key: SQLite would look for it in every lease and contribution.
+            changed = {name: v for name, v in rows.values(record).items() if name != "worker_id"}
+            self._connection.change(_UPDATE_WORKER, {"of_worker": worker_id, **changed})
+        self._leases.hand_over(worker_id, life)
+        self._renew(wall=wall, placed={worker_id: (ip_address, port)})
+        return record
+
+    def deregister(self, worker_id: str, incarnation: int, *, wall: float) -> None:
+        """Marks the worker inactive, with a new generation without it.
+
+        UnknownWorker; Fenced when a later incarnation exists.
+        """
+        self.check_incarnation(worker_id, incarnation)
+        self._connection.change(_UPDATE_WORKER, {"of_worker": worker_id, "active": False})
+        self._renew(wall=wall, placed={})
+
+    def check_known(self, worker_id: str) -> WorkerRecord:
+        """The worker of that name, or UnknownWorker."""
+        known = self._find(worker_id)
+        if known is None:
+            raise UnknownWorker(
+                f"no worker_id={worker_id!r} is registered in this run; register first"
+            )
+        return known
+
+    def check_incarnation(self, worker_id: str, incarnation: int) -> None:
+        """UnknownWorker, or Fenced unless `incarnation` is the worker's latest."""
+        latest = self.check_known(worker_id).incarnation
+        if incarnation != latest:
+            raise Fenced(
+                f"worker_id={worker_id!r} is at incarnation {latest}, this message is from "
+                f"{incarnation}; only the latest may act, so this process must stop"
+            )
+
+    def _find(self, worker_id: str) -> WorkerRecord | None:
+        row = self._connection.row(_FIND_WORKER, {"of_worker": worker_id})
+        return None if row is None else rows.worker(row)
+
+    def _renew(self, *, wall: float, placed: dict[str, tuple[str, int]]) -> None:
+        """Freezes the workers that are active now, unless nobody changed.
+
+        `placed` gives the address and port of those that just registered; others keep theirs.
+        """
+        before = self.generation()
+        places = {m.worker_id: (m.ip_address, m.port) for m in before.members} | placed
+        active = [worker for worker in self.workers() if worker.active]
+        found = tuple(
+            MemberRecord(
+                rank, worker.worker_id, worker.incarnation, *places.get(worker.worker_id, ("", 0))
+            )
+            for rank, worker in enumerate(active)
+        )
+        if found != before.members:
+            made = GenerationRecord(before.number + 1, wall, found)
+            self._connection.change(_INSERT_GENERATION, rows.generation_values(made))
+            self._connection.change(_DROP, {"last_dropped": made.number - KEPT})

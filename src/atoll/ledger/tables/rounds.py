@@ -1,0 +1,199 @@
+"""Rounds and the moves between their states.
+
+Several may be unpublished at once: those that follow the newest published one. They are frozen and
+published in the order of their numbers.
+"""
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import bindparam, func, insert, select, update
+
+from atoll.errors import StoreError, WrongRound
+from atoll.ledger.connection import Connection
+from atoll.ledger.records import (
+    ContributionRecord,
+    Published,
+    RoundPlan,
+    RoundRecord,
+    RoundState,
+)
+from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables.contributions import ContributionTable
+from atoll.ledger.tables.leases import Key, LeaseTable
+
+FIRST_ROUND = 1
+
+_TABLE = schema.rounds
+_IS_ROUND = _TABLE.c.round == bindparam("of_round")
+_LATEST = select(_TABLE).order_by(_TABLE.c.round.desc()).limit(1)
+_FROM = select(_TABLE).where(_TABLE.c.round >= bindparam("first")).order_by(_TABLE.c.round)
+_FROM_TO = _FROM.where(_TABLE.c.round <= bindparam("last"))
+# By the newest published one: to look at the states of all would take longer with every round.
+_NEWEST_PUBLISHED = (
+    select(_TABLE.c.round)
+    .where(_TABLE.c.state == RoundState.PUBLISHED.value)
+    .order_by(_TABLE.c.round.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_UNPUBLISHED = (
+    select(_TABLE)
+    .where(_TABLE.c.round > func.coalesce(_NEWEST_PUBLISHED, 0))
+    .order_by(_TABLE.c.round)
+)
+_STATE = select(_TABLE.c.state).where(_IS_ROUND)
+_INSERT = insert(_TABLE)
+_UPDATE = update(_TABLE).where(_IS_ROUND)
+_MOVE_CURSOR = (
+    update(_TABLE)
+    .where(_TABLE.c.round >= bindparam("first"))
+    .values(cursor=bindparam("new_cursor"))
+)
+
+
+class RoundTable:
+    """Every round of the run."""
+
+    def __init__(
+        self, connection: Connection, leases: LeaseTable, contributions: ContributionTable
+    ) -> None:
+        self._connection = connection
+        self._leases = leases
+        self._contributions = contributions
+
+    def all(self, *, first: int = FIRST_ROUND, last: int | None = None) -> list[RoundRecord]:
+        """Rounds `first` to `last`, oldest first."""
+        if last is None:
+            found = self._connection.rows(_FROM, {"first": first})
+        else:
+            found = self._connection.rows(_FROM_TO, {"first": first, "last": last})
+        return [rows.round_(row) for row in found]
+
+    def latest(self) -> RoundRecord | None:
+        """The round of the highest number, whatever its state."""
+        row = self._connection.row(_LATEST)
+        return None if row is None else rows.round_(row)
+
+    def unpublished(self) -> list[RoundRecord]:
+        """Rounds that are not published, oldest first."""
+        return [rows.round_(row) for row in self._connection.rows(_UNPUBLISHED)]
+
+    def begin(self, plans: Sequence[RoundPlan]) -> None:
+        """Inserts rounds that no freeze has planned, open, with their leases.
+
+        The first ones, or those after a published round that was to be the last; StoreError when
+        the latest round is not published.
+        """
+        latest = self.latest()
+        if latest is not None and latest.state is not RoundState.PUBLISHED:
+            raise StoreError(
+                f"the ledger already has rounds up to {latest.round}, which is "
+                f"{latest.state.value}; only the first ones and those after the last are begun, "
+                f"others are planned by freezing an earlier one"
+            )
+        for plan in plans:
+            self._insert(plan, RoundState.OPEN)
+
+    def extend(self, plan: RoundPlan) -> None:
+        """Adds the plan's leases to its round, planned or open; moves the cursor."""
+        state = self._state(plan.round)
+        if state not in (RoundState.PLANNED, RoundState.OPEN):
+            raise WrongRound(
+                f"round {plan.round} is {_told(state)}; leases are only added to a round that is "
+                f"planned or open"
+            )
+        self._leases.give_out(plan)
+        # A round counts the rows of all plans up to its own, so later ones count these too.
+        self._connection.change(_MOVE_CURSOR, {"first": plan.round, "new_cursor": plan.cursor})
+
+    def expire(self, round_number: int, workers: Collection[str], *, reissue: bool = True) -> int:
+        """Ends what these workers still have leased in an open round; how many leases there were.
+
+        They become `reopened`, or without `reissue` `given_up`. WrongRound unless open.
+        """
+        if self._state(round_number) is not RoundState.OPEN:
+            raise WrongRound(
+                f"round {round_number} is not open; only its leases can come to an end"
+            )
+        return self._leases.end([(round_number, worker) for worker in workers], reissue=reissue)
+
+    def freeze(
+        self,
+        round_number: int,
+        plan: RoundPlan | None,
+        *,
+        ended: Collection[Key],
+        reissue: bool = True,
+    ) -> list[ContributionRecord]:
+        """Fixes the ordered set of an open round and plans the next one, in one transaction.
+
+        What is still leased under the keys `ended` (round, worker_id) becomes `reopened`, or
+        without `reissue` `given_up`; `plan.taken` becomes `taken` (what is `left` of one stays
+        reopened); the planned round follows the latest one. WrongRound unless the round is open and
+        the one before it is frozen or published.
+        """
+        self._move(round_number, old=RoundState.OPEN, new=RoundState.FROZEN)
+        self._check_before(round_number, RoundState.FROZEN, RoundState.PUBLISHED)
+        self._leases.end(ended, reissue=reissue)
+        if plan is not None:
+            # After the reopening: the plan may take rows that this freeze just reopened.
+            self._insert(plan, RoundState.PLANNED)
+        return self._contributions.of_round(round_number)
+
+    def publish(
+        self, round_number: int, published: Published, *, opens: Collection[int] = ()
+    ) -> None:
+        """Records a frozen round's digests and opens the planned rounds that are named.
+
+        WrongRound unless the round before it is published.
+        """
+        self._move(round_number, old=RoundState.FROZEN, new=RoundState.PUBLISHED)
+        self._check_before(round_number, RoundState.PUBLISHED)
+        self._connection.change(_UPDATE, {"of_round": round_number, **rows.values(published)})
+        for number in opens:
+            self._move(number, old=RoundState.PLANNED, new=RoundState.OPEN)
+
+    def _state(self, round_number: int) -> RoundState | None:
+        found = self._connection.value(_STATE, {"of_round": round_number})
+        return None if found is None else RoundState(found)
+
+    def _move(self, round_number: int, *, old: RoundState, new: RoundState) -> None:
+        found = self._state(round_number)
+        if found is not old:
+            raise WrongRound(
+                f"round {round_number} is {_told(found)}; "
+                f"it becomes {new.value} only while it is {old.value}"
+            )
+        self._connection.change(_UPDATE, {"of_round": round_number, "state": new.value})
+
+    def _check_before(self, round_number: int, *states: RoundState) -> None:
+        if round_number == FIRST_ROUND:
+            return
+        before = self._state(round_number - 1)
+        if before not in states:
+            raise WrongRound(
+                f"round {round_number - 1} is {_told(before)}; rounds are frozen and published in "
+                f"the order of their numbers, so it comes before round {round_number}"
+            )
+
+    def _insert(self, plan: RoundPlan, state: RoundState) -> None:
+        latest = self.latest()
+        following = FIRST_ROUND if latest is None else latest.round + 1
+        if plan.round != following:
+            raise WrongRound(
+                f"the plan is for round {plan.round}; the next one is round {following}"
+            )
+        record = RoundRecord(
+            round=plan.round,
+            state=state,
+            manifest_sha256=plan.manifest_sha256,
+            cursor=plan.cursor,
+            fragment=plan.fragment,
+            tokens=plan.tokens,
+        )
+        self._connection.change(_INSERT, rows.values(record))
+        self._leases.give_out(plan)
+
+
+def _told(state: RoundState | None) -> str:
+    return "not in the ledger" if state is None else state.value

@@ -1,0 +1,49 @@
+"""All tables of a ledger, bound to the transaction in which they are read and changed."""
+
+import hashlib
+
+from atoll import canonical
+from atoll.ledger.connection import Connection
+from atoll.ledger.tables import schema
+from atoll.ledger.tables.contributions import ContributionTable
+from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.members import MemberTable
+from atoll.ledger.tables.queues import DatasetTable, QueueTable
+from atoll.ledger.tables.rounds import RoundTable
+from atoll.ledger.tables.run import ControlTable, CredentialTable, ManifestTable, RunTable
+from atoll.ledger.tables.snapshots import EvaluationTable, SnapshotTable
+
+
+class Transaction:
+    """The tables of a ledger inside one transaction; of no use after it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.run = RunTable(connection)
+        self.credentials = CredentialTable(connection)
+        self.control = ControlTable(connection)
+        self.datasets = DatasetTable(connection)
+        self.queues = QueueTable(connection, self.datasets)
+        self.snapshots = SnapshotTable(connection)
+        self.leases = LeaseTable(connection, self.queues)
+        self.members = MemberTable(connection, self.leases)
+        self.evaluations = EvaluationTable(connection, self.members)
+        self.contributions = ContributionTable(connection, self.members, self.leases)
+        self.rounds = RoundTable(connection, self.leases, self.contributions)
+        self.manifests = ManifestTable(connection, self.rounds)
+
+    def state_hash(self) -> str:
+        """sha256 over every row of every table: equal exactly when the durable state is."""
+        digest = hashlib.sha256()
+        for name, statement in sorted(schema.EVERY_ROW.items()):
+            for row in self.connection.stream(statement):
+                digest.update(canonical.dumps([name, *(_exact(value) for value in row)]).encode())
+                digest.update(b"\n")
+        return digest.hexdigest()
+
+
+def _exact(value: object) -> object:
+    """A stored value as JSON keeps it whole; SQLite has numbers for what is true and false."""
+    if isinstance(value, float | bytes):
+        return value.hex()
+    return int(value) if isinstance(value, bool) else value
