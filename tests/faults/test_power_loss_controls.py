@@ -18,9 +18,9 @@ SITES = sites.enumerate_sites()
 EXCUSED: dict[str, str] = {
     # Shows only where a cut keeps the next repair's marker and loses both the name of its folder
     # and that of the ledger just put back: too rare among the drawn disks to be found each time.
-    "launch/repair.py _resume": "needs three names of one directory to fare differently",
+    "launch/repair_swap.py resume": "needs three names of one directory to fare differently",
     # The recorded repair renames blobs that were on the disk long before.
-    "launch/repair.py _put_aside": "matters for blobs on another disk or in S3",
+    "launch/repair_swap.py _put_aside": "matters for blobs on another disk or in S3",
 }
 
 

@@ -19,7 +19,7 @@ from atoll.cli.app import app
 from atoll.errors import ConfigError, StateDamaged, StateHeld, StorageFull
 from atoll.island.link import adoption
 from atoll.launch import repair, state
-from atoll.launch.repair import RepairReport
+from atoll.launch.repair_report import RepairReport
 from atoll.launch.state import Addresses
 from atoll.ledger.sqlite import lock
 from tests import damages, lives, mounts, servers
@@ -347,8 +347,8 @@ def replacing_all_but_the_ledger(source: Path, target: Path) -> None:
 
 
 POINTS = {
-    "before the swap": ("atoll.launch.repair.os.replace", replacing_all_but_the_ledger),
-    "after the swap": ("atoll.launch.repair._put_aside", cut),
+    "before the swap": ("atoll.launch.repair_swap.os.replace", replacing_all_but_the_ledger),
+    "after the swap": ("atoll.launch.repair_swap._put_aside", cut),
 }
 
 

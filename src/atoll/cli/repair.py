@@ -10,7 +10,7 @@ from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
 from atoll.errors import AtollError, BlobChanged, BlobMissing, StateDamaged, StateHeld
 from atoll.launch import repair as repairing
-from atoll.launch.repair import RepairReport
+from atoll.launch.repair_report import RepairReport
 
 SHOWN = 20  # damages, of what may be thousands
 DAMAGED = (StateDamaged, BlobMissing, BlobChanged)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from atoll.launch import repair, reset, state
+from atoll.launch import repair, repair_swap, reset, state
 from atoll.ledger import engines
 from atoll.wire import certificate
 from tests.faults.power import machines
@@ -54,13 +54,13 @@ def repair_twice(root: Path, marks: Marks) -> None:
         aside={name: sha256_of(home / name) for name in (LEDGER, WAL)},
     )
     _tell_steps(home, marks)
-    whole = repair._put_aside
+    whole = repair_swap._put_aside
 
     def cut_off(*_: Any) -> None:
-        setattr(repair, "_put_aside", whole)  # noqa: B010
+        setattr(repair_swap, "_put_aside", whole)  # noqa: B010
         raise _CutOff
 
-    setattr(repair, "_put_aside", cut_off)  # noqa: B010
+    setattr(repair_swap, "_put_aside", cut_off)  # noqa: B010
     with contextlib.suppress(_CutOff):
         repair.repair(home, pid=1, wall=machines.WALL)
     report = repair.repair(home, pid=1, wall=machines.WALL)
@@ -70,7 +70,7 @@ def repair_twice(root: Path, marks: Marks) -> None:
 
 def _tell_steps(home: Path, marks: Marks) -> None:
     """The moment from which a repair can be taken up, and the one from which it has to last."""
-    write, end = repair._write, repair._end
+    write, end = repair_swap._write, repair_swap.end
 
     def noting(path: Path, value: object) -> None:
         write(path, value)
@@ -83,8 +83,8 @@ def _tell_steps(home: Path, marks: Marks) -> None:
         [path] = home.glob(f"damaged-*/{stray}")
         marks.write(machine="repaired", repaired=True, aside={stray: sha256_of(path)})
 
-    setattr(repair, "_write", noting)  # noqa: B010
-    setattr(repair, "_end", ending)  # noqa: B010
+    setattr(repair_swap, "_write", noting)  # noqa: B010
+    setattr(repair_swap, "end", ending)  # noqa: B010
 
 
 def start_over(root: Path, marks: Marks) -> None:
