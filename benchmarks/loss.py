@@ -35,7 +35,8 @@ def single_process(run_file: RunFile) -> float:
     steps = run_file.settings["sync_every"] * run_file.settings["stop"]["rounds"]
     dataset = datasets.open_dataset(run_file.data)
     model = models.build(run_file.model)
-    init.fill(model, run_file.settings["seed"])
+    layout = models.layout_of(model)
+    model.load_state_dict(dict(init.initial_weights(layout, seed=run_file.settings["seed"])))
     optimizer = inner_optimizer.build_optimizer(model, settings)
     name = base.dataset_id(dataset.identity())
     rows = RowRange(name, 0, steps * settings.batch * ISLANDS)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def filled(seed=1):
     model = registry.build(DEFINITION)
-    init.fill(model, seed)
+    model.load_state_dict(dict(init.initial_weights(registry.layout_of(model), seed=seed)))
     return model
 
 
@@ -241,7 +241,7 @@ torch.set_num_threads(1)
 model = registry.build(
     {"architecture": "gpt", "vocab": 32, "block": 64, "layers": 2, "heads": 4, "width": 64}
 )
-init.fill(model, 1)
+model.load_state_dict(dict(init.initial_weights(registry.layout_of(model), seed=1)))
 generator = torch.Generator().manual_seed(0)
 for _ in range(5):
     model.zero_grad()

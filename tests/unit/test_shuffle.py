@@ -33,7 +33,7 @@ def test_one_position_goes_where_the_vectorised_call_sends_it(length, data):
     position = data.draw(st.integers(0, length - 1))
     permutation = Permutation(length, b"key")
 
-    row = permutation.row(position)
+    (row,) = permutation.rows(np.array([position]))
 
     assert row == permutation.rows(np.array([position, 0]))[0]
     assert 0 <= row < length
@@ -78,7 +78,7 @@ def test_permutation_refuses_a_position_outside_it(position):
     permutation = Permutation(5, b"key")
 
     with pytest.raises(IndexError, match="0 to 4"):
-        permutation.row(position)
+        permutation.rows(np.array([position]))
 
 
 @pytest.mark.parametrize("length", [0, -1, 2**62 + 1])
@@ -106,25 +106,12 @@ def test_seeds_give_different_orders():
     assert not np.array_equal(one, other)
 
 
-def test_position_to_row_counts_epochs():
-    epochs = [shuffle.position_to_row(p, rows=10, seed=1)[0] for p in (0, 9, 10, 29, 30)]
+def test_rows_of_several_epochs_are_the_golden_ones():
+    found = shuffle.rows_at(np.array([0, 1, 999, 1000, 123_456]), rows=1000, seed=3)
 
-    assert epochs == [0, 0, 1, 2, 3]
-
-
-@given(position=st.integers(0, 10**6), rows=st.integers(1, 500), seed=st.integers(0, 2**64))
-def test_position_to_row_agrees_with_the_vectorised_call(position, rows, seed):
-    _, row = shuffle.position_to_row(position, rows=rows, seed=seed)
-
-    assert row == shuffle.rows_at(np.array([position]), rows=rows, seed=seed)[0]
-
-
-def test_position_to_row_gives_its_golden_values():
-    found = [shuffle.position_to_row(p, rows=1000, seed=3) for p in (0, 1, 999, 1000, 123_456)]
-
-    assert found == GOLDEN_EPOCHS
+    assert found.tolist() == GOLDEN_EPOCHS
 
 
 GOLDEN_BYTES_KEY: list[int] = [984, 8, 410, 214, 658, 378, 867, 626]
 GOLDEN_INTEGER_KEY: list[int] = [449751555635, 788784978091, 538937190626, 196420250432]
-GOLDEN_EPOCHS: list[tuple[int, int]] = [(0, 726), (0, 162), (0, 971), (1, 545), (123, 614)]
+GOLDEN_EPOCHS: list[int] = [726, 162, 971, 545, 614]

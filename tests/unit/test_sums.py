@@ -1,5 +1,6 @@
 import dataclasses
 from functools import reduce
+from operator import add
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from atoll.errors import EmptySum, ProtocolError
-from atoll.sums.fold import fold, fold_tile
+from atoll.sums.fold import fold_tile
 from atoll.sums.partial import PartialSum
 
 EPS = float(torch.finfo(torch.float32).eps)
@@ -134,36 +135,7 @@ def test_mean_leaves_the_total_as_it_was():
     assert part.total.item() == 4.0
 
 
-# --- fold ---
-
-
-@quick
-@given(seeds, counts, st.randoms(use_true_random=False))
-def test_fold_gives_the_same_bits_for_any_arrival_order(seed, numbers, shuffler):
-    arrived = parts_of(seed, numbers)
-    expected = fold(arrived)
-
-    shuffler.shuffle(arrived)
-
-    assert bits(fold(arrived).total) == bits(expected.total)
-
-
-def test_fold_adds_from_the_left_in_the_order_of_the_keys():
-    # In fp32 (2^24 + 1) + 1 stays 2^24, while 2^24 + (1 + 1) would not.
-    large, one = torch.tensor([2.0**24]), torch.tensor([1.0])
-    parts = [("c", one), ("a", large), ("b", one)]
-
-    total = fold((key, PartialSum(value, 1, "rows")) for key, value in parts).total
-
-    assert total.item() == 2.0**24
-
-
-def test_fold_in_arrival_order_would_give_other_bits():
-    arrived = parts_of(3, [1] * 6, size=4096)
-
-    unordered = sum((part for _, part in arrived[-2::-1]), start=arrived[-1][1])
-
-    assert bits(unordered.total) != bits(fold(arrived).total)
+# --- sums of sums ---
 
 
 @quick
@@ -175,7 +147,7 @@ def test_regrouped_sum_agrees_within_n_eps(seed, numbers, tree_seed):
     parts = [part for _, part in keyed]
     bound = len(parts) * EPS * torch.stack([p.total.double().abs() for p in parts]).sum(0)
 
-    difference = regroup(parts, tree_seed).total.double() - fold(keyed).total.double()
+    difference = regroup(parts, tree_seed).total.double() - reduce(add, parts).total.double()
 
     assert bool((difference.abs() <= bound).all())
 
@@ -186,18 +158,6 @@ def test_regrouped_count_is_equal(seed, numbers, tree_seed):
     parts = [part for _, part in parts_of(seed, numbers, size=1)]
 
     assert regroup(parts, tree_seed).count == sum(numbers)
-
-
-def test_fold_refuses_a_key_that_comes_twice():
-    part = PartialSum(torch.zeros(1), 1, "tokens")
-
-    with pytest.raises(ProtocolError, match="'b' comes twice"):
-        fold([("b", part), ("a", part), ("b", part)])
-
-
-def test_fold_refuses_to_sum_nothing():
-    with pytest.raises(EmptySum):
-        fold([])
 
 
 # --- fold_tile ---
@@ -217,16 +177,25 @@ def test_tile_fold_is_one_multiply_and_one_add_per_term(seed, numbers):
 
 @quick
 @given(seeds, weights)
-def test_tile_fold_equals_the_keyed_fold_of_the_scaled_terms(seed, numbers):
+def test_tile_fold_equals_the_sum_of_the_scaled_terms(seed, numbers):
     deltas = [values(seed + i) for i in range(len(numbers))]
-    keyed = [
-        (f"{i:02}", PartialSum(delta * float(weight), weight, "tokens"))
-        for i, (delta, weight) in enumerate(zip(deltas, numbers, strict=True))
+    parts = [
+        PartialSum(delta * float(weight), weight, "tokens")
+        for delta, weight in zip(deltas, numbers, strict=True)
     ]
 
     tile = fold_tile(zip(deltas, numbers, strict=True), unit="tokens")
 
-    assert (bits(tile.total), tile.count) == (bits(fold(keyed).total), fold(keyed).count)
+    expected = reduce(add, parts)
+    assert (bits(tile.total), tile.count) == (bits(expected.total), expected.count)
+
+
+def test_tile_fold_in_another_order_gives_other_bits():
+    deltas = [values(i, 4096) for i in range(6)]
+
+    found = [fold_tile(((d, 1) for d in each), unit="rows") for each in (deltas, deltas[::-1])]
+
+    assert bits(found[0].total) != bits(found[1].total)
 
 
 @quick

@@ -42,10 +42,6 @@ class Permutation:
         key = self.key if isinstance(self.key, bytes) else f"int {self.key}".encode()
         return np.frombuffer(hashlib.sha512(key).digest(), dtype="<u8", count=_ROUNDS)
 
-    def row(self, position: int) -> int:
-        """Where `position` goes; IndexError outside `range(length)`."""
-        return int(self.rows(np.array([position], dtype=np.int64))[0])
-
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where each of `positions` goes; IndexError when one is outside `range(length)`."""
         if positions.size and not 0 <= positions.min() <= positions.max() < self.length:
@@ -94,9 +90,3 @@ def rows_at(positions: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[np
         chosen = epochs == epoch
         out[chosen] = _epoch(rows, seed, epoch).rows(within[chosen])
     return out
-
-
-def position_to_row(position: int, *, rows: int, seed: int) -> tuple[int, int]:
-    """The epoch that `position` belongs to and the dataset row it names."""
-    epoch, within = divmod(position, rows)
-    return epoch, _epoch(rows, seed, epoch).row(within)

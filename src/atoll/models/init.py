@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atoll.errors import ConfigError
 from atoll.layout import Layout, TensorSpec
@@ -57,14 +57,6 @@ def initial_weights(layout: Layout, *, seed: int) -> Iterator[tuple[str, Tensor]
         if spec.name.endswith(RESIDUAL_SUFFIX):
             scale /= math.sqrt(residual)
         yield spec.name, _normal(spec, seed=seed, scale=scale)
-
-
-@torch.no_grad()
-def fill(model: nn.Module, seed: int) -> None:
-    """Sets every parameter of `model` to its initial weight."""
-    parameters = dict(model.named_parameters())
-    for name, value in initial_weights(registry.layout_of(model), seed=seed):
-        parameters[name].copy_(value)
 
 
 def _normal(spec: TensorSpec, *, seed: int, scale: float) -> Tensor:

@@ -6,9 +6,6 @@ they give other bits under another instruction set and are not used.
 """
 
 from collections.abc import Iterable
-from functools import reduce
-from itertools import pairwise
-from operator import add, itemgetter
 
 import torch
 from torch import Tensor
@@ -16,23 +13,6 @@ from torch import Tensor
 from atoll.errors import EmptySum, ProtocolError
 from atoll.sums import partial
 from atoll.sums.partial import PartialSum
-
-
-def fold(parts: Iterable[tuple[str, PartialSum]]) -> PartialSum:
-    """The sum of keyed `parts`, added from the left in the order of their keys.
-
-    The same bits for any arrival order. Keys are compared by code point. Raises ProtocolError when
-    a key comes twice and EmptySum when nothing comes at all.
-    """
-    ordered = sorted(parts, key=itemgetter(0))
-    for (before, _), (after, _) in pairwise(ordered):
-        if before == after:
-            raise ProtocolError(
-                f"key {after!r} comes twice in one fold; each term must enter a sum once"
-            )
-    if not ordered:
-        raise EmptySum("a fold got no partial sums; at least one must arrive")
-    return reduce(add, (part for _, part in ordered))
 
 
 def fold_tile(terms: Iterable[tuple[Tensor, int]], *, unit: str) -> PartialSum:
@@ -43,7 +23,7 @@ def fold_tile(terms: Iterable[tuple[Tensor, int]], *, unit: str) -> PartialSum:
         total = (...((w1*d1 + w2*d2) + w3*d3) ...)
 
     The count is exact; a weight above 2^24 enters its product rounded to fp32.
-    Element for element it equals `fold` of the scaled deltas, so any tile size gives the same bits.
+    Every element is summed on its own, so any tile size gives the same bits.
     They are taken one at a time: memory is the total and one scratch tile, however many come.
 
     Aliasing: no delta is written to and the total never shares memory with one. The first delta is
@@ -61,11 +41,12 @@ def fold_tile(terms: Iterable[tuple[Tensor, int]], *, unit: str) -> PartialSum:
         if weight != 1:  # 1 * x is x: that multiply would only cost time
             term = scratch = torch.mul(delta, float(weight), out=scratch)
         if total is None:
+            # A scaled first term is this call's own memory: it becomes the total, uncopied.
             total, is_owned, scratch = term, term is not delta, None
         elif is_owned:
             total.add_(term)
         else:
-            total, is_owned = total + term, True
+            total, is_owned = total + term, True  # the first delta is the caller's: never written
     if total is None:
         raise EmptySum("no contribution was accepted for this tile; the model is unchanged")
     return PartialSum(total if is_owned else total.clone(), count, unit)
