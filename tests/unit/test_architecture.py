@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,16 @@ def test_module_says_what_it_is_for(path):
 
 def test_no_module_is_named_after_nothing():
     assert [p for p in MODULES if p.stem in BANNED_MODULE_NAMES] == []
+
+
+def naming(pattern: str) -> list[str]:
+    """Modules of the package whose text matches `pattern`."""
+    found = [path for path in MODULES if re.search(pattern, path.read_text())]
+    return [str(path.relative_to(PACKAGE)) for path in found]
+
+
+def test_threads_of_torch_are_set_in_one_place():
+    assert naming("set_num_threads") == ["torch_threads.py"]
 
 
 def oversized(root: Path) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import typer
 
+from atoll import torch_threads
 from atoll.cli import factory, output
 from atoll.cli.token import required_token
 from atoll.errors import ConfigError
@@ -56,7 +57,7 @@ def join(options: JoinOptions) -> None:
     )
     _heed_signals(run)
     try:
-        torch.set_num_threads(run.manifest.inner.threads)
+        torch_threads.use(run.manifest.inner.threads)
         if run.group.is_leader and not options.as_json:
             output.say(f"island {run.worker_id!r} joins run {run.manifest.name!r}")
         trainer.train(

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from atoll import config
+from atoll import config, torch_threads
 from atoll.cli import output, repair, reset, stopping
 from atoll.cli.reset import Fresh
 from atoll.cli.s3 import s3_access
@@ -113,7 +111,7 @@ def _serve(
     addresses = state.Addresses(run_file.ledger, run_file.blobs)
     memory.bound_arenas()
     memory.keep_freed_tiles()
-    torch.set_num_threads(1)  # the outer step spreads tiles over threads of its own
+    torch_threads.use(1)
     with state.held(
         directory,
         addresses,

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from atoll import torch_threads
 from atoll.protocol.manifest import InnerSettings
 
 
@@ -28,7 +29,7 @@ def adjust(optimizer: Optimizer, settings: InnerSettings) -> None:
 
     The rate is left to `set_rate`.
     """
-    torch.set_num_threads(settings.threads)
+    torch_threads.use(settings.threads)
     for group in optimizer.param_groups:
         # The group of vectors never decays; the other one is known by its matrices.
         if any(parameter.dim() >= 2 for parameter in group["params"]):

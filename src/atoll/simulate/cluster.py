@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from atoll import files as filesystem
+from atoll import torch_threads
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.config import RunFile
 from atoll.coordinator import boot
@@ -74,7 +73,7 @@ def simulate(
     if rounds is not None:
         stop = {**run_file.settings.get("stop", {}), "rounds": rounds}
         run_file = replace(run_file, settings={**run_file.settings, "stop": stop})
-    with _somewhere(directory) as home, _one_thread():
+    with _somewhere(directory) as home, torch_threads.kept():
         return _Cluster(run_file, home, location, outage).run(islands, progress)
 
 
@@ -99,7 +98,7 @@ class _Cluster:
         self._coordinator: Coordinator = boot.open_coordinator(
             self._stores, self._scheduler, manifest
         )
-        torch.set_num_threads(manifest.inner.threads)
+        torch_threads.use(manifest.inner.threads)
 
     def _open_stores(self) -> Stores:
         return Stores(
@@ -241,12 +240,3 @@ def _somewhere(directory: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="atoll-simulate-") as made:
         yield Path(made)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

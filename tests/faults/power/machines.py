@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from atoll import config
+from atoll import config, torch_threads
 from atoll.config import RunFile
 from atoll.coordinator.boot import Stores
 from atoll.island.state.store import IslandIdentity, IslandStore
@@ -92,7 +92,7 @@ def remember_identity(directory: Path, index: int) -> None:
 
 def run(home: Path, *, progress: Progress | None = None, outage: Outage | None = None) -> Simulated:
     """Starts on what is below `home`, or from nothing, and runs to the end."""
-    with cluster._one_thread():
+    with torch_threads.kept():
         return Machines(home, outage).run(len(ISLANDS), progress or _ignore)
 
 

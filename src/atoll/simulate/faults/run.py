@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
+from atoll import torch_threads
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults import standin
 from atoll.simulate.faults.fleet import Fleet
@@ -58,7 +57,8 @@ class Outcome:
 def run(seed: int, size: Size | None = None, *, directory: Path | None = None) -> Outcome:
     """Simulates `seed` and checks every event; keeps the state in `directory` if given."""
     scenario = scenarios.draw(seed, size)
-    with _somewhere(directory) as home, _one_thread(), _quiet():
+    with _somewhere(directory) as home, torch_threads.kept(), _quiet():
+        torch_threads.use(1)
         simulation = _Simulation(scenario, home)
         try:
             return simulation.run()
@@ -172,16 +172,6 @@ def _somewhere(directory: Path | None) -> Iterator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
