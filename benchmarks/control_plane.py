@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from atoll.codecs.fp32 import Fp32
+from atoll.codecs.fp32.codec import Fp32
 from atoll.island.link.network import NetworkLink
 from atoll.island.state.store import StoredFrame
 from atoll.launch import local, memory

@@ -51,7 +51,6 @@ from atoll.protocol.messages import (
     Info,
     RegisterRequest,
 )
-from atoll.strategies import build
 from atoll.sums import digest as digests
 from atoll.versions import recorded, weights
 from atoll.wire import frame
@@ -391,7 +390,7 @@ class HandIsland:
             island_key=key or hashlib.sha256(name.encode()).hexdigest(),
             generation=0,
         )
-        self.codec = build.codec(cluster.manifest.upload)
+        self.codec = cluster.manifest.upload.build()
 
     @property
     def coordinator(self) -> Coordinator:
@@ -543,7 +542,7 @@ class TrackingIsland(HandIsland):
         self.weights = IslandWeights(
             module_of(cluster.layout),
             cluster.layout,
-            download=build.codec(cluster.manifest.download),
+            download=cluster.manifest.download.build(),
         )
         self.kinds: list[str] = []  # of the frames it was given
 

@@ -3,13 +3,13 @@
 import hashlib
 from dataclasses import replace
 
-from atoll.codecs import registry
+from atoll.codecs.fp32.codec import Fp32
 from atoll.layout import Layout
 from atoll.rows import RowRange
 from atoll.wire.header import FrameHeader
 
 LAYOUT = Layout.of([("embed", (4, 3), "float32"), ("norm", (3,), "float32")])
-CODEC = registry.build("fp32")
+CODEC = Fp32()
 DATASET_ID = "d" * 16
 
 

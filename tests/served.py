@@ -28,7 +28,6 @@ from atoll.coordinator.service import Coordinator
 from atoll.island.link.network import NetworkLink
 from atoll.layout import byte_view
 from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
-from atoll.strategies import build
 from atoll.wire import frame
 from atoll.wire.certificate import Certificate
 from atoll.wire.header import FrameHeader
@@ -282,7 +281,7 @@ class Worker:
         assert assignment.round is not None
         return FrameHeader.of(
             coordinator.layout,
-            build.codec(coordinator.manifest.upload),
+            coordinator.manifest.upload.build(),
             kind="contribution",
             run_id=coordinator.run_id,
             manifest_sha256=coordinator.manifest.sha256(),

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.codecs.settings import CodecSettings
+from atoll.optim.settings import OuterSettings
+from atoll.settings import Choice
+
 # Settings of which this version knows one value only, with what another release might say.
 ALONE: dict[str, object] = {
     "settings_authority": "worker",
@@ -25,9 +29,11 @@ OTHERS: dict[str, object] = {
     "upload.codec": "fp32",
     "upload.rounding": "stochastic",
     "download.codec": "fp32",
+    "download.block": 64,
+    "upload.block": 64,
     "download.rounding": "stochastic",
     "membership.min_workers": 1,
-    "outer.optimizer": "adam",
+    "outer.optimizer": "sgd",
     "inner.optimizer": "sgd",
     "inner.momentum": 0.5,
     "inner.precision": "bf16",
@@ -39,10 +45,17 @@ OTHERS: dict[str, object] = {
     "work.policy": "at_most_once",
     "work.lease_seconds": 60.0,
 }
+# Settings that name the class of their section: another one has other fields.
+CHOICES: dict[str, type[Choice]] = {
+    "upload.codec": CodecSettings,
+    "download.codec": CodecSettings,
+    "outer.optimizer": OuterSettings,
+}
 # Sections for a run file under which each of those values keeps the rules.
 ROOMY: dict[str, Any] = {
     "upload": {"codec": "bf16"},
-    "download": {"codec": "bf16"},
+    "download": {"codec": "int8"},
+    "outer": {"optimizer": "adam"},
     "inner": {"batch": 2, "schedule": {"total_tokens": 1000}},
     "membership": {"min_workers": 2, "quorum": 3},
     "stop": {"rounds": 1000, "tokens": 10**9},
@@ -77,8 +90,11 @@ def leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, objec
 
 
 def changed(value: dict[str, Any], name: str, item: object) -> dict[str, Any]:
-    """`value` with another `item` at the dotted `name`."""
+    """`value` with another `item` at the dotted `name`; of a choice, with its whole section."""
     first, _, rest = name.partition(".")
+    if name in CHOICES and CHOICES[name].named(item) is not None:
+        section = CHOICES[name].model_validate({rest: item})
+        return {**value, first: section.model_dump(mode="json")}
     return {**value, first: changed(value[first], rest, item) if rest else item}
 
 

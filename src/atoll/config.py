@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from atoll.data.parts import MIXTURE
 from atoll.data.registry import LOCATIONS
 from atoll.errors import ConfigError
-from atoll.protocol import manifest as manifests
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
+from atoll.settings import Choice
 
 MAX_RUN_FILE_BYTES = 1 << 20
 
@@ -26,8 +26,6 @@ _NOT_IN_FILE = ("settings_authority", "protocol_version", "manifest_version", "m
 _NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "mode": ("streaming", "async"),
     "strategy": ("sharded", "gather", "pools"),
-    "upload.codec": ("int4", "topk", "sign"),
-    "download.codec": ("int4", "topk", "sign"),
 }
 
 
@@ -121,12 +119,6 @@ def _address(value: str | None, base: Path) -> str | None:
     return str((base / value).absolute())
 
 
-def differences(recorded: Manifest, found: Manifest) -> list[str]:
-    """Fields that differ, one line each: `field: recorded -> found`."""
-    mine, theirs = recorded.model_dump(mode="json"), found.model_dump(mode="json")
-    return [str(difference) for difference in manifests.differences(mine, theirs)]
-
-
 def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = table.get(name)
     if not isinstance(section, dict):
@@ -148,7 +140,7 @@ def _refuse_not_built(table: Mapping[str, Any]) -> None:
         if flat.get(name) in values:
             raise ConfigError(
                 f"{name}={flat[name]!r} is not built in this version; "
-                f"it runs strategy 'diloco' in mode 'sync' with codecs fp32, bf16 and int8"
+                f"it runs strategy 'diloco' in mode 'sync'"
             )
     if flat.get("num_fragments", 1) != 1:
         raise ConfigError(
@@ -173,7 +165,9 @@ def _refuse_unknown(
             where = f"[{prefix.rstrip('.')}]" if prefix else "the run file"
             raise ConfigError(f"{prefix}{name} is not a setting; {where} knows {', '.join(shown)}")
         inner = model.model_fields[name].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(value, Mapping):
+        if not isinstance(inner, type) or issubclass(inner, Choice):
+            continue  # a choice refuses by itself: what it knows depends on what is chosen
+        if issubclass(inner, BaseModel) and isinstance(value, Mapping):
             _refuse_unknown(value, inner, f"{prefix}{name}.", extra=extra)
 
 

@@ -411,7 +411,7 @@ ATTACKS = {
     "weight raised": Attack("CONTRIBUTION", _header(weight=1000)),
     "weight zero": Attack("CONTRIBUTION", _header(weight=0)),
     "other codec": Attack("FRAME", _other_codec),
-    "other block": Attack("FRAME", _header(block=128)),
+    "other block": Attack("FRAME", _header(codec="int8_128")),
     "payload larger than the layout": Attack("OVERSIZED", _larger_payload),
     "size announced too large": Attack("OVERSIZED", _announced(nbytes=2**50)),
     "size announced too small": Attack("FRAME", _announced(nbytes=100)),

@@ -11,7 +11,6 @@ from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.errors import ConfigError, ManifestMismatch, StaleContribution, WrongRound
 from atoll.protocol.manifest import FIXED
-from atoll.strategies import build
 from atoll.versions import replay
 from atoll.versions.manifests import Manifests
 from tests import clusters
@@ -40,7 +39,7 @@ def adopt(*islands: HandIsland) -> None:
         info = island.coordinator.info()
         island.adopt(info.manifest_sha256)
         island.cluster.manifest = info.manifest()
-        island.codec = build.codec(info.upload)
+        island.codec = info.upload.build()
 
 
 def record(cluster: Cluster, **changes: Any) -> None:
@@ -372,7 +371,7 @@ def test_download_codec_changes_with_the_published_weights_exact(
         cluster.rounds(1, a, b)
         adopt(a, b)
         a.fetch()
-        a.weights.download = build.codec(cluster.manifest.download)
+        a.weights.download = cluster.manifest.download.build()
 
     assert a.weights.digest == cluster.published_digest
     assert (cluster.digest == cluster.published_digest) == (after == "fp32")

@@ -4,11 +4,13 @@ import threading
 
 import pytest
 
+from atoll.codecs.settings import CodecSettings
 from atoll.compiled import base
 from atoll.coordinator.rounds.spool import FrameSpooler
 from atoll.errors import StorageFull
-from atoll.layout import GROUP_ELEMENTS, Layout
-from atoll.strategies.diloco import TILE_BYTES, PayloadSink
+from atoll.layout import GROUP_ELEMENTS, TILE_BYTES, Layout
+from atoll.optim.settings import NesterovSettings
+from atoll.strategies.diloco import PayloadSink
 from atoll.versions import replay
 from tests.clusters import Cluster
 from tests.ledgers import alone
@@ -26,9 +28,12 @@ CODECS = ["fp32", "bf16", "int8"]
 
 @pytest.fixture(autouse=True, scope="module")
 def ready() -> None:
+    NesterovSettings().build()  # and the loops that it brings
+    for name in CODECS:
+        CodecSettings.model_validate({"codec": name}).build()
     base.compiled.prepare(base.LARGE_ELEMENTS)
     base.compiled.wait()
-    assert base.compiled.loops is not None
+    assert base.compiled.ready(base.FULL_TILE_ELEMENTS)
 
 
 def trained(home, *, codec: str, threads: int) -> Cluster:
@@ -54,7 +59,7 @@ def test_rounds_of_several_threads_have_the_bits_of_one(tmp_path, codec, threads
 @pytest.mark.parametrize("codec", CODECS)
 def test_rounds_with_compiled_loops_have_the_bits_of_those_without(tmp_path, codec, monkeypatch):
     fast = trained(tmp_path / "fast", codec=codec, threads=2)
-    monkeypatch.setattr(base.compiled, "loops", None)
+    monkeypatch.setattr(base.compiled, "ready", lambda _: False)
     plain = trained(tmp_path / "plain", codec=codec, threads=1)
 
     assert fast.digests_by_round() == plain.digests_by_round()

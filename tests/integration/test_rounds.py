@@ -503,7 +503,7 @@ def test_bits_do_not_depend_on_tiles_or_threads(wide, groups, threads, torch_thr
             build.outer_step(wide.manifest, number),
             tile_bytes=groups * GROUP_ELEMENTS * 4,
         )
-        codec = build.codec(wide.manifest.upload)
+        codec = wide.manifest.upload.build()
         with sources.opened(
             wide.blobs, alone(wide.ledger).contributions.of_round(number), codec
         ) as opened:

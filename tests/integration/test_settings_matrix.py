@@ -33,7 +33,7 @@ from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import FIXED, Difference, Manifest
 from atoll.protocol.messages import Info
 from tests import served as kit
-from tests.settings import ALONE, ROOMY, Change, changes, leaves, without
+from tests.settings import ALONE, CHOICES, ROOMY, Change, changes, leaves, without
 from tests.unit.test_manifest import BASE
 
 LIMIT_SECONDS = 10.0
@@ -41,12 +41,29 @@ OTHER_SHA256 = "9" * 64
 # The values of a run differ from run to run; the names do not, and a test's id needs only those.
 NAMES = [name for name, _ in leaves(Manifest.model_validate(BASE).model_dump(mode="json"))]
 INFO_NAMES = [*NAMES, "run_id", "manifest_sha256", "model_hash", "version", "transfer_port"]
+# The fields of the codecs and of the outer optimizer that the run above does not have.
+OTHER_SECTIONS: dict[str, Any] = {
+    "upload": {"codec": "int8"},
+    "download": {"codec": "bf16"},
+    "outer": {"optimizer": "nesterov"},
+}
+OTHER_BASE = Manifest.model_validate({**BASE, **OTHER_SECTIONS}).model_dump(mode="json")
+OTHER_NAMES = [
+    name for name, _ in leaves(OTHER_BASE) if name not in NAMES and name.partition(".")[1]
+]
 SETTINGS = [name for name in NAMES if not name.startswith("manifest_")]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Served]:
     with kit.serving(tmp_path_factory.mktemp("matrix"), **ROOMY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def other_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kit.Served]:
+    sections = {**ROOMY, **OTHER_SECTIONS}
+    with kit.serving(tmp_path_factory.mktemp("other"), **sections) as made:
         yield made
 
 
@@ -87,7 +104,7 @@ def test_worker_with_the_settings_of_the_run_is_taken(served, info):
     worker = kit.Worker(served, "agreeing")
 
     reply = worker.link.send(
-        worker.registration(settings=settings_of(info), codec_versions=codecs.VERSIONS)
+        worker.registration(settings=settings_of(info), codec_versions=codecs.versions())
     )
 
     assert reply.incarnation == 1
@@ -156,10 +173,10 @@ def test_hash_alone_is_refused_when_it_differs(served):
         worker.link.send(worker.registration(manifest_sha256=OTHER_SHA256))
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
 def test_worker_with_another_codec_version_is_refused_with_both(served, info, codec):
     worker = kit.Worker(served, "differing")
-    versions = {**codecs.VERSIONS, codec: 7}
+    versions = {**codecs.versions(), codec: 7}
 
     with pytest.raises(VersionMismatch, match=rf"^codec_versions\.{codec} .* is 7, .* is 1;"):
         worker.link.send(worker.registration(codec_versions=versions))
@@ -168,7 +185,7 @@ def test_worker_with_another_codec_version_is_refused_with_both(served, info, co
 def test_version_of_a_codec_that_the_run_does_not_use_is_no_matter(served):
     worker = kit.Worker(served, "unused")
 
-    reply = worker.link.send(worker.registration(codec_versions={"int8": 7}))
+    reply = worker.link.send(worker.registration(codec_versions={"int4": 7}))
 
     assert reply.incarnation == 1
 
@@ -400,6 +417,34 @@ def test_retention_does_not_go_back_to_what_may_be_gone():
 
     assert back.is_fixed
     assert not Difference("storage.retain", "all", "snapshots").is_fixed
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_settings_of_other_classes_are_held_to_the_same(other_served, answers, name):
+    """Refused by name: changed by a worker, changed by a coordinator, and left out."""
+    info = other_served.coordinator.info().model_dump(mode="json")
+    change = change_of(info, name)
+
+    with pytest.raises(ManifestMismatch) as refused:
+        attempt(other_served, change.applied(settings_of(info)))
+    session = joined(answers, info)
+    answers.body = stated(info, change)
+    with pytest.raises(ProtocolError) as said:
+        session.refresh()
+    with pytest.raises(VersionMismatch, match=f"leaves out '{name}'"):
+        joined(answers, without(info, name))
+
+    assert all(named(error.value, name) and told(error.value, change) for error in (refused, said))
+
+
+@pytest.mark.parametrize(("key", "choice"), CHOICES.items())
+def test_matrix_is_over_every_class_that_can_be_chosen(key, choice):
+    section = key.partition(".")[0]
+    fields = {
+        f"{section}.{field}" for known in choice.known.values() for field in known.model_fields
+    }
+
+    assert fields <= {*NAMES, *OTHER_NAMES}
 
 
 def test_matrix_is_over_every_setting_of_a_manifest(info):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import atoll
-from atoll.codecs.fp32 import Fp32
+from atoll.codecs.fp32.codec import Fp32
 from atoll.island import trainer
 from atoll.island.ranks import parallel
 from atoll.island.ranks.batch_slice import BatchSlice

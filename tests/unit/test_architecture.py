@@ -98,6 +98,20 @@ def test_errors_and_clock_need_no_torch():
     )
 
 
+def test_settings_are_read_without_torch_and_what_they_build_is_not():
+    """`atoll info` and the control plane read manifests; the second half is the control."""
+    read = (
+        "from atoll.protocol.manifest import Manifest\n"
+        "fields = Manifest.model_fields\n"
+        "upload = fields['upload'].annotation.model_validate({'codec': 'int8'})\n"
+        "outer = fields['outer'].annotation.model_validate({'optimizer': 'adam'})\n"
+    )
+
+    assert "torch" not in loaded_by(read)
+    assert "torch" in loaded_by(f"{read}upload.build()")
+    assert "torch" in loaded_by(f"{read}outer.build()")
+
+
 @pytest.mark.parametrize("name", atoll.__all__)
 def test_public_name_is_there(name):
     assert getattr(atoll, name) is not None
@@ -133,6 +147,13 @@ def naming(pattern: str) -> list[str]:
     """Modules of the package whose text matches `pattern`."""
     found = [path for path in MODULES if re.search(pattern, path.read_text())]
     return [str(path.relative_to(PACKAGE)) for path in found]
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_codec_is_named_by_its_own_folder_and_the_registry_alone(codec):
+    named = naming(rf"codecs\.{codec}\b")
+
+    assert [name for name in named if f"codecs/{codec}/" not in name] == ["codecs/registry.py"]
 
 
 def test_threads_of_torch_are_set_in_one_place():

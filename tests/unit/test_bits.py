@@ -21,8 +21,8 @@ from torch import Tensor
 import atoll
 from atoll.compiled import base
 from atoll.layout import Span
-from atoll.optim import registry
 from atoll.optim.base import OuterOptimizer
+from atoll.optim.settings import OuterSettings
 from atoll.sums.fold import fold_tile
 
 Floats = NDArray[np.float32]
@@ -107,7 +107,10 @@ def fused(rounds: Sequence[Sequence[Tensor]]) -> str:
 def measure() -> dict[str, object]:
     """Every digest of this process, under each number of threads and tile size."""
     rounds = [[torch.from_numpy(d) for d in deltas(step)] for step in range(1, STEPS + 1)]
-    optimizers = {name: registry.build(name, settings) for name, settings in SETTINGS.items()}
+    chosen = OuterSettings.model_validate
+    optimizers = {
+        name: chosen({"optimizer": name, **settings}).build() for name, settings in SETTINGS.items()
+    }
     digests: dict[str, list[str]] = {name: [] for name in GOLDEN}
     base.compiled.prepare(base.LARGE_ELEMENTS)
     base.compiled.wait()
@@ -123,7 +126,7 @@ def measure() -> dict[str, object]:
         "digests": digests,
         "tiles": [sha(mean.numpy()) for mean in folded(rounds, TILES[0])],
         "fused": fused(rounds),
-        "compiled": base.compiled.loops is not None,
+        "compiled": base.compiled.ready(SMALLEST[0]),
     }
 
 

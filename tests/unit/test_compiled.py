@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,24 @@ import torch
 from torch import Tensor
 
 import atoll
-from atoll.codecs import feedback, finite, onepass
+from atoll.codecs import feedback, finite
 from atoll.codecs.base import Codec
-from atoll.codecs.bf16 import Bf16
-from atoll.codecs.int8 import Int8
+from atoll.codecs.bf16.codec import Bf16
+from atoll.codecs.int8.codec import Int8
 from atoll.codecs.noise import Noise
-from atoll.compiled import base, loops, warmup
+from atoll.compiled import base, jit
 from atoll.compiled.base import FULL_TILE_ELEMENTS, LARGE_ELEMENTS, Compiled
 from atoll.errors import FrameError, LayoutMismatch
 from atoll.layout import GROUP_ELEMENTS, Layout
-from atoll.optim import registry
+from atoll.optim import nesterov
+from atoll.optim.base import OuterOptimizer
+from atoll.optim.settings import OuterSettings
+from atoll.optim.sgd import Sgd
 from atoll.strategies.diloco import OuterStep, fresh_state
 from atoll.sums import digest
 
 LOSSY: list[Codec] = [Int8(), Int8(block=16), Int8(block=GROUP_ELEMENTS), Bf16()]
-every_lossy = pytest.mark.parametrize("codec", LOSSY, ids=lambda c: f"{c.name}-{c.block}")
+every_lossy = pytest.mark.parametrize("codec", LOSSY, ids=lambda c: c.format)
 # A full tile; a short block at its end; more groups, the last one short.
 SIZES = [FULL_TILE_ELEMENTS, FULL_TILE_ELEMENTS + 5, FULL_TILE_ELEMENTS + GROUP_ELEMENTS + 333]
 OUTER = {
@@ -75,10 +79,10 @@ def both(monkeypatch):
     """Runs a computation twice: with the loops, and with torch's steps alone."""
 
     def run(computation):
-        assert base.loops_for(FULL_TILE_ELEMENTS) is loops
+        assert base.compiled.ready(FULL_TILE_ELEMENTS)
         fast = computation()
         with monkeypatch.context() as patch:
-            patch.setattr(base.compiled, "loops", None)
+            patch.setattr(base.compiled, "ready", lambda _: False)
             return fast, computation()
 
     return run
@@ -149,9 +153,13 @@ class Whole:
         return self._values[span.start : span.stop]
 
 
+def outer(name: str) -> OuterOptimizer:
+    return OuterSettings.model_validate({"optimizer": name, **OUTER[name]}).build()
+
+
 def stepped(layout, start, deltas, *, codec, optimizer, parts=1):
     """Digests and payload after two steps; with several parts they are made from the last on."""
-    rule = registry.build(optimizer, OUTER[optimizer])
+    rule = outer(optimizer)
     state = fresh_state(layout, start.clone(), optimizer=rule, download=codec)
     sources = [Whole(delta, weight) for weight, delta in enumerate(deltas, start=1)]
     payloads = {}
@@ -232,11 +240,17 @@ def int8_payload(*, scale: float, level: int) -> Tensor:
     return payload
 
 
+def square_sum(payload: Tensor) -> float | None:
+    fused = Int8().fused(payload, FULL_TILE_ELEMENTS)
+    assert fused is not None
+    return fused.square_sum(payload, FULL_TILE_ELEMENTS)
+
+
 def test_square_sum_of_a_payload_is_that_of_its_values():
     payload = Int8().encode(numbers(FULL_TILE_ELEMENTS).clamp(-1e6, 1e6), noise=None, first_group=0)
     expected = Int8().decode(payload, FULL_TILE_ELEMENTS).double().square().sum()
 
-    found = onepass.square_sum(Int8(), payload, FULL_TILE_ELEMENTS)
+    found = square_sum(payload)
 
     assert found == pytest.approx(float(expected), rel=1e-6)
 
@@ -247,7 +261,7 @@ def test_square_sum_is_finite_exactly_when_every_value_is(scale, level):
     payload = int8_payload(scale=scale, level=level)
     values = Int8().decode(payload, FULL_TILE_ELEMENTS)
 
-    found = onepass.square_sum(Int8(), payload, FULL_TILE_ELEMENTS)
+    found = square_sum(payload)
 
     assert found is not None and math.isfinite(found) == bool(torch.isfinite(values).all())
 
@@ -257,7 +271,7 @@ def test_square_sum_of_a_payload_of_another_size_is_refused(cut):
     payload = int8_payload(scale=1.0, level=1)
 
     with pytest.raises(FrameError, match="the header and the payload must agree"):
-        onepass.square_sum(Int8(), payload[:-cut], FULL_TILE_ELEMENTS)
+        square_sum(payload[:-cut])
 
 
 # --- every processor: operations are neither joined nor regrouped ---
@@ -277,14 +291,14 @@ def digests() -> dict[str, str]:
         sent = feedback.encode_with_feedback(
             codec, values.clamp(-1e37, 1e37), residual, noise=None, first_group=0
         )
-        found[f"{codec.name}-{codec.block}"] = digest.root_of(bits(sent) + bits(residual))
+        found[codec.format] = digest.root_of(bits(sent) + bits(residual))
     return found
 
 
 def is_wide() -> bool:
     """Whether the loops were compiled for vectors of 256 bits, which not every x86-64 has."""
-    rule: Any = loops.nesterov
-    return any("ymm" in text for text in rule.inspect_asm().values())
+    asm = nesterov._loop.machine_code.inspect_asm()
+    return any("ymm" in text for text in asm.values())
 
 
 def test_loops_give_the_same_bits_for_a_processor_without_vectors():
@@ -316,22 +330,22 @@ def test_joined_multiply_and_add_give_other_bits(skip):
     if "fma" not in Path("/proc/cpuinfo").read_text().split():
         skip("this CPU has no fused multiply-add")
     compile_joined: Any = functools.partial(numba.njit, fastmath={"contract"})
-    joined = compile_joined(loops.nesterov.py_func)  # type: ignore[attr-defined]
+    joined = compile_joined(nesterov._loop.machine_code.py_func)
 
     def moved(rule):
         values = [numbers(5000, seed=s).clamp(-1e3, 1e3).numpy() for s in (0, 1, 2)]
         rule(*values, np.float32(0.7), np.float32(0.9))
         return [array.tobytes() for array in values]
 
-    assert moved(joined) != moved(loops.nesterov)
+    assert moved(joined) != moved(nesterov._loop)
 
 
 # --- where there are none ---
 
 
 def test_small_tiles_do_without():
-    assert base.loops_for(FULL_TILE_ELEMENTS) is not None
-    assert base.loops_for(FULL_TILE_ELEMENTS - 1) is None
+    assert base.compiled.ready(FULL_TILE_ELEMENTS)
+    assert not base.compiled.ready(FULL_TILE_ELEMENTS - 1)
 
 
 def test_small_models_compile_nothing():
@@ -340,28 +354,55 @@ def test_small_models_compile_nothing():
     mine.prepare(LARGE_ELEMENTS - 1)
     mine.wait()
 
-    assert mine.loops is None
+    assert not mine.ready(FULL_TILE_ELEMENTS)
+
+
+class Watched:
+    """A loop that tells when it is compiled."""
+
+    def __init__(self, told: Callable[[], object]) -> None:
+        self._told = told
+
+    @property
+    def machine_code(self) -> object:
+        return self._told()
 
 
 def test_large_model_compiles_once(monkeypatch):
     mine, begun = Compiled(), []
-    monkeypatch.setattr(warmup, "RUNS", [lambda: begun.append(1)])
+    monkeypatch.setattr(jit, "LOOPS", [Watched(lambda: begun.append(1))])
 
     mine.prepare(LARGE_ELEMENTS)
     mine.prepare(LARGE_ELEMENTS)
     mine.wait()
 
-    assert (begun, mine.loops) == ([1], loops)
+    assert (begun, mine.ready(FULL_TILE_ELEMENTS)) == ([1], True)
+
+
+def test_loops_that_are_imported_later_are_compiled_too(monkeypatch):
+    """A run may change to another codec: until its loops are there, torch does the work."""
+    mine, begun = Compiled(), []
+    known = [Watched(lambda: begun.append(1))]
+    monkeypatch.setattr(jit, "LOOPS", known)
+    mine.prepare(LARGE_ELEMENTS)
+    mine.wait()
+
+    known.append(Watched(lambda: begun.append(2)))
+
+    assert not mine.ready(FULL_TILE_ELEMENTS)
+    mine.wait()
+    assert (begun, mine.ready(FULL_TILE_ELEMENTS)) == ([1, 2], True)
 
 
 def test_until_all_are_compiled_there_are_none(monkeypatch):
     mine, seen = Compiled(), []
-    monkeypatch.setattr(warmup, "RUNS", [lambda: seen.append(mine.loops)] * 2)
+    look = Watched(lambda: seen.append(mine.ready(FULL_TILE_ELEMENTS)))
+    monkeypatch.setattr(jit, "LOOPS", [look] * 2)
 
     mine.prepare(LARGE_ELEMENTS)
     mine.wait()
 
-    assert seen == [None, None]
+    assert seen == [False, False]
 
 
 def test_without_numba_there_are_none(monkeypatch):
@@ -371,7 +412,7 @@ def test_without_numba_there_are_none(monkeypatch):
     mine.prepare(LARGE_ELEMENTS)
     mine.wait()
 
-    assert mine.loops is None
+    assert not mine.ready(FULL_TILE_ELEMENTS)
 
 
 def test_numba_that_cannot_be_used_is_told_once_and_torch_goes_on(monkeypatch, caplog):
@@ -380,27 +421,29 @@ def test_numba_that_cannot_be_used_is_told_once_and_torch_goes_on(monkeypatch, c
     def refuse():
         raise ImportError("Numba needs NumPy 2.5 or less")
 
-    monkeypatch.setattr(warmup, "RUNS", [refuse])
+    monkeypatch.setattr(jit, "LOOPS", [Watched(refuse)])
     mine = Compiled()
 
     mine.prepare(LARGE_ELEMENTS)
     mine.wait()
     mine.prepare(LARGE_ELEMENTS)
 
-    assert mine.loops is None
+    assert not mine.ready(FULL_TILE_ELEMENTS)
     assert [r.message for r in caplog.records] == ["tile loops cannot be compiled; torch goes on"]
 
 
 def test_process_that_ends_does_not_wait_for_all_of_them():
     """Nor does it die of a thread that still compiles."""
     program = (
-        "from atoll.compiled import base, warmup\n"
+        "from atoll.compiled import base, jit\n"
         "first = __import__('threading').Event()\n"
         "ran = []\n"
-        "def run():\n"
-        "    ran.append(1); first.set()\n"
-        "    __import__('threading').main_thread().join(); print(len(ran))\n"
-        "warmup.RUNS = (run, run, run)\n"
+        "class Loop:\n"
+        "    @property\n"
+        "    def machine_code(self):\n"
+        "        ran.append(1); first.set()\n"
+        "        __import__('threading').main_thread().join(); print(len(ran))\n"
+        "jit.LOOPS = [Loop(), Loop(), Loop()]\n"
         "base.compiled.prepare(base.LARGE_ELEMENTS)\n"
         "assert first.wait(60)\n"
     )
@@ -413,7 +456,7 @@ def test_process_that_ends_does_not_wait_for_all_of_them():
 @pytest.mark.parametrize("optimizer", OUTER)
 def test_tiles_that_are_not_flat_are_refused(optimizer):
     """A loop would run beyond their end."""
-    rule = registry.build(optimizer, OUTER[optimizer])
+    rule = outer(optimizer)
     square = torch.zeros(512, 512)
     slots = {name: torch.zeros(512, 512) for name in rule.slots}
 
@@ -421,23 +464,17 @@ def test_tiles_that_are_not_flat_are_refused(optimizer):
         rule.update(square, torch.ones(512, 512), slots, step=1)
 
 
-class NoLoops:
-    """Fails whoever takes a loop."""
-
-    def __getattr__(self, name: str) -> None:
-        raise AssertionError(f"{name} was taken")
-
-
 @pytest.mark.parametrize("codec", [Int8(), Bf16()], ids=["int8", "bf16"])
 @pytest.mark.parametrize("shift", [1, 2, 3])
-def test_payload_at_an_odd_place_goes_through_torch(monkeypatch, codec, shift):
+def test_payload_at_an_odd_place_goes_through_torch(codec, shift):
     values = numbers(FULL_TILE_ELEMENTS).clamp(-1e37, 1e37)
     nbytes = codec.encoded_bytes(FULL_TILE_ELEMENTS)
     residuals = [torch.zeros(FULL_TILE_ELEMENTS, dtype=torch.bfloat16) for _ in range(2)]
     even = feedback.encode_with_feedback(codec, values, residuals[0], noise=None, first_group=0)
     odd = torch.empty(nbytes + 4, dtype=torch.uint8)[shift : shift + nbytes]
-    monkeypatch.setattr(base.compiled, "loops", NoLoops())
+    assert codec.fused(even, FULL_TILE_ELEMENTS) is not None
 
+    assert codec.fused(odd, FULL_TILE_ELEMENTS) is None
     feedback.encode_with_feedback(codec, values, residuals[1], noise=None, first_group=0, out=odd)
 
     assert bits(odd) == bits(even)
@@ -463,7 +500,7 @@ def test_stochastic_rounding_is_not_done_by_a_loop():
     noise = Noise(seed=5, round=1, lane="a")
     layout = Layout.of([("a", (FULL_TILE_ELEMENTS,), "float32")])
     values = numbers(FULL_TILE_ELEMENTS).clamp(-1e3, 1e3)
-    rule = registry.build("sgd", {"lr": 1.0})
+    rule = Sgd(1.0)
     state = fresh_state(layout, values.clone(), optimizer=rule, download=codec)
     residual = torch.zeros(FULL_TILE_ELEMENTS, dtype=torch.bfloat16)
     payloads: list[Tensor] = []

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from atoll.clock import ManualClock
-from atoll.codecs.bf16 import Bf16
+from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.noise import Noise
 from atoll.errors import AtollError, DiskFailed, FrameError, StaleContribution, StorageFull
 from atoll.ids import WorkerId
@@ -48,7 +48,7 @@ class Refusing(links.Answering):
 
 
 def info() -> Info:
-    upload = type("Upload", (), {"error_feedback": False})()
+    upload = type("Upload", (), {"keeps_residual": False})()
     return Info.model_construct(
         run_id="run", manifest_sha256="a" * 64, version=0, seed=1, upload=upload
     )

@@ -4,17 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.codecs import feedback, finite, registry
+from atoll.codecs import feedback, finite
+from atoll.codecs.bf16.codec import Bf16
+from atoll.codecs.fp32.codec import Fp32
+from atoll.codecs.int8.codec import Int8
 from atoll.codecs.noise import Noise
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
 
 LOSSY = [
-    registry.build("bf16"),
-    registry.build("bf16", rounding="stochastic"),
-    registry.build("int8"),
+    Bf16(),
+    Bf16(rounding="stochastic"),
+    Int8(),
 ]
-every_lossy = pytest.mark.parametrize("codec", LOSSY, ids=lambda c: f"{c.name}-{c.rounding}")
+every_lossy = pytest.mark.parametrize("codec", LOSSY, ids=lambda c: c.format)
 ROUNDS = 64
 
 
@@ -108,7 +111,7 @@ def drift(codec, *, fed_back: bool) -> float:
     return float((total - ROUNDS * values.double())[1:].abs().max())
 
 
-DETERMINISTIC = [registry.build("bf16"), registry.build("int8")]
+DETERMINISTIC = [Bf16(), Int8()]
 # What one encoding drops at most, plus what storing the residual in bf16 drops in each round.
 STEP = {"bf16": 2.0**-7, "int8": 4.0}
 
@@ -143,7 +146,7 @@ def test_residual_stays_bounded_over_many_rounds(codec):
 
 
 def test_feedback_of_a_lossless_codec_is_a_plain_encode():
-    codec = registry.build("fp32")
+    codec = Fp32()
     values = values_of(1000)
 
     payload = feedback.encode_with_feedback(
@@ -157,9 +160,7 @@ def test_feedback_refuses_a_residual_for_a_lossless_codec():
     residual = torch.zeros(3, dtype=torch.bfloat16)
 
     with pytest.raises(ConfigError, match="'fp32' drops nothing but was given a residual"):
-        feedback.encode_with_feedback(
-            registry.build("fp32"), torch.zeros(3), residual, noise=None, first_group=0
-        )
+        feedback.encode_with_feedback(Fp32(), torch.zeros(3), residual, noise=None, first_group=0)
 
 
 @every_lossy

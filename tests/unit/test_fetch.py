@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from atoll.clock import ManualClock
-from atoll.codecs.bf16 import Bf16
-from atoll.codecs.fp32 import Fp32
+from atoll.codecs.bf16.codec import Bf16
+from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import AtollError, FrameError, LayoutMismatch, ManifestMismatch
 from atoll.ids import WorkerId
 from atoll.island import fetch

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from atoll.errors import VersionMismatch
 from atoll.protocol.manifest import Manifest, ScheduleSettings
+from atoll.settings import Choice
 from tests.settings import ALONE, changed, leaves, other
 
 BASE: dict[str, Any] = {
@@ -18,7 +19,8 @@ BASE: dict[str, Any] = {
     "seed": 5,
     "sync_every": 20,
     "upload": {"codec": "bf16"},
-    "download": {"codec": "bf16"},
+    "download": {"codec": "int8"},
+    "outer": {"optimizer": "adam"},
     "inner": {"schedule": {"total_tokens": 1000}},
     "membership": {"min_workers": 2, "quorum": 3},
     "model": {"definition": {"width": 8}, "layout_digest": "1" * 64, "initial_digest": "2" * 64},
@@ -26,7 +28,7 @@ BASE: dict[str, Any] = {
     "stop": {"rounds": 15, "tokens": 10**6},
 }
 # It is stamped on every message of a run: another value for the same settings is a new protocol.
-GOLDEN = "1dff18589b8244da62308ccf240581c6c490423de128189568859ee9b4af6a34"
+GOLDEN = "2bfccd39e411dd48d1461f4087be20eeb50ebab8924122288a0bf825cac2bf4b"
 
 
 WHOLE = Manifest.model_validate(BASE).model_dump(mode="json")
@@ -87,8 +89,11 @@ def test_every_setting_has_a_place_in_the_whole():
 
     def names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         for name, field in model.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from names(field.annotation, f"{prefix}{name}.")
+            section = field.annotation
+            if isinstance(section, type) and issubclass(section, Choice):
+                section = type(getattr(Manifest.model_validate(BASE), name))
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                yield from names(section, f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name}"
 
@@ -103,7 +108,7 @@ def test_every_setting_has_a_place_in_the_whole():
         ("membership.min_workers", 0, "greater than or equal to 1"),
         ("membership.grace_seconds", -1.0, "greater than or equal to 0"),
         ("outer.lr", 0.0, "greater than 0"),
-        ("outer.momentum", 1.0, "less than 1"),
+        ("outer.beta1", 1.0, "less than 1"),
         ("inner.lr", "1e-3", "valid number"),
         ("sync_every", 0, "greater than or equal to 1"),
         ("sync_every", 2.5, "valid integer"),
@@ -112,8 +117,11 @@ def test_every_setting_has_a_place_in_the_whole():
         ("name", ".", "String should match"),
         ("name", "..", "String should match"),
         ("name", "-r", "String should match"),
-        ("upload.codec", "int4", "'fp32', 'bf16' or 'int8'"),
-        ("upload.block", 8, "greater than or equal to 16"),
+        ("upload.codec", "int4", r"upload\.codec\s+is not known; choose one of bf16, fp32, int8"),
+        ("upload.block", 64, r"upload\.block\s+is no setting of codec 'bf16', which has codec, "),
+        ("download.block", 8, "greater than or equal to 16"),
+        ("outer.optimizer", "lion", "is not known; choose one of sgd, nesterov, adam"),
+        ("outer.momentum", 0.9, "is no setting of optimizer 'adam', which has beta1, beta2, eps, "),
         ("storage.keep_snapshots", 0, "greater than or equal to 1"),
         ("model.layout_digest", "xyz", "String should match"),
     ],
@@ -146,11 +154,6 @@ def test_other_protocol_version_is_refused_by_name(validate):
 def test_run_without_an_end_is_refused():
     with pytest.raises(ValidationError, match="neither rounds nor tokens is set"):
         Manifest.model_validate({**BASE, "stop": {}})
-
-
-def test_stochastic_rounding_belongs_to_bf16():
-    with pytest.raises(ValidationError, match="belongs to codec 'bf16', not 'int8'"):
-        Manifest.model_validate({**BASE, "upload": {"codec": "int8", "rounding": "stochastic"}})
 
 
 def test_rows_per_round_are_steps_times_batch():

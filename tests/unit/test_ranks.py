@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.codecs.bf16 import Bf16
-from atoll.codecs.fp32 import Fp32
+from atoll.codecs.bf16.codec import Bf16
+from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import ConfigError, StoreError
 from atoll.island import collective
 from atoll.island.link.session import Session
@@ -53,7 +53,7 @@ class FollowerGroup(SoloGroup):
 
 def info(tmp_path: Path) -> Info:
     return Info.model_construct(
-        run_id="r", seed=1, upload=type("Upload", (), {"error_feedback": False})()
+        run_id="r", seed=1, upload=type("Upload", (), {"keeps_residual": False})()
     )
 
 
@@ -215,7 +215,7 @@ def test_follower_goes_back_to_its_checkpoint_after_a_new_manifest_version(store
     made.save_part(4)
     store.promote(4)
     newer = Info.model_construct(
-        run_id="r", seed=1, upload=type("Upload", (), {"error_feedback": True})()
+        run_id="r", seed=1, upload=type("Upload", (), {"keeps_residual": True})()
     )
 
     made.adopt(newer, Bf16())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.codecs.fp32 import Fp32
+from atoll.codecs.fp32.codec import Fp32
 from atoll.coordinator.rounds.spool import Spool, SpooledFrame
 from atoll.errors import StorageFull, StoreError
 from atoll.layout import GROUP_ELEMENTS, Layout

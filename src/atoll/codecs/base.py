@@ -11,6 +11,28 @@ from torch import Tensor
 from atoll.codecs.noise import Noise
 
 
+class Fused(Protocol):
+    """Whole steps of a sync over a tile, each in one pass of the codec's compiled loops.
+
+    The bits are those of the codec's own encode and decode with torch's steps between them.
+    """
+
+    def feed(self, values: Tensor, residual: Tensor, payload: Tensor) -> None:
+        """Error feedback, as `codecs.feedback`: `residual` (bf16) is updated in place."""
+        ...
+
+    def publish(self, master: Tensor, published: Tensor, payload: Tensor) -> None:
+        """The payload of `master` - `published`, by which `published` is moved."""
+        ...
+
+    def square_sum(self, payload: Tensor, elements: int) -> float | None:
+        """`codecs.finite.square_sum` of what `payload` decodes to; None: decode it and see.
+
+        FrameError when the payload has another size.
+        """
+        ...
+
+
 class Codec(Protocol):
     """How values travel. Implementations are frozen values without state, safe to share."""
 
@@ -18,18 +40,20 @@ class Codec(Protocol):
     def name(self) -> str: ...
 
     @property
+    def format(self) -> str:
+        """What frames say about their bytes: the name, and the settings that change them."""
+        ...
+
+    @property
     def lossless(self) -> bool:
         """Whether decode(encode(x)) has the bits of x for every finite x."""
         ...
 
-    @property
-    def rounding(self) -> str:
-        """ "nearest" or "stochastic"; "nearest" where nothing is rounded."""
-        ...
+    def fused(self, payload: Tensor, elements: int) -> Fused | None:
+        """The one-pass way for a tile of `elements` whose bytes are, or will be, in `payload`.
 
-    @property
-    def block(self) -> int:
-        """Elements that share a scale; 0 where there are no scales."""
+        None where there is no loop for it (yet): the caller then takes its own steps.
+        """
         ...
 
     def encoded_bytes(self, elements: int) -> int:

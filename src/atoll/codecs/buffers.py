@@ -8,17 +8,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from atoll.codecs.base import Codec
 from atoll.errors import FrameError
 from atoll.layout import ELEMENT_BYTES, GROUP_ELEMENTS, Span
 
-
-def payload_of(data: bytes | bytearray | memoryview) -> Tensor:
-    """`data` as a uint8 tensor: a view of writable memory, a copy of read-only memory."""
-    view = memoryview(data)
-    if view.nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    # torch has no read-only tensors and warns about views of such memory.
-    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+# A call of torch costs as much as the arithmetic of some thousand values, so it gets several groups
+# at once; more than 1 MiB of fp32 with its scratch memory would leave the cache.
+RUN_GROUPS = 4
 
 
 def check_values(values: Tensor) -> None:
@@ -29,13 +25,14 @@ def check_values(values: Tensor) -> None:
     assert values.device.type == "cpu", values.device
 
 
-def check_payload(payload: Tensor, *, codec: str, elements: int, expected_bytes: int) -> None:
+def check_payload(codec: Codec, payload: Tensor, elements: int) -> None:
     """Raises FrameError when `payload` has not exactly the bytes that `elements` encode to."""
+    expected_bytes = codec.encoded_bytes(elements)
     assert payload.dtype == torch.uint8, payload.dtype
     assert payload.is_contiguous(), payload.stride()
     if elements < 0 or payload.numel() != expected_bytes:
         raise FrameError(
-            f"{codec} payload has {payload.numel()} bytes where {elements} elements take "
+            f"{codec.name} payload has {payload.numel()} bytes where {elements} elements take "
             f"{expected_bytes}; the header and the payload must agree"
         )
 
@@ -64,6 +61,13 @@ def typed_view(data: Tensor, dtype: torch.dtype) -> Tensor | None:
 def is_aligned(payload: Tensor) -> bool:
     """Whether `payload` can be seen as fp32 numbers from its start without a copy."""
     return not (payload.data_ptr() % ELEMENT_BYTES or payload.storage_offset() % ELEMENT_BYTES)
+
+
+def runs(elements: int) -> Iterator[Span]:
+    """What one call of torch handles of a span of `elements`: several whole groups, in order."""
+    run = RUN_GROUPS * GROUP_ELEMENTS
+    for start in range(0, elements, run):
+        yield Span(start, min(start + run, elements))
 
 
 def groups(elements: int) -> Iterator[tuple[int, Span]]:

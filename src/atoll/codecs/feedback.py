@@ -11,13 +11,11 @@ caller's.
 import torch
 from torch import Tensor
 
-from atoll.codecs import buffers, onepass
+from atoll.codecs import buffers
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
-
-RUN_GROUPS = 4  # groups handled by one call of torch; more leave the cache
 
 
 def new_residual(codec: Codec, elements: int) -> Tensor | None:
@@ -53,16 +51,19 @@ def encode_with_feedback(
     assert residual.dtype == torch.bfloat16, residual.dtype
     assert residual.shape == values.shape, (residual.shape, values.shape)
     payload = buffers.new_or(out, size=codec.encoded_bytes(elements), dtype=torch.uint8)
-    if onepass.feed(codec, values, residual, payload):
+    fused = codec.fused(payload, elements)
+    if fused is not None:
+        fused.feed(values, residual, payload)
         return payload
-    run = RUN_GROUPS * GROUP_ELEMENTS
-    wanted = torch.empty(min(elements, run))
+    wanted = torch.empty(min(elements, buffers.RUN_GROUPS * GROUP_ELEMENTS))  # v of one run, fp32
     decoded = torch.empty_like(wanted)
-    for start in range(0, elements, run):
-        stop = min(start + run, elements)
-        place = payload[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
-        part = residual[start:stop]
-        v = wanted[: stop - start].copy_(part).add_(values[start:stop])
-        codec.encode(v, noise=noise, first_group=first_group + start // GROUP_ELEMENTS, out=place)
-        part.copy_(v.sub_(codec.decode(place, stop - start, out=decoded[: stop - start])))
+    for span in buffers.runs(elements):
+        place = payload[codec.encoded_bytes(span.start) : codec.encoded_bytes(span.stop)]
+        part = residual[span.start : span.stop]  # bf16, a view: it is updated in place
+        # The residual first: bf16 widens to fp32 without rounding, and the add rounds once.
+        v = wanted[: len(span)].copy_(part).add_(values[span.start : span.stop])
+        group = first_group + span.first_group  # noise is keyed by the group in the whole buffer
+        codec.encode(v, noise=noise, first_group=group, out=place)
+        # What arrives is what the other side decodes, not what was meant: the rest stays here.
+        part.copy_(v.sub_(codec.decode(place, len(span), out=decoded[: len(span)])))
     return payload

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from atoll.codecs import buffers
-from atoll.compiled.base import loops_for
-from atoll.compiled.numbers import INFINITY_BITS
+from atoll.compiled.base import compiled
+from atoll.compiled.bits import INFINITY_BITS, largest_bits
 from atoll.layout import GROUP_ELEMENTS
 
 # Between these a sum of fp32 squares neither overflowed nor lost a share that could be seen.
@@ -22,6 +22,7 @@ def square_sum(values: Tensor) -> float:
     own; no bit of a model depends on them. Raises nothing.
     """
     buffers.check_values(values)
+    # One pass of BLAS. Outside the easy range the fp32 squares may have overflowed or vanished.
     quick = float(torch.dot(values, values))
     return quick if _EASY_MIN <= quick <= _EASY_MAX else _square_sum_with_care(values)
 
@@ -29,16 +30,15 @@ def square_sum(values: Tensor) -> float:
 def first_not_finite(values: Tensor) -> int | None:
     """Where the first NaN or infinity stands; None when all is finite.
 
-    One pass where all is well; without a loop that of a dot product, since a finite sum of squares
-    has no such term.
+    Costs one pass over the values as long as all is well.
     """
-    loops = loops_for(values.numel())
-    if loops is not None:
-        if loops.largest_bits(values.numpy()) < INFINITY_BITS:
+    if compiled.ready(values.numel()):
+        if largest_bits(values.numpy()) < INFINITY_BITS:
             return None
     elif math.isfinite(float(torch.dot(values, values))):
-        return None
-    bad = torch.isfinite(values).logical_not_()  # finite values may overflow when squared
+        return None  # a sum of squares with NaN or infinity in it is not finite
+    # Reached without a fault too: finite values may overflow when they are squared.
+    bad = torch.isfinite(values).logical_not_()
     return int(bad.to(torch.uint8).argmax()) if bool(bad.any()) else None
 
 

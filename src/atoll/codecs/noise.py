@@ -32,6 +32,7 @@ class Noise:
 
     def bits16(self, group: int, count: int) -> NDArray[np.uint16]:
         """The first `count` uniform 16-bit values of the group; a longer draw starts the same."""
+        # numpy counts up the first two words, so each group has 2^128 draws before the next one's.
         counter = np.array([0, 0, group, 0], dtype=np.uint64)
         # random_raw alone is covered by numpy's stream guarantee (NEP 19), and it is twice as fast
         # as Generator.bytes.

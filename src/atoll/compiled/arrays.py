@@ -1,6 +1,7 @@
-"""What loops work on: flat arrays over the memory of tiles and payloads; and their settings."""
+"""What loops work on: flat arrays over the memory of tiles and payloads.
 
-from typing import NamedTuple
+The capital names are examples, empty arrays that say a loop's types: see `compiled.jit`.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,14 +10,8 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Halves = NDArray[np.uint16]  # the bits of bf16
 
-
-class AdamRates(NamedTuple):
-    """What one step of `optim.adam` multiplies and divides by."""
-
-    beta1: np.float32
-    beta2: np.float32
-    rest1: np.float32  # 1 - beta1
-    rest2: np.float32
-    step_size: np.float32
-    root_correction: np.float32
-    eps: np.float32
+FLOATS: Floats = np.empty(0, np.float32)
+BYTES: Bytes = np.empty(0, np.uint8)
+HALVES: Halves = np.empty(0, np.uint16)
+NUMBER = np.float32(0.0)
+INTEGER = 0

@@ -1,17 +1,68 @@
-"""How loops are compiled: as they are written, without the interpreter's lock."""
+"""How loops are compiled: as they are written, without the interpreter's lock.
+
+A loop stands beside what it is the fast way of, and importing it costs nothing: numba, which is
+optional and takes a second to load, is imported when the first loop is compiled.
+"""
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from functools import cached_property
+from types import FunctionType
+from typing import Any, Generic, ParamSpec, TypeVar
 
-import numba
+P = ParamSpec("P")
+R = TypeVar("R")
 
-F = TypeVar("F", bound=Callable[..., object])
 
+class Loop(Generic[P, R]):
+    """A function in numba's language: plain loops over slices, which become vector instructions.
 
-def loop(function: F) -> F:
-    """`function` compiled at its first call.
-
-    No fastmath: every operation rounds on its own and none are joined, so the bits are those of
-    IEEE 754 on every processor. Division by zero gives infinity or NaN, as in torch.
+    Its constants are fp32 or integers, or sums would be taken in fp64. It may call other loops, by
+    names of its own module that stand above it. `examples` are arguments of the types it is meant
+    for; a loop without them is only called by others and compiled with them.
     """
-    return cast(F, numba.njit(function, nogil=True, error_model="numpy"))
+
+    def __init__(self, function: Callable[P, R], examples: tuple[object, ...]) -> None:
+        self._function = function
+        self._examples = examples
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self.machine_code(*args, **kwargs)
+        return result
+
+    @cached_property
+    def machine_code(self) -> Any:
+        """The function as numba runs it, compiled for its examples.
+
+        No fastmath: every operation rounds on its own and none are joined, so the bits are those of
+        IEEE 754 on every processor. Division by zero gives infinity or NaN, as in torch.
+        """
+        import numba
+
+        compile_function: Any = numba.njit  # numba has no types
+        type_of: Any = numba.typeof
+        code = self._function.__code__
+        # numba knows its own functions only: the loops that this one calls, as numba runs them.
+        names = {
+            name: value.machine_code if isinstance(value, Loop) else value
+            for name, value in self._function.__globals__.items()
+            if name in code.co_names or name == "__name__"
+        }
+        plain = FunctionType(code, names, self._function.__name__)
+        made = compile_function(plain, nogil=True, error_model="numpy")
+        if self._examples:
+            made.compile(tuple(type_of(example) for example in self._examples))
+        return made
+
+
+LOOPS: list[Loop[..., Any]] = []  # of every module that was imported, in the order of definition
+
+
+def loop(*examples: object) -> Callable[[Callable[P, R]], Loop[P, R]]:
+    """Makes a function a loop; `compiled.base` says when it is compiled."""
+
+    def made(function: Callable[P, R]) -> Loop[P, R]:
+        new = Loop(function, examples)
+        LOOPS.append(new)
+        return new
+
+    return made

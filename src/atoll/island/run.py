@@ -122,7 +122,7 @@ class Run:
         self._info = self._session.info  # what the round under way is trained under
         self.manifest: Manifest = self._info.manifest()
         self.stale_rounds = 0
-        self._codec = build.codec(self.manifest.upload)
+        self._codec = self.manifest.upload.build()
         self._loaded: _Loaded | None = None
         self._round: _Round | None = None
         self._meter = Meter(clock)
@@ -173,7 +173,7 @@ class Run:
         fingerprint.check(combine.unwrapped(model), layout)
         share = BatchSlice(self.group.rank, self.group.size)
         combine.install(model, share, ranks=self.group.size)
-        download = build.codec(self.manifest.download)
+        download = self.manifest.download.build()
         weights = IslandWeights(model, layout, download=download, group=self.group)
         continuity = Continuity(
             self._store,
@@ -364,8 +364,8 @@ class Run:
         if info.manifest_sha256 == self._info.manifest_sha256:
             return True
         self._info, self.manifest = info, info.manifest()
-        self._codec = build.codec(self.manifest.upload)
-        loaded.weights.download = build.codec(self.manifest.download)
+        self._codec = self.manifest.upload.build()
+        loaded.weights.download = self.manifest.download.build()
         loaded.continuity.adopt(info, self._codec)
         log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
         return True

@@ -3,18 +3,41 @@
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.compiled.arrays import AdamRates
-from atoll.compiled.base import loops_for
-from atoll.errors import ConfigError
+from atoll.compiled.arrays import FLOATS, NUMBER, Floats
+from atoll.compiled.base import compiled
+from atoll.compiled.jit import loop
 from atoll.optim import base
 
-SMALLEST_EPS = 2.0**-126  # the smallest normal fp32; below it eps could round to 0
+
+class _Rates(NamedTuple):
+    """What one step multiplies and divides by."""
+
+    beta1: np.float32
+    beta2: np.float32
+    rest1: np.float32  # 1 - beta1
+    rest2: np.float32
+    step_size: np.float32
+    root_correction: np.float32
+    eps: np.float32
+
+
+@loop(FLOATS, FLOATS, FLOATS, FLOATS, _Rates(*[NUMBER] * 7))
+def _loop(params: Floats, gradient: Floats, first: Floats, second: Floats, rates: _Rates) -> None:
+    """One pass over a tile, all [n]; the order of operations is that of the steps below."""
+    for i in range(params.size):
+        g = gradient[i]
+        m = first[i] * rates.beta1 + g * rates.rest1
+        v = second[i] * rates.beta2 + g * g * rates.rest2
+        first[i] = m
+        second[i] = v
+        divisor = np.sqrt(v) / rates.root_correction + rates.eps
+        params[i] = params[i] - m * rates.step_size / divisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +60,6 @@ class Adam:
     beta2: float
     eps: float
 
-    def __post_init__(self) -> None:
-        base.check_positive("adam.lr", self.lr)
-        base.check_decay("adam.beta1", self.beta1)
-        base.check_decay("adam.beta2", self.beta2)
-        base.check_positive("adam.eps", self.eps)
-        if self.eps < SMALLEST_EPS:
-            raise ConfigError(
-                f"adam.eps={self.eps!r} must be at least {SMALLEST_EPS!r}; "
-                f"a smaller one vanishes in fp32 and the step would divide by zero"
-            )
-
     def init(self, size: int) -> dict[str, Tensor]:
         """Both moments as zeros."""
         return base.zeros(self.slots, size)
@@ -58,12 +70,12 @@ class Adam:
         """Moves one tile of weights and moments in place; `gradient` is used as scratch."""
         base.check_tiles(self, params, gradient=gradient, state=state, step=step)
         first, second = state["first_moment"], state["second_moment"]
+        # Both corrections in fp64; each is rounded to fp32 where it meets a tile.
         step_size = self.lr / (1 - power(self.beta1, step))
         root_correction = math.sqrt(1 - power(self.beta2, step))
 
-        loops = loops_for(params.numel())
-        if loops is not None:
-            rates = AdamRates(
+        if compiled.ready(params.numel()):
+            rates = _Rates(
                 beta1=np.float32(self.beta1),
                 beta2=np.float32(self.beta2),
                 rest1=np.float32(1 - self.beta1),
@@ -73,11 +85,12 @@ class Adam:
                 eps=np.float32(self.eps),
             )
             tiles = params.numpy(), gradient.numpy(), first.numpy(), second.numpy()
-            loops.adam(*tiles, rates)
+            _loop(*tiles, rates)
             return
-        scratch = gradient * (1 - self.beta1)
+        scratch = gradient * (1 - self.beta1)  # [n], the only new memory of a tile
         first.mul_(self.beta1).add_(scratch)
         second.mul_(self.beta2).add_(gradient.mul_(gradient).mul_(1 - self.beta2))
+        # The gradient is not needed any more, so its memory becomes the denominator's.
         denominator = root(second, out=gradient).div_(root_correction).add_(self.eps)
         params.sub_(torch.mul(first, step_size, out=scratch).div_(denominator))
 
@@ -85,6 +98,7 @@ class Adam:
 def power(factor: float, exponent: int) -> float:
     """`factor ** exponent` by squaring: only multiplies, so no libm decides the last bit."""
     result = 1.0
+    # From the lowest bit on: the order of the multiplies decides the last bit, so it is the rule.
     while exponent:
         if exponent & 1:
             result *= factor

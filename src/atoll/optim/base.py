@@ -1,11 +1,10 @@
-"""The outer optimizer seam, and the rules its settings and tiles keep.
+"""The outer optimizer seam, and the rules its tiles keep.
 
 Implementations are frozen values: their state is plain fp32 buffers that the caller owns, stores
 and cuts into tiles. They use only separate multiply, add, subtract, divide and square root, one
 rounding per kernel, so a tile's bits depend on neither its size nor the CPU's instruction set.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -71,19 +70,3 @@ def check_tiles(
                 f"{optimizer.name} got {role!r} of shape {tuple(tile.shape)} and {tile.dtype}; all "
                 f"tiles must be flat torch.float32 of the params' shape {tuple(params.shape)}"
             )
-
-
-def check_positive(setting: str, value: float) -> None:
-    """Raises ConfigError unless `value` is a finite number above 0."""
-    if not (_is_number(value) and math.isfinite(value) and value > 0):
-        raise ConfigError(f"{setting}={value!r} must be a finite number above 0")
-
-
-def check_decay(setting: str, value: float) -> None:
-    """Raises ConfigError unless `value` is a number with 0 <= value < 1."""
-    if not (_is_number(value) and 0 <= value < 1):
-        raise ConfigError(f"{setting}={value!r} must be at least 0 and below 1")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

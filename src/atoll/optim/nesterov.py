@@ -7,8 +7,21 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from atoll.compiled.base import loops_for
+from atoll.compiled.arrays import FLOATS, NUMBER, Floats
+from atoll.compiled.base import compiled
+from atoll.compiled.jit import loop
 from atoll.optim import base
+
+
+@loop(FLOATS, FLOATS, FLOATS, NUMBER, NUMBER)
+def _loop(
+    params: Floats, gradient: Floats, momentum: Floats, lr: np.float32, decay: np.float32
+) -> None:
+    """One pass over a tile, all [n]; `gradient` is left as it is."""
+    for i in range(params.size):
+        moved = momentum[i] * decay + gradient[i]
+        momentum[i] = moved
+        params[i] = params[i] - (gradient[i] + moved * decay) * lr
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +38,6 @@ class Nesterov:
     lr: float
     momentum: float
 
-    def __post_init__(self) -> None:
-        base.check_positive("nesterov.lr", self.lr)
-        base.check_decay("nesterov.momentum", self.momentum)
-
     def init(self, size: int) -> dict[str, Tensor]:
         """A momentum of zeros."""
         return base.zeros(self.slots, size)
@@ -39,11 +48,11 @@ class Nesterov:
         """Moves one tile of weights and momentum in place; `gradient` is used as scratch."""
         base.check_tiles(self, params, gradient=gradient, state=state, step=step)
         momentum = state["momentum"]
-        loops = loops_for(params.numel())
-        if loops is not None:
+        if compiled.ready(params.numel()):
             settings = np.float32(self.lr), np.float32(self.momentum)
-            loops.nesterov(params.numpy(), gradient.numpy(), momentum.numpy(), *settings)
+            _loop(params.numpy(), gradient.numpy(), momentum.numpy(), *settings)
             return
+        # The momentum first: the step looks ahead along the new one.
         momentum.mul_(self.momentum).add_(gradient)
         gradient.add_(momentum * self.momentum)
         params.sub_(gradient.mul_(self.lr))

@@ -7,8 +7,17 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from atoll.compiled.base import loops_for
+from atoll.compiled.arrays import FLOATS, NUMBER, Floats
+from atoll.compiled.base import compiled
+from atoll.compiled.jit import loop
 from atoll.optim import base
+
+
+@loop(FLOATS, FLOATS, NUMBER)
+def _loop(params: Floats, gradient: Floats, lr: np.float32) -> None:
+    """One pass over a tile, all [n]; `gradient` is left as it is."""
+    for i in range(params.size):
+        params[i] = params[i] - gradient[i] * lr
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +29,6 @@ class Sgd:
 
     lr: float
 
-    def __post_init__(self) -> None:
-        base.check_positive("sgd.lr", self.lr)
-
     def init(self, size: int) -> dict[str, Tensor]:
         """No state: an empty dict."""
         return base.zeros(self.slots, size)
@@ -32,8 +38,8 @@ class Sgd:
     ) -> None:
         """Moves one tile of weights in place; `gradient` is used as scratch."""
         base.check_tiles(self, params, gradient=gradient, state=state, step=step)
-        loops = loops_for(params.numel())
-        if loops is not None:
-            loops.sgd(params.numpy(), gradient.numpy(), np.float32(self.lr))
+        if compiled.ready(params.numel()):
+            _loop(params.numpy(), gradient.numpy(), np.float32(self.lr))
             return
+        # Two kernels, not `sub_(alpha=lr)`: that one is fused on some CPUs and rounds once there.
         params.sub_(gradient.mul_(self.lr))

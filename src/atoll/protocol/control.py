@@ -2,9 +2,9 @@
 
 from typing import ClassVar, Literal
 
+from atoll.optim.settings import OuterRate
 from atoll.protocol.exchange import Ask, Route
 from atoll.protocol.fields import Message, Whole, WorkerName
-from atoll.protocol.manifest import OuterRate
 
 Action = Literal["run", "pause", "stop"]
 

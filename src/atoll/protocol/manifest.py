@@ -10,57 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from atoll import canonical
+from atoll.codecs import registry as codecs
+from atoll.codecs.settings import CodecSettings
 from atoll.errors import VersionMismatch
+from atoll.optim.settings import NesterovSettings, OuterSettings
+from atoll.settings import Count, Fraction, Limit, NotNegative, Positive, Settings
 
 PROTOCOL_VERSION = 1
 
-Count = Annotated[int, Field(ge=1, le=2**53)]
-Limit = Annotated[int, Field(ge=0, le=2**53)]  # 0: none
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# A mistyped one would be in force for good: published weights that overflowed come from no replay.
-OuterRate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Settings(BaseModel):
-    """Frozen, closed: an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class CodecSettings(Settings):
-    """How values travel in one direction."""
-
-    codec: Literal["fp32", "bf16", "int8"] = "fp32"
-    rounding: Literal["nearest", "stochastic"] = "nearest"
-    block: Annotated[int, Field(ge=16, le=65536)] = 256
-    error_feedback: bool = True  # upload only: the island carries what rounding lost
-
-    @model_validator(mode="after")
-    def _rounding_needs_bf16(self) -> "CodecSettings":
-        if self.rounding == "stochastic" and self.codec != "bf16":
-            raise ValueError(
-                f"rounding='stochastic' belongs to codec 'bf16', not {self.codec!r}; "
-                f"use rounding='nearest'"
-            )
-        return self
-
-
-class OuterSettings(Settings):
-    """The outer optimizer, applied by the coordinator to the mean displacement."""
-
-    optimizer: Literal["sgd", "nesterov", "adam"] = "nesterov"
-    lr: OuterRate = 0.7  # DiLoCo, arXiv 2311.08105
-    momentum: Fraction = 0.9  # nesterov only
-    beta1: Fraction = 0.9  # adam only
-    beta2: Fraction = 0.95  # adam only
-    eps: Positive = 1e-8  # adam only
 
 
 class ScheduleSettings(Settings):
@@ -189,12 +150,12 @@ class Manifest(Settings):
     num_fragments: Literal[1] = 1
     dylu: Literal[False] = False
     weighting: Literal["equal", "tokens"] = "equal"
-    upload: CodecSettings = CodecSettings()
-    download: CodecSettings = CodecSettings()
+    upload: SerializeAsAny[CodecSettings] = codecs.DEFAULT
+    download: SerializeAsAny[CodecSettings] = codecs.DEFAULT
     heartbeat_interval: Positive = 2.0
     heartbeat_timeout: Positive = 10.0
     membership: MembershipSettings = MembershipSettings()
-    outer: OuterSettings = OuterSettings()
+    outer: SerializeAsAny[OuterSettings] = NesterovSettings()
     inner: InnerSettings = InnerSettings()
     model: ModelSettings
     data: DataSettings
@@ -284,10 +245,12 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Diff
     names = {*ours, *others} - {*VERSION_FIELDS}
     # Where one side's section is empty, the other side's settings tell more than its name.
     sections = {name.rpartition(".")[0] for name in names}
+    # What both sides state comes first: another optimizer says more than the fields it lacks.
+    both = ours.keys() & others.keys()
     return [
         Difference(name, ours.get(name, ABSENT), others.get(name, ABSENT))
-        for name in sorted(names - sections)
-        if name not in ours or name not in others or not _same(ours[name], others[name])
+        for name in sorted(names - sections, key=lambda name: (name not in both, name))
+        if name not in both or not _same(ours[name], others[name])
     ]
 
 

@@ -13,6 +13,7 @@ from atoll.protocol.exchange import Ask, Route, Waiting
 from atoll.protocol.fields import Message, Number, RunName, Whole, WorkerName
 from atoll.protocol.manifest import Manifest, Sha256
 from atoll.rows import RowRange
+from atoll.settings import Choice
 
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
@@ -285,6 +286,8 @@ def _left_out(model: type[BaseModel], value: dict[str, Any], prefix: str = "") -
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             continue
         if isinstance(value[name], dict):
+            if issubclass(section, Choice):
+                section = section.named(value[name].get(section.key)) or section
             found = _left_out(section, value[name], f"{prefix}{name}.")
             if found is not None:
                 return found

@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.errors import ConfigError, LayoutMismatch
 from atoll.layout import Layout, Span
 
-LEAF_DIGEST_BYTES = 32
+LEAF_DIGEST_BYTES = 32  # of BLAKE3
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,7 @@ def digest(layout: Layout, flat: Tensor, *, threads: int = 1) -> ParamsDigest:
     whole = RunningDigest(layout, flat.cpu())
     if threads == 1:
         return whole.finish()
+    # Leaves are hashed in any order and joined in theirs: map keeps it.
     with ThreadPoolExecutor(threads, thread_name_prefix="digest") as pool:
         leaves = b"".join(pool.map(whole._hash, layout.leaves))
     return ParamsDigest(root_of(leaves), leaves)
@@ -116,7 +117,7 @@ def first_difference(layout: Layout, mine: bytes, theirs: bytes) -> str | None:
                 f"the leaf digests {side!r} have {len(leaves)} bytes; this layout has "
                 f"{len(layout.leaves)} leaves of {LEAF_DIGEST_BYTES} bytes each"
             )
-    left = np.frombuffer(mine, dtype=np.uint8).reshape(-1, LEAF_DIGEST_BYTES)
+    left = np.frombuffer(mine, dtype=np.uint8).reshape(-1, LEAF_DIGEST_BYTES)  # [leaves, 32]
     right = np.frombuffer(theirs, dtype=np.uint8).reshape(-1, LEAF_DIGEST_BYTES)
     differing = np.flatnonzero((left != right).any(axis=1))
     if differing.size == 0:

@@ -45,6 +45,7 @@ class PartialSum:
                 f"no {self.unit} arrived, so there is no mean over {self.unit!r}; "
                 f"the model is unchanged"
             )
+        # A count above 2^24 is rounded to fp32 here, once, for every element alike.
         return self.total / float(self.count)
 
 

@@ -63,8 +63,8 @@ def initial_state(ledger: Ledger, blobs: Blobs, manifest: Manifest, layout: Layo
     return fresh_state(
         layout,
         flat,
-        optimizer=build.outer_optimizer(manifest.outer),
-        download=build.codec(manifest.download),
+        optimizer=manifest.outer.build(),
+        download=manifest.download.build(),
     )
 
 
@@ -75,7 +75,7 @@ def snapshot_state(
     with _naming(f"the snapshot of version {snapshot.version}"):
         master = weights.load(blobs, snapshot.master_sha256, layout)
         slots = {name: weights.load(blobs, sha, layout) for name, sha in snapshot.slots_sha256}
-        lossless = build.codec(manifest.download).lossless
+        lossless = manifest.download.build().lossless
         published = master if lossless else weights.load(blobs, snapshot.published_sha256, layout)
     return OuterState(layout, master, slots, published)
 
@@ -169,7 +169,7 @@ def apply_round(
         return running
 
     parts = state.layout.parts(threads, step.tile_bytes)
-    with sources.opened(blobs, contributions, build.codec(manifest.upload)) as opened:
+    with sources.opened(blobs, contributions, manifest.upload.build()) as opened:
         made = _each(make, parts)
     found = [first.joined(others) for first, *others in zip(*made, strict=True)]
     return Digests(found[0], found[-1])

@@ -4,13 +4,11 @@ import torch
 from torch import Tensor
 
 from atoll.blobs.base import Blobs
-from atoll.codecs.fp32 import Fp32
+from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import StateDamaged
-from atoll.layout import Layout, byte_view
+from atoll.layout import TILE_BYTES, Layout, byte_view
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
-
-TILE_BYTES = 1 << 20
 
 
 def weights_header(

@@ -148,9 +148,7 @@ def expect(header: FrameHeader, *, layout: Layout, codec: Codec, kind: str) -> N
     differs, FrameTooLarge for a payload beyond what the layout takes.
     """
     _equal("kind", header.kind, kind)
-    _equal("codec", header.codec, codec.name)
-    _equal("rounding", header.rounding, codec.rounding)
-    _equal("block", header.block, codec.block)
+    _equal("codec", header.codec, codec.format)
     table = header.table()
     if table is not None:
         layout.check_table(table, subject="the frame")
@@ -172,25 +170,6 @@ def expect(header: FrameHeader, *, layout: Layout, codec: Codec, kind: str) -> N
 def _equal(name: str, found: object, wanted: object) -> None:
     if found != wanted:
         raise FrameError(f"the frame has {name}={found!r} where the run has {wanted!r}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Expectation:
-    """What a reader demands of a header before it takes any payload."""
-
-    layout: Layout
-    codec: Codec
-    kind: str
-    max_bytes: int | None = None  # of the whole frame
-
-    def check(self, header: FrameHeader) -> None:
-        """Raises as `expect` does, and FrameTooLarge beyond `max_bytes`."""
-        expect(header, layout=self.layout, codec=self.codec, kind=self.kind)
-        total = frame_bytes(header)
-        if self.max_bytes is not None and total > self.max_bytes:
-            raise FrameTooLarge(
-                f"the frame has {total} bytes; at most {self.max_bytes} are allowed"
-            )
 
 
 def locate(payload_offset: int, codec: Codec, span: Span) -> tuple[int, int]:
@@ -241,18 +220,14 @@ class FrameWriter:
 class FrameReader:
     """Reads one frame fed in chunks cut anywhere; keeps the preamble and never a payload.
 
-    `sink` gets each piece of the payload as a view that is good only during the call. The header is
-    checked against `expectation` before any payload is taken. A `tee` gets every byte of a frame
-    whose header was accepted, and its running digest is used in place of hashing here. Pieces reach
+    `sink` gets each piece of the payload as a view that is good only during the call. A `tee` gets
+    every byte of a frame, and its running digest is used in place of hashing here. Pieces reach
     sink and tee before the checksum is known: use them only once `finish` has returned. Of a frame
     flagged DIGEST_CHECKED the payload is passed on unhashed: the caller proves it by the digest.
     """
 
-    def __init__(
-        self, sink: Sink, *, expectation: Expectation | None = None, tee: Tee | None = None
-    ) -> None:
+    def __init__(self, sink: Sink, *, tee: Tee | None = None) -> None:
         self._sink = sink
-        self._expectation = expectation
         self._tee: Tee = _Hashing() if tee is None else tee
         self._head = bytearray()
         self._head_bytes = FIXED_BYTES  # grows by the header's size once that is read
@@ -266,7 +241,7 @@ class FrameReader:
 
     @property
     def header(self) -> FrameHeader | None:
-        """The header, once it is complete and meets the expectation."""
+        """The header, once it is complete."""
         return self._header
 
     @property
@@ -309,8 +284,6 @@ class FrameReader:
             self._head_bytes += header_bytes
         if len(self._head) == self._head_bytes:
             header, _ = parse_preamble(bytes(self._head))
-            if self._expectation is not None:
-                self._expectation.check(header)
             self._header, self._left = header, header.payload_bytes
             self._tee.write(memoryview(bytes(self._head)))
         return view[missing:]

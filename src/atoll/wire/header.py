@@ -17,7 +17,6 @@ from atoll.wire import schema
 from atoll.wire.schema import TensorRow
 
 KINDS = ("contribution", "weights", "update")
-ROUNDINGS = ("nearest", "stochastic")
 # Above it the table of tensors is left out, and the layout digest alone speaks for it. The rest of
 # the header then always fits the frame's limit of 64 KiB.
 MAX_WITH_TABLE_BYTES = 48 * 1024
@@ -31,9 +30,7 @@ class FrameHeader:
     run_id: str
     manifest_sha256: str
     round: int  # a contribution's round; the version that weights or an update give
-    codec: str
-    rounding: str
-    block: int
+    codec: str  # its format: the name and the settings that change the bytes
     elements: int
     layout_digest: str
     payload_bytes: int
@@ -54,9 +51,8 @@ class FrameHeader:
         schema.run_id(self.run_id)
         schema.sha256("manifest_sha256", self.manifest_sha256)
         schema.word("codec", self.codec)
-        schema.choice("rounding", self.rounding, among=ROUNDINGS)
         schema.sha256("layout_digest", self.layout_digest)
-        for name in ("round", "block", "weight", "rows", "tokens"):
+        for name in ("round", "weight", "rows", "tokens"):
             schema.integer(name, getattr(self, name))
         schema.integer("elements", self.elements, minimum=1)
         schema.integer("payload_bytes", self.payload_bytes, minimum=1)
@@ -107,9 +103,7 @@ class FrameHeader:
             run_id=run_id,
             manifest_sha256=manifest_sha256,
             round=round,
-            codec=codec.name,
-            rounding=codec.rounding,
-            block=codec.block,
+            codec=codec.format,
             elements=layout.size,
             layout_digest=layout.digest,
             payload_bytes=codec.encoded_bytes(layout.size),
@@ -155,8 +149,6 @@ class FrameHeader:
             manifest_sha256=schema.text("manifest_sha256", found["manifest_sha256"]),
             round=schema.integer("round", found["round"]),
             codec=schema.text("codec", found["codec"]),
-            rounding=schema.text("rounding", found["rounding"]),
-            block=schema.integer("block", found["block"]),
             elements=schema.integer("elements", found["elements"]),
             layout_digest=schema.text("layout_digest", found["layout_digest"]),
             payload_bytes=schema.integer("payload_bytes", found["payload_bytes"]),

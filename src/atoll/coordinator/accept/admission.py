@@ -21,7 +21,6 @@ from atoll.errors import (
 from atoll.layout import Layout
 from atoll.ledger.records import ContributionRecord, RoundState
 from atoll.protocol.messages import Identity
-from atoll.strategies import build
 from atoll.versions.manifests import Manifests
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -60,7 +59,7 @@ class Admission:
 
     def codec(self, round_number: int) -> Codec:
         """How contributions to a round travel."""
-        return build.codec(self._manifests.of_round(round_number).manifest.upload)
+        return self._manifests.of_round(round_number).manifest.upload.build()
 
     def receipt(self, request: UploadRequest) -> ContributionRecord | None:
         """The accepted record when these very bytes are in; Conflict when others are."""

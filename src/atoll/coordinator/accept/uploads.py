@@ -17,7 +17,7 @@ import torch
 
 from atoll.blobs.base import Blobs, BlobWriter
 from atoll.clock import Clock
-from atoll.codecs import finite, onepass
+from atoll.codecs import finite
 from atoll.codecs.base import Codec
 from atoll.coordinator.accept.admission import Admission, UploadRequest
 from atoll.errors import ContributionError, FrameError, NotFinite
@@ -69,7 +69,8 @@ class PayloadCheck:
 
     def _check_tile(self) -> None:
         payload = torch.from_numpy(self._buffer[: self._wanted])
-        squares = onepass.square_sum(self._codec, payload, self._elements)
+        fused = self._codec.fused(payload, self._elements)
+        squares = None if fused is None else fused.square_sum(payload, self._elements)
         if squares is None:
             out = self._values[: self._elements]
             squares = finite.square_sum(self._codec.decode(payload, self._elements, out=out))

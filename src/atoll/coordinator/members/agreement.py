@@ -94,7 +94,7 @@ def _check_settings(request: RegisterRequest, in_force: Recorded, manifests: Man
 def _check_codecs(request: RegisterRequest, in_force: Recorded) -> None:
     manifest = in_force.manifest
     for name in sorted({_WHOLE_WEIGHTS, manifest.upload.codec, manifest.download.codec}):
-        mine, theirs = codecs.VERSIONS[name], request.codec_versions.get(name, 1)
+        mine, theirs = codecs.versions()[name], request.codec_versions.get(name, 1)
         if theirs != mine:
             raise VersionMismatch(
                 f"codec_versions.{name} of worker_id={request.worker_id!r} is {theirs!r}, this "

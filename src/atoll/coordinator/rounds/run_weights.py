@@ -13,14 +13,13 @@ from torch import Tensor
 from atoll.blobs.base import Blobs
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
-from atoll.codecs.fp32 import Fp32
+from atoll.codecs.fp32.codec import Fp32
 from atoll.compiled.base import compiled
 from atoll.coordinator.rounds.spool import Spool, SpooledFrame
 from atoll.errors import Diverged, NotReady, StateDamaged
-from atoll.layout import Layout, Span
+from atoll.layout import TILE_BYTES, Layout, Span
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
-from atoll.strategies import build
 from atoll.strategies.diloco import OuterState
 from atoll.versions import replay, weights
 from atoll.versions.manifests import Manifests
@@ -69,6 +68,7 @@ class RunWeights:
         self._settled = True  # whether the buffers hold `current`: not between compute and publish
         self._torn = False  # whether a compute ended halfway
         self._computed: tuple[int, Digests] | None = None  # the round that the buffers are ahead by
+        manifests.newest.manifest.upload.build()  # so that its loops are compiled with the others
         compiled.prepare(layout.size)
         self._state, self.current = self._restore()
 
@@ -115,7 +115,7 @@ class RunWeights:
         if self._computed is not None and self._computed[0] == round_number:
             return self._computed[1]
         manifest = self._manifests.of_round(round_number).manifest
-        download = build.codec(manifest.download)
+        download = manifest.download.build()
         header = self._header_of_round(round_number, download)
         with self._lock:
             self._mend()
@@ -220,7 +220,7 @@ class RunWeights:
                 result_digest=STAND_IN_DIGEST,
             )
             with self._spool.spooler(self._layout, codec, header) as spooler:
-                for span in self._layout.tiles(weights.TILE_BYTES):
+                for span in self._layout.tiles(TILE_BYTES):
                     tile = self._state.published[span.start : span.stop]
                     spooler(span, codec.encode(tile, noise=None, first_group=span.first_group))
                 spooled = spooler.finish(result_digest=current.digests.published.root)

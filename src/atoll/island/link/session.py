@@ -96,7 +96,7 @@ class Session:
             hostname=socket.gethostname()[:255],
             layout_digest=layout_digest,
             data_identity=data_identity,
-            codec_versions=codecs.VERSIONS,
+            codec_versions=codecs.versions(),
         )
         self._join(self._incarnation)
 

@@ -92,7 +92,7 @@ class Continuity:
         self._optimizer = optimizer
         if optimizer is not None:
             optimizer.state.clear()
-        if self._info.upload.error_feedback and self._part.is_leaders:
+        if self._info.upload.keeps_residual and self._part.is_leaders:
             self._residual = feedback.new_residual(self._codec, self._elements)
             self._next_residual = feedback.new_residual(self._codec, self._elements)
         stream = f"{self._info.seed}/{self._worker_id}" + self._part.stream
@@ -107,7 +107,7 @@ class Continuity:
         self._info, self._codec = info, codec
         kept = self._residual
         self._residual = self._next_residual = None
-        if info.upload.error_feedback and self._part.is_leaders and not codec.lossless:
+        if info.upload.keeps_residual and self._part.is_leaders:
             self._residual = feedback.new_residual(codec, self._elements) if kept is None else kept
             self._next_residual = feedback.new_residual(codec, self._elements)
 

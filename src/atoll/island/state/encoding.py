@@ -8,8 +8,8 @@ from torch import Tensor
 from atoll.codecs import feedback
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
-from atoll.island.state.weights import TILE_BYTES, IslandWeights
-from atoll.layout import byte_view
+from atoll.island.state.weights import IslandWeights
+from atoll.layout import TILE_BYTES, byte_view
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 

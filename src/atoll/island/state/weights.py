@@ -9,19 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from atoll.codecs.base import Codec
-from atoll.codecs.fp32 import Fp32
+from atoll.codecs.fp32.codec import Fp32
 from atoll.compiled.base import compiled
 from atoll.errors import FrameError, ManifestMismatch
 from atoll.island.ranks.group import SOLO, Group
 from atoll.island.state import local_weights
-from atoll.layout import ELEMENT_BYTES, Layout, Span
+from atoll.layout import TILE_BYTES, Layout, Span
 from atoll.strategies import diloco
 from atoll.sums.digest import RunningDigest
 from atoll.wire import frame
 from atoll.wire.frame import FrameReader
 from atoll.wire.header import FrameHeader
-
-TILE_BYTES = 1 << 20  # stays in cache; larger tiles cost page faults
 
 
 class IslandWeights:
@@ -174,6 +172,3 @@ class Receiver:
         self._digest.reached(self._span.stop)
         self._span = next(self._spans, None)
         self._filled = 0
-
-
-assert TILE_BYTES % ELEMENT_BYTES == 0

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.codecs import registry as codecs
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import UploadStream
 from atoll.coordinator.service import Coordinator
@@ -28,7 +29,6 @@ from atoll.errors import (
 )
 from atoll.island.state.weights import IslandWeights
 from atoll.ledger.records import ContributionRecord
-from atoll.protocol.manifest import CodecSettings
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
@@ -42,7 +42,6 @@ from atoll.simulate.faults import standin
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.scenario import BLOCK
 from atoll.simulate.faults.standin import Frame
-from atoll.strategies import build
 from atoll.wire.header import FrameHeader
 
 CHUNK_BYTES = 900
@@ -82,7 +81,7 @@ class Process:
         self.generation = 0
         self.on_attend: Callable[[Any], None] = lambda _: None
         self.weights = IslandWeights(
-            standin.module(), standin.LAYOUT, download=build.codec(CodecSettings())
+            standin.module(), standin.LAYOUT, download=codecs.DEFAULT.build()
         )
         self.flips = 0.0  # how often its weights go bad as they arrive
         self.repeats = 0.0  # how often it sends an old frame once more
@@ -134,7 +133,7 @@ class Process:
     def _look(self) -> Steps:
         self.info = yield self._call("info", lambda c: c.info())
         assert self.info is not None
-        self.weights.download = build.codec(self.info.download)
+        self.weights.download = self.info.download.build()
 
     def _register(self) -> Steps:
         """One at a time: the other thread's registration counts for both."""
@@ -298,7 +297,7 @@ class Process:
         tokens = rows * BLOCK
         return FrameHeader.of(
             standin.LAYOUT,
-            build.codec(self.info.upload),
+            self.info.upload.build(),
             kind="contribution",
             run_id=standin.RUN_ID,
             manifest_sha256=self.info.manifest_sha256,

@@ -18,7 +18,6 @@ from atoll.layout import Layout, byte_view
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
-from atoll.strategies import build
 from atoll.sums import digest as digests
 from atoll.versions import weights
 from atoll.wire import frame
@@ -76,7 +75,7 @@ class Frame:
 
     def __init__(self, header: FrameHeader, made: Manifest, label: str) -> None:
         delta = values(label, scale=0.01)
-        codec = build.codec(made.upload)
+        codec = made.upload.build()
         data = bytearray()
         writer = frame.FrameWriter(header, data.extend)
         writer.payload(byte_view(codec.encode(delta, noise=None, first_group=0)))

@@ -1,16 +1,19 @@
 """The bf16 codec: the upper half of fp32, rounded to nearest or stochastically."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from atoll.codecs import buffers
+from atoll.codecs.bf16 import loops
 from atoll.codecs.noise import Noise
+from atoll.compiled.arrays import Halves
+from atoll.compiled.base import compiled
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS, Span
 
-ROUNDINGS = ("nearest", "stochastic")
 VALUE_BYTES = 2
 _MAX = 3.3895313892515355e38  # the largest finite bf16, bits 0x7f7f
 _MAX_BITS = 0x7F7F0000
@@ -29,18 +32,19 @@ class Bf16:
     infinite for a finite value.
     """
 
-    rounding: str = "nearest"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
 
     name = "bf16"
     lossless = False
-    block = 0
 
-    def __post_init__(self) -> None:
-        if self.rounding not in ROUNDINGS:
-            raise ConfigError(
-                f"bf16 rounding={self.rounding!r} is not known; "
-                f"choose one of {', '.join(ROUNDINGS)}"
-            )
+    @property
+    def format(self) -> str:
+        return f"{self.name}_{self.rounding}"
+
+    def fused(self, payload: Tensor, elements: int) -> "Bf16Fused | None":
+        # Noise is drawn group by group from numpy, which no loop can do.
+        is_plain = self.rounding == "nearest" and buffers.is_aligned(payload)
+        return Bf16Fused() if is_plain and compiled.ready(elements) else None
 
     def encoded_bytes(self, elements: int) -> int:
         return elements * VALUE_BYTES
@@ -52,6 +56,7 @@ class Bf16:
         elements = values.numel()
         payload = buffers.new_or(out, size=self.encoded_bytes(elements), dtype=torch.uint8)
         target = buffers.typed_view(payload, torch.bfloat16)
+        # At an odd address torch sees no 16-bit numbers: round beside it, then copy the bytes.
         halves = torch.empty(elements, dtype=torch.bfloat16) if target is None else target
         if self.rounding == "nearest":
             halves.copy_(values)
@@ -68,25 +73,42 @@ class Bf16:
         return payload
 
     def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
-        expected_bytes = self.encoded_bytes(elements)
-        buffers.check_payload(
-            payload, codec=self.name, elements=elements, expected_bytes=expected_bytes
-        )
+        buffers.check_payload(self, payload, elements)
         halves = buffers.typed_view(payload, torch.bfloat16)
         if halves is None:
             halves = payload.clone().view(torch.bfloat16)
         return buffers.new_or(out, size=elements, dtype=torch.float32).copy_(halves)
 
 
+class Bf16Fused:
+    """The loops on torch's tensors; see `codecs.base.Fused`."""
+
+    def feed(self, values: Tensor, residual: Tensor, payload: Tensor) -> None:
+        loops.feed(values.numpy(), _bits(residual), _bits(payload))
+
+    def publish(self, master: Tensor, published: Tensor, payload: Tensor) -> None:
+        loops.publish(master.numpy(), published.numpy(), _bits(payload))
+
+    def square_sum(self, payload: Tensor, elements: int) -> None:
+        """Decoding is a shift: a loop would gain nothing."""
+
+
+def _bits(halves: Tensor) -> Halves:
+    bits: Halves = halves.view(torch.uint16).numpy()
+    return bits
+
+
 def _round_stochastic(values: Tensor, halves: Tensor, *, noise: Noise, first_group: int) -> None:
+    """`values` (fp32, [n]) into `halves` (int16, [n]), group by group as the noise is drawn."""
     bits = values.view(torch.int32)
-    scratch = torch.empty(min(GROUP_ELEMENTS, values.numel()), dtype=torch.int32)
+    scratch = torch.empty(min(GROUP_ELEMENTS, values.numel()), dtype=torch.int32)  # one group
     for index, span in buffers.groups(values.numel()):
+        # Added to the half that goes: they carry with a probability as large as that half.
         draw = torch.from_numpy(noise.bits16(first_group + index, len(span)))
         sums = scratch[: len(span)].copy_(draw)
         # The pattern is sign and magnitude: adding to it moves both signs away from zero.
         sums.add_(bits[span.start : span.stop])
-        if not _has_room(values, span):
+        if not _has_room(values, span):  # hardly ever: weights and displacements are small
             _keep_class(bits[span.start : span.stop], sums)
         halves[span.start : span.stop].copy_(sums.bitwise_right_shift_(16))
 
@@ -101,7 +123,9 @@ def _keep_class(bits: Tensor, sums: Tensor) -> None:
     """Undoes what noise must not do: finite stays finite, infinity and NaN stay themselves."""
     magnitude = bits & _MAGNITUDE
     sign = bits & ~_MAGNITUDE
+    # A finite value near the maximum that noise carried to infinity: the largest bf16 instead.
     carried = (magnitude < _INF_BITS) & ((sums & _MAGNITUDE) >= _INF_BITS)
     sums.copy_(torch.where(carried, sign | _MAX_BITS, sums))
+    # Infinity plus noise is a NaN, and a NaN may lose its mantissa with the lower half.
     special = torch.where(magnitude > _INF_BITS, bits | _QUIET, bits)
     sums.copy_(torch.where(magnitude >= _INF_BITS, special, sums))

@@ -1,45 +1,38 @@
-"""The loops; what each computes is said by the part that it is the fast way of.
+"""The int8 codec's work on a large tile in one pass; `codec` has the same in torch's steps.
 
-Bodies are in numba's language: plain loops over slices, which its compiler turns into vector
-instructions. Every constant is fp32 or an integer, or sums would be taken in fp64.
+Both take the format's numbers from here. Arrays of one call are flat, contiguous, aligned and do
+not overlap.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.compiled import numbers
-from atoll.compiled.arrays import AdamRates, Bytes, Floats, Halves
+from atoll.compiled.arrays import BYTES, FLOATS, HALVES, INTEGER, Bytes, Floats, Halves
+from atoll.compiled.bits import INFINITY_BITS, largest_bits, nearest, widened
 from atoll.compiled.jit import loop
 from atoll.layout import GROUP_ELEMENTS
 
+SCALE_BYTES = 4
+LEVELS = 127.0  # symmetric: -128 is never written
+# The largest fp32 whose product with 127 is finite; the scale of an absmax near the fp32 maximum
+# would round past it.
+MAX_SCALE = float.fromhex("0x1.020406p+121")
+
 _F, _I, _U = np.float32, np.int32, np.uint32
-_SCALE_BYTES = numbers.SCALE_BYTES
-_MAGNITUDE, _INFINITY = _I(0x7FFFFFFF), _I(numbers.INFINITY_BITS)
+_INFINITY = _I(INFINITY_BITS)
 _NAN, _ZERO, _ONE = _F(np.nan), _F(0.0), _F(1.0)
-_LEVELS = _F(numbers.LEVELS)
-_MAX_LEVEL, _MIN_LEVEL = _I(numbers.LEVELS), _I(-numbers.LEVELS)
-_MAX_SCALE = _F(numbers.MAX_SCALE)
+_LEVELS, _MAX_SCALE = _F(LEVELS), _F(MAX_SCALE)
+_MAX_LEVEL, _MIN_LEVEL = _I(LEVELS), _I(-LEVELS)
 # 1.5 * 2^23: what is below 2^22 becomes an integer when this is added, ties to even.
 _ROUNDER = _F(12582912.0)
 
 
-@loop
-def largest_bits(values: Floats) -> np.int32:
-    """NaN above infinity above every number."""
-    bits = values.view(np.int32)
-    largest = _I(0)
-    for i in range(bits.size):
-        magnitude = _I(bits[i] & _MAGNITUDE)
-        largest = magnitude if magnitude > largest else largest
-    return largest
-
-
-@loop
+@loop()
 def _quantize(values: Floats, scales: Floats, index: int, levels: NDArray[np.int8]) -> None:
-    """One block: its scale goes to `scales[index]`."""
+    """One block, [block] or shorter: its scale goes to `scales[index]`."""
     largest = largest_bits(values)
     if largest >= _INFINITY:
-        scales[index] = _NAN
+        scales[index] = _NAN  # decodes to NaN whole, so nobody takes the block for sound
         for i in range(levels.size):
             levels[i] = np.int8(0)
         return
@@ -47,27 +40,29 @@ def _quantize(values: Floats, scales: Floats, index: int, levels: NDArray[np.int
     scale = scales[index] / _LEVELS
     scale = _MAX_SCALE if scale > _MAX_SCALE else scale
     scales[index] = scale
+    # A tiny absmax may round to scale 0 too; dividing by 1 gives level 0, never 0 / 0.
     divisor = _ONE if scale == _ZERO else scale
     for i in range(levels.size):
         level = _I((values[i] / divisor + _ROUNDER) - _ROUNDER)
+        # The rounding of a subnormal or clamped scale can push a quotient past 127.
         level = _MAX_LEVEL if level > _MAX_LEVEL else level
         level = _MIN_LEVEL if level < _MIN_LEVEL else level
         levels[i] = np.int8(level)
 
 
-@loop
+@loop()
 def _group(
     payload: Bytes, start: int, elements: int, block: int
 ) -> tuple[Floats, NDArray[np.int8]]:
     """Scales and levels, as views, of the group that begins with element `start` of `elements`."""
     size = min(GROUP_ELEMENTS, elements - start)
-    first = start + _SCALE_BYTES * (start // block)  # only the last group has a short block
-    cut = first + _SCALE_BYTES * ((size + block - 1) // block)
+    first = start + SCALE_BYTES * (start // block)  # only the last group has a short block
+    cut = first + SCALE_BYTES * ((size + block - 1) // block)
     return payload[first:cut].view(np.float32), payload[cut : cut + size].view(np.int8)
 
 
-@loop
-def encode_int8(values: Floats, payload: Bytes, block: int) -> None:
+@loop(FLOATS, BYTES, INTEGER)
+def encode(values: Floats, payload: Bytes, block: int) -> None:
     """Group by group: scales, then levels."""
     for start in range(0, values.size, GROUP_ELEMENTS):
         group = values[start : start + GROUP_ELEMENTS]
@@ -77,8 +72,8 @@ def encode_int8(values: Floats, payload: Bytes, block: int) -> None:
             _quantize(group[place], scales, b, levels[place])
 
 
-@loop
-def decode_int8(payload: Bytes, values: Floats, block: int) -> None:
+@loop(BYTES, FLOATS, INTEGER)
+def decode(payload: Bytes, values: Floats, block: int) -> None:
     """level * scale."""
     for start in range(0, values.size, GROUP_ELEMENTS):
         group = values[start : start + GROUP_ELEMENTS]
@@ -91,26 +86,10 @@ def decode_int8(payload: Bytes, values: Floats, block: int) -> None:
                 out[i] = _F(given[i]) * scale
 
 
-@loop
-def _widened(half: np.uint32) -> np.float32:
-    """The value of the bf16 with these bits."""
-    return _U(half << _U(16)).view(np.float32)
-
-
-@loop
-def _nearest(value: np.float32) -> np.uint32:
-    """The bits of the nearest bf16, ties to even; of a NaN those of a quiet one."""
-    bits = _F(value).view(np.uint32)
-    odd = _U(_U(bits >> _U(16)) & _U(1))
-    rounded = _U(_U(_U(bits + _U(0x7FFF)) + odd) >> _U(16))
-    is_nan = _U(bits & _U(0x7FFFFFFF)) > _U(0x7F800000)
-    return _U(0x7FC0) if is_nan else rounded
-
-
-@loop
-def feed_int8(values: Floats, residual: Halves, payload: Bytes, block: int) -> None:
+@loop(FLOATS, HALVES, BYTES, INTEGER)
+def feed(values: Floats, residual: Halves, payload: Bytes, block: int) -> None:
     """v = values + residual; residual = bf16(v - decode(encode(v)))."""
-    wanted = np.empty(block, np.float32)
+    wanted = np.empty(block, np.float32)  # one block: encoded and decoded while it is in cache
     for start in range(0, values.size, GROUP_ELEMENTS):
         scales, levels = _group(payload, start, values.size, block)
         for b in range(scales.size):
@@ -119,25 +98,15 @@ def feed_int8(values: Floats, residual: Halves, payload: Bytes, block: int) -> N
             new = values[first : first + sent.size]
             kept = residual[first : first + sent.size]
             for i in range(sent.size):
-                wanted[i] = _widened(_U(kept[i])) + new[i]
+                wanted[i] = widened(_U(kept[i])) + new[i]
             _quantize(wanted[: sent.size], scales, b, sent)
             scale = scales[b]
             for i in range(sent.size):
-                kept[i] = np.uint16(_nearest(wanted[i] - _F(sent[i]) * scale))
+                kept[i] = np.uint16(nearest(wanted[i] - _F(sent[i]) * scale))
 
 
-@loop
-def feed_bf16(values: Floats, residual: Halves, payload: Halves) -> None:
-    """The same."""
-    for i in range(values.size):
-        wanted = _widened(_U(residual[i])) + values[i]
-        half = _nearest(wanted)
-        payload[i] = np.uint16(half)
-        residual[i] = np.uint16(_nearest(wanted - _widened(half)))
-
-
-@loop
-def publish_int8(master: Floats, published: Floats, payload: Bytes, block: int) -> None:
+@loop(FLOATS, FLOATS, BYTES, INTEGER)
+def publish(master: Floats, published: Floats, payload: Bytes, block: int) -> None:
     """published += decode(encode(master - published))."""
     wanted = np.empty(block, np.float32)
     for start in range(0, master.size, GROUP_ELEMENTS):
@@ -155,18 +124,9 @@ def publish_int8(master: Floats, published: Floats, payload: Bytes, block: int) 
                 known[i] = known[i] + _F(sent[i]) * scale
 
 
-@loop
-def publish_bf16(master: Floats, published: Floats, payload: Halves) -> None:
-    """The same."""
-    for i in range(master.size):
-        half = _nearest(master[i] - published[i])
-        payload[i] = np.uint16(half)
-        published[i] = published[i] + _widened(half)
-
-
-@loop
-def square_sum_int8(payload: Bytes, elements: int, block: int) -> float:
-    """Levels are squared and summed as integers, exactly."""
+@loop(BYTES, INTEGER, INTEGER)
+def square_sum(payload: Bytes, elements: int, block: int) -> float:
+    """`codecs.finite` of what the payload decodes to: levels squared and summed as integers."""
     total = 0.0
     for start in range(0, elements, GROUP_ELEMENTS):
         scales, levels = _group(payload, start, elements, block)
@@ -180,34 +140,3 @@ def square_sum_int8(payload: Bytes, elements: int, block: int) -> float:
             scale = np.float64(scales[b]) if is_sound else np.inf
             total += scale * scale * np.float64(squares)
     return total
-
-
-@loop
-def sgd(params: Floats, gradient: Floats, lr: np.float32) -> None:
-    """p - lr*g."""
-    for i in range(params.size):
-        params[i] = params[i] - gradient[i] * lr
-
-
-@loop
-def nesterov(
-    params: Floats, gradient: Floats, momentum: Floats, lr: np.float32, decay: np.float32
-) -> None:
-    """m = decay*m + g, p - lr*(g + decay*m)."""
-    for i in range(params.size):
-        moved = momentum[i] * decay + gradient[i]
-        momentum[i] = moved
-        params[i] = params[i] - (gradient[i] + moved * decay) * lr
-
-
-@loop
-def adam(params: Floats, gradient: Floats, first: Floats, second: Floats, rates: AdamRates) -> None:
-    """The rule of `optim.adam`."""
-    for i in range(params.size):
-        g = gradient[i]
-        m = first[i] * rates.beta1 + g * rates.rest1
-        v = second[i] * rates.beta2 + g * g * rates.rest2
-        first[i] = m
-        second[i] = v
-        divisor = np.sqrt(v) / rates.root_correction + rates.eps
-        params[i] = params[i] - m * rates.step_size / divisor

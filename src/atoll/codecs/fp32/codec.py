@@ -15,9 +15,11 @@ class Fp32:
     """Values travel as they are. Without `out`, both directions alias their input."""
 
     name = "fp32"
+    format = "fp32"
     lossless = True
-    rounding = "nearest"
-    block = 0
+
+    def fused(self, payload: Tensor, elements: int) -> None:
+        """Nothing to gain: both directions are at most one copy."""
 
     def encoded_bytes(self, elements: int) -> int:
         return elements * ELEMENT_BYTES
@@ -33,10 +35,7 @@ class Fp32:
         return buffers.new_or(out, size=raw.numel(), dtype=torch.uint8).copy_(raw)
 
     def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
-        expected_bytes = self.encoded_bytes(elements)
-        buffers.check_payload(
-            payload, codec=self.name, elements=elements, expected_bytes=expected_bytes
-        )
+        buffers.check_payload(self, payload, elements)
         if out is None:
             view = buffers.typed_view(payload, torch.float32)
             return payload.clone().view(torch.float32) if view is None else view

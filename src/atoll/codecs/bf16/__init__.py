@@ -1,0 +1,1 @@
+"""The upper half of fp32, two bytes a value."""

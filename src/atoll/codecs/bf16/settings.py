@@ -1,0 +1,20 @@
+"""Settings of the bf16 codec."""
+
+from typing import TYPE_CHECKING, Literal
+
+from atoll.codecs.settings import LossySettings
+
+if TYPE_CHECKING:
+    from atoll.codecs.bf16.codec import Bf16
+
+
+class Bf16Settings(LossySettings):
+    """How the lower half of each value is rounded away."""
+
+    codec: Literal["bf16"] = "bf16"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+
+    def build(self) -> "Bf16":
+        from atoll.codecs.bf16.codec import Bf16
+
+        return Bf16(self.rounding)

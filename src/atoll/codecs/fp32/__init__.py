@@ -1,0 +1,1 @@
+"""Values as they are, four bytes each."""

@@ -1,0 +1,1 @@
+"""One byte a value and a scale a block."""
