@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+import pytest
 import torch
 from sqlalchemy import and_, delete, insert, update
 from torch import Tensor, nn
@@ -209,6 +210,14 @@ def encode(codec: Codec, delta: Tensor) -> bytes:
     return bytes(byte_view(codec.encode(delta, noise=None, first_group=0)))
 
 
+class CutOff(Exception):
+    """Ends what a coordinator is doing."""
+
+
+def _cut_off(*_: object) -> None:
+    raise CutOff
+
+
 class Cluster:
     """One run's coordinator over a state directory, which can be opened again."""
 
@@ -309,6 +318,14 @@ class Cluster:
                 island.contribute()
             assert self.settle() == 1
 
+    def freeze(self) -> list[ContributionRecord]:
+        """Freezes the round that is due and goes no further, as a crash there; the frozen set."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.coordinator.weights, "compute", _cut_off)
+            with pytest.raises(CutOff):
+                self.coordinator.advance()
+        return alone(self.ledger).contributions.of_round(self.version + 1)
+
     # What a test looks at
 
     @property
@@ -339,6 +356,12 @@ class Cluster:
             for r in alone(self.ledger).rounds.all()
             for x in alone(self.ledger).leases.of_round(r.round)
         ]
+
+    def buffer(self, name: Literal["master", "published"]) -> Tensor:
+        """The run's weights as they are now, read from a snapshot that nobody records."""
+        made = self.coordinator.weights.snapshot()
+        sha256 = made.master_sha256 if name == "master" else made.published_sha256
+        return weights.load(self.blobs, sha256, self.layout)
 
     def blob_names(self) -> set[str]:
         """Blobs that are stored."""
@@ -539,8 +562,9 @@ class TrackingIsland(HandIsland):
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(cluster, name)
+        self.model = module_of(cluster.layout)
         self.weights = IslandWeights(
-            module_of(cluster.layout),
+            self.model,
             cluster.layout,
             download=cluster.manifest.download.build(),
         )
@@ -554,7 +578,18 @@ class TrackingIsland(HandIsland):
             receiver.feed(spooled.read(offset, 100_000))
         receiver.finish()
         self.kinds.append(spooled.header.kind)
-        return self.weights._published
+        return self.published()
+
+    def published(self) -> Tensor:
+        """Its copy of the published weights, with which every round starts."""
+        self.weights.train()
+        self.weights.reset()
+        return flat_of(self.model)
+
+
+def flat_of(module: nn.Module) -> Tensor:
+    """A copy of the module's parameters in one buffer, in their order."""
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
 def module_of(layout: Layout) -> nn.Module:

@@ -14,6 +14,7 @@ from atoll.island.link.base import Traffic
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.proof import audit
+from atoll.protocol.messages import Identity, RegisterRequest
 from atoll.simulate.fibers import Scheduler
 from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded
@@ -24,9 +25,15 @@ from tests.tiny import TABLE
 ROUNDS = 2  # the second one shows what the first left in the inner state
 STEPS = 2
 NAMES = ("a", "b")
+RUN_ID = "sea"
 
 Call = Callable[[], Any]
 Fault = Callable[["Sea", Call], Any]
+
+
+def key_of(name: str) -> str:
+    """The key that every life of an island has."""
+    return random.Random(name).randbytes(32).hex()
 
 
 class Killed(BaseException):
@@ -80,7 +87,7 @@ class Sea:
         """A life of the coordinator."""
         self.stores = clusters.stores_in(self.home)
         self.manifest = boot.create_or_check(
-            self.stores, self.file, self.scheduler, new_run_id="sea"
+            self.stores, self.file, self.scheduler, new_run_id=RUN_ID
         )
         self.coordinator: Coordinator = boot.open_coordinator(
             self.stores, self.scheduler, self.manifest
@@ -115,6 +122,29 @@ class Sea:
         self.stores.ledger.close()
         return report.digest
 
+    def identity(self, name: str) -> Identity:
+        """What the present life of an island says it is."""
+        [worker] = [w for w in alone(self.stores.ledger).members.workers() if w.worker_id == name]
+        return Identity(
+            run_id=RUN_ID,
+            manifest_sha256=self.manifest.sha256(),
+            worker_id=name,
+            incarnation=worker.incarnation,
+            island_key=key_of(name),
+            generation=self.coordinator.generation,
+        )
+
+    def registration(self, name: str) -> RegisterRequest:
+        """What a new life of an island asks for."""
+        return RegisterRequest(
+            run_id=RUN_ID,
+            manifest_sha256=self.manifest.sha256(),
+            worker_id=name,
+            island_key=key_of(name),
+            layout_digest=self.manifest.model.layout_digest,
+            data_identity=self.manifest.data.identity,
+        )
+
     def _close_rounds(self) -> None:
         while True:
             self.coordinator.advance()
@@ -133,12 +163,11 @@ class Sea:
 
     def _live(self, name: str) -> None:
         store = IslandStore(self.home / name)
-        identity = IslandIdentity(name, random.Random(name).randbytes(32).hex())
         run = Run(
             FaultyLink(self, name),
             store,
             self.scheduler,
-            identity=identity,
+            identity=IslandIdentity(name, key_of(name)),
             jitter=random.Random(name),
         )
 
@@ -193,7 +222,9 @@ def coordinator_restarts_after(sea: Sea, call: Call) -> Any:
 
 
 def evicted(sea: Sea, call: Call) -> Any:
-    """The coordinator takes `a` for dead, and `a` goes on with what it is doing."""
-    [worker] = [w for w in alone(sea.stores.ledger).members.workers() if w.worker_id == "a"]
-    assert sea.coordinator._registry.evict("a", worker.incarnation, reason="a test says so")
+    """The coordinator takes `a`, whose presence ended, for dead; `a` goes on with what it does."""
+    stream = sea.coordinator.attend(sea.identity("a"), close=lambda: None)
+    sea.coordinator.absent(stream)
+    while "a" in sea.coordinator.members():
+        sea.scheduler.sleep(0.05)
     return call()

@@ -27,6 +27,7 @@ from atoll.coordinator.planes.server import Address, Listen, Server
 from atoll.coordinator.service import Coordinator
 from atoll.island.link.network import NetworkLink
 from atoll.layout import byte_view
+from atoll.ledger.ledger import Ledger
 from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
 from atoll.wire import frame
 from atoll.wire.certificate import Certificate
@@ -73,6 +74,7 @@ class Served:
     """A coordinator that answers at `url` and `transfer_port`."""
 
     coordinator: Coordinator
+    ledger: Ledger
     server: Server
     address: Address
     directory: Path
@@ -157,7 +159,7 @@ def serving(
     )
     try:
         with running(server, ended) as address:
-            served = Served(coordinator, server, address, directory, certificate, ended)
+            served = Served(coordinator, opened, server, address, directory, certificate, ended)
             try:
                 yield served
             finally:

@@ -21,7 +21,7 @@ from atoll.settings import Choice
 MAX_RUN_FILE_BYTES = 1 << 20
 
 _LOCAL_STORAGE = ("ledger", "blobs")
-_NOT_IN_FILE = ("settings_authority", "protocol_version", "manifest_version", "manifest_source")
+NOT_IN_FILE = ("settings_authority", "protocol_version", "manifest_version", "manifest_source")
 # What later versions will know; asking for it now is refused by name instead of ignored.
 _NOT_BUILT: Mapping[str, tuple[object, ...]] = {
     "mode": ("streaming", "async"),
@@ -158,7 +158,7 @@ def _refuse_unknown(
     *,
     extra: Mapping[str, tuple[str, ...]],
 ) -> None:
-    known = [name for name in model.model_fields if name not in _NOT_IN_FILE]
+    known = [name for name in model.model_fields if name not in NOT_IN_FILE]
     for name, value in table.items():
         if name not in known:
             shown = sorted([*known, *extra.get(prefix.rstrip("."), ())])

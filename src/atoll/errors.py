@@ -294,13 +294,14 @@ class CoordinatorUnreachable(AtollError):
     retry = True
 
 
-def _tree(root: type[AtollError]) -> list[type[AtollError]]:
-    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+def tree(root: type[AtollError]) -> list[type[AtollError]]:
+    """`root` and every class below it, each before its own children."""
+    return [root, *(leaf for child in root.__subclasses__() for leaf in tree(child))]
 
 
 def from_code(code: str, message: str) -> AtollError:
     """The error that a peer reported by `code`; an unknown code becomes a plain ProtocolError."""
-    for cls in _tree(AtollError):
+    for cls in tree(AtollError):
         if cls.code == code:
             return cls(message)
     return ProtocolError(f"{message} (code {code!r})")

@@ -59,10 +59,17 @@ def blobs(subject: Subject) -> Blobs:
     return subject.blobs
 
 
+class CorruptibleBlobs(MemoryBlobs):
+    """Blobs in memory of which a bit can flip, as on a disk."""
+
+    def corrupt(self, sha256: str, data: bytes) -> None:
+        self._stored[sha256] = data
+
+
 def memory_subject() -> Subject:
-    blobs = MemoryBlobs()
+    blobs = CorruptibleBlobs()
     # Memory has no later life: a simulated coordinator that restarts is handed the same store.
-    return Subject(blobs, blobs._stored.__setitem__, list, lambda: blobs)
+    return Subject(blobs, blobs.corrupt, list, lambda: blobs)
 
 
 def directory_subject(root: Path) -> Subject:

@@ -27,6 +27,7 @@ from typing import Any
 
 from atoll import cli
 from atoll.cli import serve  # noqa: F401  loaded before the wait, not after it
+from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.planes import transfer
 from atoll.coordinator.planes.closing_thread import ClosingThread
@@ -94,7 +95,9 @@ def download(round_number: int, die: Die) -> None:
 
 def idle(round_number: int, die: Die) -> None:
     assignment, advance, start = Coordinator.assignment, Coordinator.advance, ClosingThread.start
+    begin_upload = Coordinator.begin_upload
     training: set[tuple[int | None, str]] = set()
+    sending: set[str] = set()  # since the last round closed
 
     def assigned(self: Coordinator, request: Any, *, begun: bool = False) -> Any:
         reply = assignment(self, request, begun=begun)
@@ -105,7 +108,9 @@ def idle(round_number: int, die: Die) -> None:
     def advanced(self: Coordinator) -> bool:
         moved = advance(self)
         latest = self._rounds.latest
-        if moved or latest is None or self._uploads._open or latest.contributions:
+        if moved:
+            sending.clear()
+        if moved or latest is None or sending or latest.contributions:
             return moved
         current = latest.record.round
         busy = [worker for number, worker in training if number == current]
@@ -113,10 +118,15 @@ def idle(round_number: int, die: Die) -> None:
             die(open_round=current)
         return moved
 
+    def begun(self: Coordinator, request: UploadRequest) -> Any:
+        sending.add(request.identity.worker_id)
+        return begin_upload(self, request)
+
     def started(self: ClosingThread) -> None:
         self._tick_seconds = TICK_SECONDS
         start(self)
 
+    Coordinator.begin_upload = begun  # type: ignore[method-assign] # the point of this program
     Coordinator.assignment = assigned  # type: ignore[method-assign] # the point of this program
     Coordinator.advance = advanced  # type: ignore[method-assign] # the point of this program
     ClosingThread.start = started  # type: ignore[method-assign] # the point of this program

@@ -267,6 +267,10 @@ def ack_before_commit() -> None:
     Coordinator.advance = late  # type: ignore[method-assign] # the point of this program
 
 
+def _replace(owner: object, name: str, value: object) -> None:
+    setattr(owner, name, value)
+
+
 def write_in_place() -> None:
     """Small files of an island are written under their own name, not beside it and renamed."""
 
@@ -276,7 +280,7 @@ def write_in_place() -> None:
             file.flush()
             os.fsync(file.fileno())
 
-    island_store._write_json = in_place
+    _replace(island_store, "_write_json", in_place)
 
 
 def weights_left_torn() -> None:
@@ -285,7 +289,7 @@ def weights_left_torn() -> None:
     def left(self: RunWeights) -> None:
         del self
 
-    RunWeights._mend = left  # type: ignore[method-assign] # the point of this program
+    _replace(RunWeights, "_mend", left)
 
 
 def sync_again() -> None:

@@ -19,7 +19,10 @@ from atoll.errors import (
 )
 from atoll.layout import Layout
 from atoll.ledger.records import LeaseState
+from atoll.ledger.tables.contributions import ContributionTable
 from atoll.proof import retention
+from atoll.protocol.messages import Assignment
+from atoll.rows import RowRange
 from atoll.wire import frame
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, Frame, HandIsland
@@ -75,18 +78,23 @@ def test_contribution_sent_again_counts_once_in_the_weights(cluster, undisturbed
     assert len(alone(cluster.ledger).contributions.of_round(1)) == 2
 
 
-def test_whole_body_sent_again_gets_the_first_receipt_when_two_streams_raced(cluster):
+def test_whole_body_sent_again_gets_the_first_receipt_when_two_streams_raced(cluster, monkeypatch):
     """Both streams passed the first check; the ledger decides."""
     a, _ = cluster.pair()
     sent = a.frame()
     stream = a.begin(sent, sent.data)
-    first = cluster.coordinator._uploads._record(
-        cluster.coordinator._uploads._contribution(stream.upload, 1.0), stream.upload.header
-    )
+    accept = ContributionTable.accept
+    others = []
+
+    def accept_after_another(self, contribution):
+        others.append(accept(self, replace(contribution, receipt="f" * 64)))
+        return accept(self, contribution)
+
+    monkeypatch.setattr(ContributionTable, "accept", accept_after_another)
 
     again = cluster.coordinator.commit_upload(stream)
 
-    assert again == first
+    assert [again] == others
 
 
 def test_retry_after_its_round_closed_with_it_gets_the_first_receipt(cluster):
@@ -250,7 +258,7 @@ def test_frame_is_stale_from_the_freeze_on_before_a_byte_is_read(tmp_path):
     sent = c.frame()
     a.contribute()
     b.contribute()
-    cluster.coordinator._rounds.freeze()
+    cluster.freeze()
 
     with pytest.raises(StaleContribution):
         cluster.coordinator.begin_upload(c.request(sent))
@@ -272,10 +280,17 @@ class Attack:
 
 def _planned(island: HandIsland):
     """The assignment of an island that may have contributed already."""
-    latest = island.coordinator._rounds.latest
-    assert latest is not None
-    return island.coordinator._assignments._train(latest, island.name).model_copy(
-        update={"digest": island.coordinator.weights.current.digests.published.root}
+    version = island.cluster.version
+    return Assignment(
+        action="train",
+        version=version,
+        digest=island.cluster.published_digest,
+        round=version + 1,
+        ranges=tuple(
+            RowRange(start=lease.start, stop=lease.stop, dataset_id=lease.dataset_id)
+            for lease in alone(island.cluster.ledger).leases.of_round(version + 1)
+            if lease.worker_id == island.name
+        ),
     )
 
 
@@ -620,9 +635,8 @@ def test_blob_of_a_refused_commit_is_garbage_that_pruning_removes(cluster):
     _, b = cluster.pair()
     sent = b.frame()
     stream = b.begin(sent, sent.data)
-    alone(cluster.ledger).members.register(
-        "b", b.coordinator._registry.known()[1].key_sha256, wall=0.0
-    )
+    ledger = alone(cluster.ledger)
+    ledger.members.register("b", ledger.members.workers()[1].key_sha256, wall=0.0)
     with pytest.raises(Fenced):
         cluster.coordinator.commit_upload(stream)
     assert sent.sha256 in cluster.blob_names()

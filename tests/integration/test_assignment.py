@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from atoll.coordinator.rounds.evaluation import Evaluation
 from atoll.errors import (
     AtollError,
     Evicted,
@@ -28,7 +29,6 @@ from atoll.protocol.messages import (
 from atoll.sums import digest as digests
 from tests import clusters
 from tests.clusters import SMALL, Cluster, HandIsland, TrackingIsland
-from tests.ledgers import alone
 
 OTHER = "f" * 64
 
@@ -316,12 +316,12 @@ def test_message_of_somebody_else_is_refused_and_changes_nothing(cluster, messag
 
 def test_fenced_worker_gets_no_assignment(cluster):
     a, _ = cluster.pair()
-    old = a._identity
+    old = a.identity
     a.join()
-    a._identity = old
+    identity = old.model_copy(update={"generation": cluster.coordinator.generation})
 
     with pytest.raises(Fenced):
-        a.assignment()
+        cluster.coordinator.assignment(AssignmentRequest(identity=identity))
 
 
 # Downloads
@@ -343,8 +343,8 @@ def test_download_never_mixes_two_versions(tmp_path, codec):
     late = TrackingIsland(cluster, "late").join()
     a.contribute()
     b.contribute()
-    cluster.coordinator._rounds.freeze()
-    cluster.coordinator.weights.compute(1, alone(cluster.ledger).contributions.of_round(1))
+    contributions = cluster.freeze()
+    cluster.coordinator.weights.compute(1, contributions)
 
     with pytest.raises(NotReady, match="ask again"):
         late.fetch()
@@ -556,14 +556,13 @@ def test_answer_of_another_version_is_not_given_when_a_round_closes_meanwhile(cl
     a, b = cluster.pair()
     a.send(a.frame())
     b.send(b.frame())
-    assignments = cluster.coordinator._assignments
-    planned = assignments._next
+    task = Evaluation.task
 
-    def close_first(*args):
+    def close_first(self, *args, **more):
         cluster.coordinator.advance()
-        return planned(*args)
+        return task(self, *args, **more)
 
-    monkeypatch.setattr(assignments, "_next", close_first)
+    monkeypatch.setattr(Evaluation, "task", close_first)
 
     assert a.assignment().action == "fetch"
 
@@ -573,7 +572,7 @@ def test_wait_tells_the_rows_of_the_next_round_while_one_is_computed(cluster):
     a, b = cluster.pair()
     for island in (a, b):
         island.contribute()
-    cluster.coordinator._rounds.freeze()
+    cluster.freeze()
 
     waiting = a.assignment()
 
@@ -588,7 +587,7 @@ def test_request_that_knows_the_next_rows_waits_on(cluster):
     a, b = cluster.pair()
     for island in (a, b):
         island.contribute()
-    cluster.coordinator._rounds.freeze()
+    cluster.freeze()
     reply = a.assignment()
     request = AssignmentRequest(identity=a.identity)
 
@@ -600,6 +599,6 @@ def test_newcomer_is_told_no_rows_of_a_round_it_is_not_planned_in(cluster):
     a, b = cluster.pair()
     for island in (a, b):
         island.contribute()
-    cluster.coordinator._rounds.freeze()
+    cluster.freeze()
 
     assert cluster.island("c").assignment().upcoming == 0

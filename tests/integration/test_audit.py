@@ -100,7 +100,7 @@ def test_audit_of_a_run_that_has_not_begun_is_clean(tmp_path):
 
 def test_audit_of_a_frozen_round_is_clean(cluster):
     clusters.HandIsland(cluster, "b").join().contribute()
-    cluster.coordinator._rounds.freeze()
+    cluster.freeze()
 
     assert cluster.audit(with_replay=True).clean
 

@@ -58,15 +58,15 @@ def test_own_certificate_is_made_again_when_a_crash_left_only_its_key(tmp_path: 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
 def test_loopback_needs_no_certificate(options: ServeOptions, tmp_path: Path, host: str) -> None:
-    assert command._certificate(replace(options, host=host), tmp_path) is None
+    assert command.certificate_for(replace(options, host=host), tmp_path) is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org", "::ffff:127.0.0.1"])
 def test_other_addresses_get_a_certificate_unless_plain_text_is_asked_for(
     options: ServeOptions, tmp_path: Path, host: str
 ) -> None:
-    secured = command._certificate(replace(options, host=host), tmp_path)
-    plain = command._certificate(replace(options, host=host, insecure=True), tmp_path)
+    secured = command.certificate_for(replace(options, host=host), tmp_path)
+    plain = command.certificate_for(replace(options, host=host, insecure=True), tmp_path)
 
     assert isinstance(secured, Certificate)
     assert plain is None
@@ -79,7 +79,7 @@ def test_one_of_the_two_files_alone_is_refused(
     changes: dict[str, Any] = {given: tmp_path / "x"}
 
     with pytest.raises(ConfigError, match="--cert and --key go together"):
-        command._certificate(replace(options, **changes), tmp_path)
+        command.certificate_for(replace(options, **changes), tmp_path)
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:

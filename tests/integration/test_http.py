@@ -268,7 +268,7 @@ def test_garbage_and_strangers_write_no_log_lines(
 
 # Errors cross the wire
 
-TREE = errors._tree(AtollError)
+TREE = errors.tree(AtollError)
 
 
 @pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.code)

@@ -50,7 +50,7 @@ def record(cluster: Cluster, **changes: Any) -> None:
 
 
 def weights_of(cluster: Cluster) -> torch.Tensor:
-    return cluster.coordinator.weights._state.master.clone()
+    return cluster.buffer("master")
 
 
 def stepped(start: torch.Tensor, round_number: int, *, lr: float) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_round_that_is_planned_keeps_its_version(cluster):
     a, b = cluster.pair()
     a.contribute()
     b.contribute()
-    cluster.coordinator._rounds.freeze()  # round 2 is planned now, round 1 not published yet
+    cluster.freeze()  # round 2 is planned now, round 1 not published yet
 
     first = cluster.coordinator.set_outer_lr(NEW).from_round
 

@@ -321,7 +321,7 @@ def test_new_life_ends_the_stream_of_the_earlier_one(cluster):
 
 def test_presence_of_an_earlier_life_is_fenced(cluster):
     a = cluster.island("a")
-    old = a._identity
+    old = a.identity
     a.join()
     identity = old.model_copy(update={"generation": cluster.coordinator.generation})
 

@@ -6,20 +6,28 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.serve import ServeOptions
+from atoll.client.info import get_info
+from atoll.coordinator.planes.access import Role
 from atoll.errors import ConfigError
 from atoll.ledger import engines
-from tests.commanded import RUN_FILE, commanded
+from atoll.protocol.messages import Info
+from tests.commanded import commanded, options_in, port_of
 from tests.ledgers import alone
+from tests.served import TOKENS
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> ServeOptions:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(RUN_FILE)
-    made = ServeOptions(run_file=run_file, directory=tmp_path / "state", port=0, new_manifest=False)
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServeOptions:
+    monkeypatch.setenv("ATOLL_WORKER_TOKEN", TOKENS[Role.WORKER])
+    monkeypatch.setenv("ATOLL_ADMIN_TOKEN", TOKENS[Role.ADMIN])
+    made = replace(options_in(tmp_path), host="127.0.0.1")
     with commanded(made):
         pass
     return made
+
+
+def info_of(options: ServeOptions) -> Info:
+    return get_info(f"http://127.0.0.1:{port_of(options)}", token=TOKENS[Role.WORKER])
 
 
 def rewrite(options: ServeOptions, old: str, new: str) -> None:
@@ -51,8 +59,8 @@ def test_changed_file_is_refused_without_the_flag(options):
 def test_changed_file_is_recorded_and_served_with_the_flag(options, capsys):
     rewrite(options, "sync_every = 1", "sync_every = 4")
 
-    with commanded(replace(options, new_manifest=True)) as server:
-        info = server._coordinator.info()
+    with commanded(replace(options, new_manifest=True)):
+        info = info_of(options)
 
     assert (info.sync_every, info.manifest_version) == (4, 2)
     assert "manifest version 2 is in force from round 1 on" in capsys.readouterr().out
@@ -60,8 +68,8 @@ def test_changed_file_is_recorded_and_served_with_the_flag(options, capsys):
 
 
 def test_unchanged_file_says_so_and_goes_on(options, capsys):
-    with commanded(replace(options, new_manifest=True)) as server:
-        info = server._coordinator.info()
+    with commanded(replace(options, new_manifest=True)):
+        info = info_of(options)
 
     assert info.manifest_version == 1
     assert "the run file has not changed; manifest version 1 stays" in capsys.readouterr().out

@@ -143,7 +143,7 @@ def test_disk_that_fills_up_under_any_thread_leaves_the_version_and_is_tried_aga
     with monkeypatch.context() as patch:
         patch.setattr(FrameSpooler, "__call__", write)
         versions = cluster.coordinator.weights
-        contributions = cluster.coordinator._rounds.freeze()
+        contributions = cluster.freeze()
         with pytest.raises(StorageFull):
             versions.compute(1, contributions)
         assert versions.current.version == 0

@@ -39,7 +39,7 @@ class Elsewhere(Cluster):
         super().__init__(home, damages.SETTINGS)
 
     def _open_stores(self) -> None:
-        state._keep_addresses(self.home, self.addresses)
+        state.keep_addresses(self.home, self.addresses)
         self.ledger = engines.open_ledger(self.addresses.ledger or self.home / "ledger.sqlite")
         self.blobs = state.open_blobs(self.home, self.addresses, s3=self.s3)
         self.spool = Spool(self.home / "spool")
@@ -234,7 +234,7 @@ def test_blobs_of_another_ledger_are_not_moved_by_the_repair_of_a_copy(tmp_path,
     a, b = original.pair()
     original.rounds(1, a, b)
     copy.mkdir()
-    state._keep_addresses(copy, bucket)
+    state.keep_addresses(copy, bucket)
     original.ledger.copy_to(str(copy / "ledger.sqlite"))
     original.rounds(2, a, b)
     original.close()
@@ -256,7 +256,7 @@ def test_blobs_of_another_ledger_are_not_moved_by_the_repair_of_a_copy(tmp_path,
 @pytest.mark.parametrize("place", ["postgresql://user@host/atoll", None], ids=["named", "dropped"])
 def test_reset_leaves_a_run_alone_whose_ledger_is_elsewhere(tmp_path, place):
     """Also where the run file no longer names it."""
-    state._keep_addresses(tmp_path, Addresses(ledger="postgresql://user@host/atoll"))
+    state.keep_addresses(tmp_path, Addresses(ledger="postgresql://user@host/atoll"))
     before = files(tmp_path)
 
     with pytest.raises(ConfigError, match="elsewhere"):

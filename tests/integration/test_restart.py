@@ -10,7 +10,9 @@ import pytest
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
+from atoll.coordinator.accept.uploads import Upload, Uploads
 from atoll.coordinator.boot import Stores
+from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.rounds.spool import Spool
 from atoll.errors import BlobChanged, BlobMissing, ConfigError, StateDamaged, VersionMismatch
 from atoll.ledger import engines
@@ -76,14 +78,14 @@ def after_both_accepts(cluster: Cluster, a: HandIsland, b: HandIsland) -> None:
 
 def after_the_freeze(cluster: Cluster, a: HandIsland, b: HandIsland) -> None:
     after_both_accepts(cluster, a, b)
-    cluster.coordinator._rounds.freeze()
+    cluster.freeze()
     cluster.restart()
 
 
 def after_the_outer_step(cluster: Cluster, a: HandIsland, b: HandIsland) -> None:
     a.contribute()
     b.contribute()
-    frozen = cluster.coordinator._rounds.freeze()
+    frozen = cluster.freeze()
     cluster.coordinator.weights.compute(frozen[0].round, frozen)
     cluster.restart()
 
@@ -99,8 +101,9 @@ def without_snapshot_of_the_round(cluster: Cluster, a: HandIsland, b: HandIsland
     """A crash between publish and snapshot."""
     a.contribute()
     b.contribute()
-    setattr(cluster.coordinator._snapshots, "published", lambda *_, **__: None)  # noqa: B010
-    cluster.settle()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Snapshots, "published", lambda *_, **__: None)
+        cluster.settle()
     cluster.restart()
 
 
@@ -374,46 +377,52 @@ def test_retention_all_keeps_every_contribution(tmp_path):
     assert names <= cluster.blob_names()
 
 
-def test_blob_between_store_and_record_survives_garbage_collection(tmp_path):
+def test_blob_between_store_and_record_survives_garbage_collection(tmp_path, monkeypatch):
     """The moment in which only the upload knows that the blob is wanted."""
     cluster = Cluster(tmp_path)
     a, _ = cluster.pair()
-    uploads = cluster.coordinator._uploads
-    record = uploads._record
-    removed = []
+    commit, finish = Uploads.commit, Upload.finish
+    removed: list[int] = []
+    under_way: list[Uploads] = []
 
-    def collecting(contribution, header):
+    def noting(self, stream):
+        under_way.append(self)
+        return commit(self, stream)
+
+    def collecting(self):
+        norm = finish(self)
         removed.append(
             retention.prune(
                 cluster.ledger,
                 cluster.blobs,
                 cluster.manifest.storage,
-                in_flight=uploads.in_flight,
+                in_flight=under_way[0].in_flight,
             )
         )
-        return record(contribution, header)
+        return norm
 
-    uploads._record = collecting
+    monkeypatch.setattr(Uploads, "commit", noting)
+    monkeypatch.setattr(Upload, "finish", collecting)
 
     accepted = a.contribute()
 
     assert removed == [0]
     assert is_stored(cluster.blobs, accepted.sha256)
-    assert uploads.in_flight() == frozenset()
+    assert under_way[0].in_flight() == frozenset()
 
 
-def test_blob_between_store_and_record_is_garbage_to_who_does_not_ask(tmp_path):
+def test_blob_between_store_and_record_is_garbage_to_who_does_not_ask(tmp_path, monkeypatch):
     """The control of the claim above."""
     cluster = Cluster(tmp_path)
     a, _ = cluster.pair()
-    uploads = cluster.coordinator._uploads
-    record = uploads._record
+    finish = Upload.finish
 
-    def collecting(contribution, header):
+    def collecting(self):
+        norm = finish(self)
         retention.prune(cluster.ledger, cluster.blobs, cluster.manifest.storage)
-        return record(contribution, header)
+        return norm
 
-    uploads._record = collecting
+    monkeypatch.setattr(Upload, "finish", collecting)
 
     accepted = a.contribute()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atoll.coordinator.rounds.closing import Closing
+from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.errors import CoordinatorUnreachable, Fenced, FrameError
 from atoll.island.link.base import DownloadProgress
 from tests.ledgers import alone
@@ -91,13 +91,13 @@ def test_fault_leaves_one_contribution_of_each_island_in_each_round(sea, monkeyp
     """It neither contributes twice nor contributes zeros."""
     sea.faults = FAULTS["every receipt is lost"]
     counts = []
-    publish = Closing._publish
+    publish = RunWeights.publish
 
-    def counting(self: Closing, number: int, *more: Any) -> None:
+    def counting(self: RunWeights, number: int, *more: Any) -> None:
         counts.append([c.norm > 0 for c in alone(sea.stores.ledger).contributions.of_round(number)])
         publish(self, number, *more)
 
-    monkeypatch.setattr(Closing, "_publish", counting)
+    monkeypatch.setattr(RunWeights, "publish", counting)
 
     sea.run()
 
@@ -211,13 +211,13 @@ def test_island_whose_round_closed_without_it_goes_on(slow):
 def test_stale_island_contributes_to_a_later_round(slow, monkeypatch):
     slow.faults = {("b", "upload", 1): late}
     by: list[set[str]] = []
-    publish = Closing._publish
+    publish = RunWeights.publish
 
-    def watching(self: Closing, number: int, *more: Any) -> None:
+    def watching(self: RunWeights, number: int, *more: Any) -> None:
         by.append({c.worker_id for c in alone(slow.stores.ledger).contributions.of_round(number)})
         publish(self, number, *more)
 
-    monkeypatch.setattr(Closing, "_publish", watching)
+    monkeypatch.setattr(RunWeights, "publish", watching)
 
     slow.run()
 
@@ -229,11 +229,8 @@ def test_island_that_was_deregistered_registers_again(sea, calm):
     """An island that the run no longer knows does not train on for nothing."""
 
     def forgotten(sea: Sea, call: Call) -> Any:
-        [worker] = [w for w in alone(sea.stores.ledger).members.workers() if w.worker_id == "a"]
-        alone(sea.stores.ledger).members.deregister("a", worker.incarnation, wall=0.0)
-        sea.coordinator._registry._workers = {
-            w.worker_id: w for w in alone(sea.stores.ledger).members.workers()
-        }
+        sea.coordinator.kick("a")
+        sea.coordinator.allow("a")
         return call()
 
     sea.faults = {("a", "upload", 2): forgotten}
@@ -244,11 +241,7 @@ def test_island_that_was_deregistered_registers_again(sea, calm):
 
 def test_earlier_life_of_an_island_stops_when_a_later_one_took_over(sea):
     def taken_over(sea: Sea, call: Call) -> Any:
-        [worker] = [w for w in alone(sea.stores.ledger).members.workers() if w.worker_id == "a"]
-        alone(sea.stores.ledger).members.register("a", worker.key_sha256, wall=0.0)
-        sea.coordinator._registry._workers = {
-            w.worker_id: w for w in alone(sea.stores.ledger).members.workers()
-        }
+        sea.coordinator.register(sea.registration("a"))
         return call()
 
     sea.faults = {("a", "upload", 2): taken_over}

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from atoll.coordinator.rounds.dispatch import Dispatch
+from atoll.coordinator.rounds.rounds import LatestRound, Rounds
 from atoll.errors import AtollError
 from atoll.layout import GROUP_ELEMENTS
 from atoll.ledger.records import LeaseRecord, LeaseState, RoundState
@@ -121,16 +123,24 @@ def test_island_that_comes_late_waits_for_the_next_round(cluster):
     assert actions == ["wait", "train"]
 
 
-def test_round_that_a_request_has_read_does_not_change_under_it(cluster):
+def test_round_that_a_request_has_read_does_not_change_under_it(cluster, monkeypatch):
     """Requests read the latest round without its lock: it is replaced, never written to."""
     a, _ = cluster.pair()
-    rounds = cluster.coordinator._rounds
-    read = rounds.latest
+    accept = Rounds.accept
+    read: list[LatestRound | None] = []
+
+    def accept_while_read(self, contribution, header):
+        read.append(self.latest)
+        accepted = accept(self, contribution, header)
+        read.append(self.latest)
+        return accepted
+
+    monkeypatch.setattr(Rounds, "accept", accept_while_read)
+    cluster.restart()
 
     a.contribute()
 
-    assert read.contributions == {}
-    assert set(rounds.latest.contributions) == {"a"}
+    assert [list(latest.contributions) for latest in read if latest] == [[], ["a"]]
 
 
 def test_all_in_closes_at_once(cluster):
@@ -239,7 +249,8 @@ def test_rows_of_a_dead_worker_are_planned_again_exactly_once(cluster):
 
 def test_rest_of_a_reopened_range_stays_reopened(cluster, monkeypatch):
     """A newcomer needs six rows and is offered four and six."""
-    [part] = cluster.coordinator._rounds.dispatch.parts
+    dispatch = Dispatch(cluster.ledger, cluster.manifest)
+    [part] = dispatch.parts
     lost = [
         LeaseRecord(number, "c", start, stop, LeaseState.REOPENED, part.dataset_id, lease_epoch=2)
         for number, start, stop in ((1, 0, 4), (2, 10, 16))
@@ -247,8 +258,9 @@ def test_rest_of_a_reopened_range_stays_reopened(cluster, monkeypatch):
     monkeypatch.setattr(LeaseTable, "reopened", lambda _: lost)
     monkeypatch.setattr(DatasetTable, "cursors", lambda _: {part.dataset_id: 100})
 
+    recorded = cluster.coordinator.manifests.of_round(3)
     with cluster.ledger.reading() as t:
-        plan = cluster.coordinator._rounds._plan(t, 3, ["z"], cursor=100, tokens=5)
+        plan = dispatch.plan(t, 3, ["z"], recorded, cursor=100, tokens=5)
 
     assert [(x.start, x.stop) for x in plan.leases] == [(0, 4), (10, 12)]
     assert [x.lease_epoch for x in plan.leases] == [3, 3]
@@ -418,7 +430,7 @@ def by_hand(layout, names: str, rounds: int, *, weight: int = 1):
 
 
 def master_of(cluster: Cluster) -> torch.Tensor:
-    return cluster.coordinator.weights._state.master
+    return cluster.buffer("master")
 
 
 @pytest.mark.parametrize(
@@ -561,15 +573,15 @@ def lossy(request, tmp_path_factory):
     for island in islands:
         island.fetch()
     errors, steps = [], []
-    before = master_of(cluster).clone()
+    before = master_of(cluster)
     for _ in range(5):
         cluster.rounds(1, *islands)
         for island in islands:
             island.fetch()
-        state = cluster.coordinator.weights._state
-        errors.append((state.master - state.published).abs().max().item())
-        steps.append((state.master - before).abs().max().item())
-        before.copy_(state.master)
+        master, published = master_of(cluster), cluster.buffer("published")
+        errors.append((master - published).abs().max().item())
+        steps.append((master - before).abs().max().item())
+        before = master
     yield request.param, cluster, islands, errors, steps
     cluster.close()
 
@@ -577,9 +589,9 @@ def lossy(request, tmp_path_factory):
 def test_islands_hold_the_coordinators_published_weights_bit_for_bit(lossy):
     _, cluster, islands, _, _ = lossy
 
-    published = cluster.coordinator.weights._state.published
+    published = cluster.buffer("published")
 
-    assert all(torch.equal(island.weights._published, published) for island in islands)
+    assert all(torch.equal(island.published(), published) for island in islands)
     assert {island.weights.digest for island in islands} == {cluster.published_digest}
 
 
@@ -647,7 +659,7 @@ def test_island_that_holds_other_weights_is_refused_the_update(tmp_path):
 def test_wrong_codec_of_an_island_would_be_seen(lossy):
     """The control: an island that drops an update ends with another digest."""
     _, cluster, islands, _, _ = lossy
-    torn = islands[0].weights._published.clone()
+    torn = islands[0].published()
     torn[GROUP_ELEMENTS] += 1e-3
 
     assert digests.digest(WIDE, torn).root != cluster.published_digest

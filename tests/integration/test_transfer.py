@@ -81,8 +81,8 @@ def download(worker: Worker, **changes: Any) -> tuple[transfer_pb2.DownloadOpen,
 
 
 def contributions(coordinator: Served, round_number: int) -> list[str]:
-    ledger = coordinator.coordinator._ledger
-    return [record.sha256 for record in alone(ledger).contributions.of_round(round_number)]
+    found = alone(coordinator.ledger).contributions.of_round(round_number)
+    return [record.sha256 for record in found]
 
 
 # Uploads
@@ -524,7 +524,7 @@ def test_garbage_and_strangers_write_no_log_lines(
 
 # Errors cross the wire
 
-TREE = errors._tree(AtollError)
+TREE = errors.tree(AtollError)
 
 
 @pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.code)

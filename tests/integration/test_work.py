@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from atoll.blobs.directory import DirectoryBlobs
+from atoll.coordinator import boot
 from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.rounds.rounds import Rounds
 from atoll.data.base import dataset_id
 from atoll.errors import (
     DatasetMismatch,
@@ -108,15 +110,9 @@ def test_queue_keeps_its_units_when_the_setting_changes(cluster):
     """The units of a queue are those it was made with, and are told."""
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
-    newest = cluster.coordinator.manifests.newest
-    cluster.coordinator._rounds.add_manifest(
-        lambda known: known.model_copy(
-            update={
-                "work": known.work.model_copy(update={"units": 15}),
-                "manifest_version": newest.version + 1,
-            }
-        )
-    )
+    changed = clusters.manifest_for(cluster.layout, {"work.units": 15}, data=WORDS)
+    boot.record_manifest(cluster.ledger, changed)
+    cluster.restart()
 
     cluster.rounds(1, a, b)
     for island in (a, b):
@@ -760,15 +756,15 @@ def test_lease_that_ends_between_check_and_record_is_lost(hurried, monkeypatch):
     a, b, c = hurried.trio()
     a.contribute()
     b.contribute()
-    uploads = hurried.coordinator._uploads
-    record = uploads._record
+    accept = Rounds.accept
 
-    def ending(contribution, header):
+    def ending(self, contribution, header):
         alone(hurried.ledger).rounds.expire(2, ["c"])
-        hurried.coordinator._rounds.refresh()
-        return record(contribution, header)
+        self.refresh()
+        return accept(self, contribution, header)
 
-    monkeypatch.setattr(uploads, "_record", ending)
+    monkeypatch.setattr(Rounds, "accept", ending)
+    hurried.restart()
 
     with pytest.raises(LeaseLost):
         c.contribute()

@@ -54,7 +54,9 @@ def other_model_of_the_follower(kind: Parallel) -> None:
     width = {"width": 16} if follows and kind == "fsdp2" else {}
     model = models.build({**run.manifest.model.definition, **width})
     if follows and kind == "ddp":
-        model._modules = {n.replace("tokens", "other"): m for n, m in model._modules.items()}
+        for name, module in list(model.named_children()):
+            delattr(model, name)
+            model.add_module(name.replace("tokens", "other"), module)
     spread = parallel.spread(model, kind, device=torch.device("cpu"), ranks=dist.get_world_size())
     try:
         run.load(spread)

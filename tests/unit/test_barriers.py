@@ -78,9 +78,14 @@ def test_number_of_barriers_is_bounded(barriers):
 
 
 def test_complete_barriers_make_room(barriers):
-    alone = generation(names="a")
+    pair = generation(names="ab")
+    for n in range(2 * MAX_COMPLETE):
+        barriers.arrive(pair, f"round-{n}", "a")
+        barriers.arrive(pair, f"round-{n}", "b")
 
-    replies = [barriers.arrive(alone, f"round-{n}", "a") for n in range(2 * MAX_COMPLETE)]
+    again = [
+        barriers.arrive(pair, f"round-{n}", "a").complete
+        for n in (MAX_COMPLETE, 2 * MAX_COMPLETE - 1, MAX_COMPLETE - 1)
+    ]
 
-    assert all(reply.complete for reply in replies)
-    assert len(barriers._complete) == MAX_COMPLETE
+    assert again == [True, True, False]

@@ -67,7 +67,7 @@ def test_unknown_setting_lists_the_known_ones():
 
     message = str(refused.value)
     assert message.startswith("sync_evry is not a setting; the run file knows ")
-    expected = sorted(set(Manifest.model_fields) - set(config._NOT_IN_FILE))
+    expected = sorted(set(Manifest.model_fields) - set(config.NOT_IN_FILE))
     assert message.endswith(", ".join(expected))
 
 

@@ -9,7 +9,7 @@ import atoll
 from atoll import errors
 from atoll.errors import AtollError, ProtocolError
 
-ALL = errors._tree(AtollError)
+ALL = errors.tree(AtollError)
 SOURCES = sorted(Path(atoll.__file__).parent.rglob("*.py"))
 # Words that say nothing, or plead; `!r}` in a format is not an exclamation mark.
 BANNED = ("invalid", "failed to", "please", "!", "oops", "something went wrong")

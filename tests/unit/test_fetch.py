@@ -26,7 +26,7 @@ from atoll.protocol.messages import Identity, Info, InfoRequest
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
 from atoll.wire.header import FrameHeader
-from tests import links
+from tests import clusters, links
 from tests.frames import ranges
 
 LAYOUT = Layout.of([("weight", (3, 5), "float32"), ("bias", (3,), "float32")])
@@ -35,9 +35,16 @@ DIGEST = digests.digest(LAYOUT, VALUES).root
 WRONG = "f" * 64
 
 
-def island() -> IslandWeights:
+def island(model: nn.Module | None = None) -> IslandWeights:
     """An island whose published copy is all zeros, without a version."""
-    return IslandWeights(nn.Linear(5, 3), LAYOUT, download=Bf16())
+    return IslandWeights(model or nn.Linear(5, 3), LAYOUT, download=Bf16())
+
+
+def published(weights: IslandWeights, model: nn.Module) -> torch.Tensor:
+    """The island's published copy, which a new round starts with."""
+    weights.train()
+    weights.reset()
+    return clusters.flat_of(model)
 
 
 def whole(*, layout: Layout = LAYOUT, result_digest: str | None = DIGEST, **changes) -> bytes:
@@ -93,12 +100,13 @@ def session(link: Offers) -> Session:
 
 
 def test_whole_frame_becomes_the_published_weights():
-    weights = island()
+    model = nn.Linear(5, 3)
+    weights = island(model)
 
     fetch.fetch(session(Offers(("one", whole()))), weights)
 
     assert (weights.version, weights.digest) == (1, DIGEST)
-    assert torch.equal(weights._published, VALUES)
+    assert torch.equal(published(weights, model), VALUES)
 
 
 def test_bad_frame_is_followed_by_another_try():
@@ -185,7 +193,8 @@ UNFIT: dict[str, tuple[bytes, type[AtollError]]] = {
 
 @pytest.mark.parametrize("what", UNFIT)
 def test_frame_of_another_kind_run_or_layout_is_refused_before_anything_is_applied(what):
-    weights = island()
+    model = nn.Linear(5, 3)
+    weights = island(model)
     fetch.fetch(session(Offers(("one", whole()))), weights)
     data, error = UNFIT[what]
     receiver = weights.receive(run_id="run")
@@ -194,4 +203,4 @@ def test_frame_of_another_kind_run_or_layout_is_refused_before_anything_is_appli
         receiver.feed(data)
 
     assert weights.digest == DIGEST
-    assert torch.equal(weights._published, VALUES)
+    assert torch.equal(published(weights, model), VALUES)

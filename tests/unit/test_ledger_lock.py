@@ -130,9 +130,7 @@ def test_lock_is_not_passed_on_to_a_started_program(tmp_path: Path):
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        descriptor = first._descriptor
-        assert descriptor is not None
-        os.close(descriptor)  # as the end of this process would
+        os.close(first.fileno())  # as the end of this process would
 
         lock.hold(tmp_path, pid=2, wall=WALL).close()
 

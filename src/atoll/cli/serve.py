@@ -135,7 +135,7 @@ def _serve(
         if options.new_manifest:
             _tell_manifest(stores.ledger, recorded_before=before)
         tokens, hashes = _tokens(stores.ledger, renew=options.new_tokens)
-        secured = _certificate(options, directory)
+        secured = certificate_for(options, directory)
         coordinator = boot.open_coordinator(
             stores, clock, manifest, threads=min(4, os.cpu_count() or 1)
         )
@@ -257,7 +257,8 @@ def _check_token(variable: str, token: str) -> None:
         )
 
 
-def _certificate(options: ServeOptions, directory: Path) -> Certificate | None:
+def certificate_for(options: ServeOptions, directory: Path) -> Certificate | None:
+    """What traffic is encrypted with: the given files, or one of our own unless it stays here."""
     if (options.cert is None) != (options.key is None):
         raise ConfigError("--cert and --key go together; give both files or neither")
     if options.cert is not None and options.key is not None:

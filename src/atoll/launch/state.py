@@ -60,7 +60,7 @@ def held(
     filesystem.make_directories(directory.absolute())
     with lock.hold(directory, pid=pid, wall=wall) as place:
         check_repaired(directory)
-        _keep_addresses(directory, addresses)
+        keep_addresses(directory, addresses)
         location = addresses.ledger or directory / "ledger.sqlite"
         with (
             closing(engines.open_ledger(location, lease_seconds=lease_seconds)) as ledger,
@@ -97,7 +97,7 @@ def check_repaired(directory: Path) -> None:
         )
 
 
-def _keep_addresses(directory: Path, addresses: Addresses) -> None:
+def keep_addresses(directory: Path, addresses: Addresses) -> None:
     """Remembers where the stores are; a run whose stores move is refused by the setting's name."""
     path = directory / STORES_FILE
     if path.exists():

@@ -114,7 +114,7 @@ def _config(definition: Mapping[str, object]) -> tuple[Any, str]:
     _check_values(given, "model.config", 0)
     kind = _config_class(given.get("model_type"))
     settings = {key: value for key, value in given.items() if key != "model_type"}
-    known = _known(kind)
+    known = known_settings(kind)
     for key in settings:
         if key not in known:
             raise ConfigError(
@@ -172,7 +172,7 @@ def _config_class(model_type: object) -> Callable[..., Any]:
     return made
 
 
-def _known(kind: Any) -> frozenset[str]:
+def known_settings(kind: Any) -> frozenset[str]:
     """The settings of a model type: its config's own fields, not those of every config."""
     common = _library("transformers").PreTrainedConfig
     fields = {field.name for field in dataclasses.fields(kind)}

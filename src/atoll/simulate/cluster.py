@@ -74,10 +74,10 @@ def simulate(
         stop = {**run_file.settings.get("stop", {}), "rounds": rounds}
         run_file = replace(run_file, settings={**run_file.settings, "stop": stop})
     with _somewhere(directory) as home, torch_threads.kept():
-        return _Cluster(run_file, home, location, outage).run(islands, progress)
+        return SimulatedCluster(run_file, home, location, outage).run(islands, progress)
 
 
-class _Cluster:
+class SimulatedCluster:
     def __init__(
         self, run_file: RunFile, home: Path, location: str | None, outage: Outage | None
     ) -> None:

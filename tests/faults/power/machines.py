@@ -61,7 +61,7 @@ def run_file() -> RunFile:
     return config.parse(_SETTINGS)
 
 
-class Machines(cluster._Cluster):
+class Machines(cluster.SimulatedCluster):
     """A simulated cluster whose coordinator is opened as `atoll serve` opens it."""
 
     def __init__(self, home: Path, outage: Outage | None = None) -> None:

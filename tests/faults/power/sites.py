@@ -78,7 +78,7 @@ def caller() -> str:
 
     Of a step `path:line` of the caller, and after a space that of the step itself.
     """
-    frame, step = sys._getframe(2), ""
+    frame, step = sys._getframe(2), ""  # noqa: SLF001  its only name; inspect is slow
     while (name := frame.f_code.co_name) in _WRAPPERS | _STEPPED:
         assert frame.f_back is not None
         if name in _STEPPED and not step:
