@@ -29,7 +29,7 @@ from atoll.island.link.network import NetworkLink
 from atoll.layout import byte_view
 from atoll.ledger.ledger import Ledger
 from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
-from atoll.wire import frame
+from atoll.wire import frame, rpc
 from atoll.wire.certificate import Certificate
 from atoll.wire.header import FrameHeader
 from atoll.wire.proto import transfer_pb2, transfer_pb2_grpc
@@ -167,6 +167,15 @@ def serving(
     finally:
         opened.close()
         stores.blobs.close()
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """What a call of a bare stub raises, as an island gets it."""
+    try:
+        yield
+    except grpc.RpcError as exc:
+        raise rpc.error_of(exc) from exc
 
 
 @contextmanager

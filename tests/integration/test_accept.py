@@ -22,7 +22,6 @@ from atoll.ledger.records import LeaseState
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.proof import retention
 from atoll.protocol.messages import Assignment
-from atoll.rows import RowRange
 from atoll.wire import frame
 from tests import clusters
 from tests.clusters import DATA_IDENTITY, Cluster, Frame, HandIsland
@@ -287,7 +286,7 @@ def _planned(island: HandIsland):
         digest=island.cluster.published_digest,
         round=version + 1,
         ranges=tuple(
-            RowRange(start=lease.start, stop=lease.stop, dataset_id=lease.dataset_id)
+            lease.row_range
             for lease in alone(island.cluster.ledger).leases.of_round(version + 1)
             if lease.worker_id == island.name
         ),

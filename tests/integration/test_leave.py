@@ -15,7 +15,7 @@ from atoll.island.link.session import Session
 from atoll.island.state.store import IslandIdentity
 from atoll.protocol.messages import LeaveRequest
 from atoll.simulate.link import MemoryLink
-from tests.clusters import Cluster
+from tests.clusters import Cluster, HandIsland
 
 NAME = WorkerId("leaver")
 
@@ -80,8 +80,7 @@ def test_leaving_again_says_nothing(link, session):
 
 
 def test_goodbye_of_an_earlier_life_leaves_the_later_one_in(cluster, link, session):
-    assert session._request is not None
-    cluster.coordinator.register(session._request)
+    HandIsland(cluster, NAME, key="1" * 64).join()
 
     session.leave()
 

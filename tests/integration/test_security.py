@@ -402,7 +402,7 @@ def rpc(worker: Worker, name: str, changes: dict[str, Any]) -> None:
     identity = served.proto_identity(worker.identity(**changes))
     opened = transfer_pb2.UploadOpen(identity=identity, sha256="0" * 64)
     stub = worker.served.stub()
-    with worker.link._transfer_errors():
+    with served.typed_errors():
         if name == "Offset":
             stub.Offset(opened, metadata=served.metadata())
         elif name == "Upload":

@@ -314,7 +314,7 @@ def test_plain_grpc_to_a_secured_port_gets_nothing(coordinator: Served) -> None:
     carol = coordinator.worker("carol")
     request = transfer_pb2.DownloadRequest(identity=served.proto_identity(carol.identity()))
 
-    with pytest.raises(CoordinatorUnreachable), carol.link._transfer_errors():
+    with pytest.raises(CoordinatorUnreachable), served.typed_errors():
         list(
             coordinator.stub().Download(request, metadata=served.metadata(), timeout=SOCKET_SECONDS)
         )

@@ -59,7 +59,7 @@ def parts(opened: Any, *pieces: bytes, commit: bool = True) -> Iterator[transfer
 
 def upload(worker: Worker, *sent: transfer_pb2.UploadPart) -> str:
     """The receipt of a stream of exactly these parts; typed errors as an island gets them."""
-    with worker.link._transfer_errors():
+    with served.typed_errors():
         reply = worker.served.stub().Upload(
             iter(sent), metadata=served.metadata(), timeout=SOCKET_SECONDS
         )
@@ -484,7 +484,7 @@ def test_message_that_is_no_protobuf_is_refused_by_its_code(
     call = open_call(f"/atoll.v1.Transfer/{method}")
     noise = b"\xff" * 100
 
-    with pytest.raises(ProtocolError, match="is no message"), alice.link._transfer_errors():
+    with pytest.raises(ProtocolError, match="is no message"), served.typed_errors():
         list(call(iter([noise]) if streams else noise, metadata=served.metadata()))
 
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

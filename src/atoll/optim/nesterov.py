@@ -14,7 +14,7 @@ from atoll.optim import base
 
 
 @loop(FLOATS, FLOATS, FLOATS, NUMBER, NUMBER)
-def _loop(
+def moved(
     params: Floats, gradient: Floats, momentum: Floats, lr: np.float32, decay: np.float32
 ) -> None:
     """One pass over a tile, all [n]; `gradient` is left as it is."""
@@ -50,7 +50,7 @@ class Nesterov:
         momentum = state["momentum"]
         if compiled.ready(params.numel()):
             settings = np.float32(self.lr), np.float32(self.momentum)
-            _loop(params.numpy(), gradient.numpy(), momentum.numpy(), *settings)
+            moved(params.numpy(), gradient.numpy(), momentum.numpy(), *settings)
             return
         # The momentum first: the step looks ahead along the new one.
         momentum.mul_(self.momentum).add_(gradient)
