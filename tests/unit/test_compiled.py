@@ -297,7 +297,7 @@ def digests() -> dict[str, str]:
 
 def is_wide() -> bool:
     """Whether the loops were compiled for vectors of 256 bits, which not every x86-64 has."""
-    asm = nesterov.moved.machine_code.inspect_asm()
+    asm = nesterov.move_tile.machine_code.inspect_asm()
     return any("ymm" in text for text in asm.values())
 
 
@@ -330,14 +330,14 @@ def test_joined_multiply_and_add_give_other_bits(skip):
     if "fma" not in Path("/proc/cpuinfo").read_text().split():
         skip("this CPU has no fused multiply-add")
     compile_joined: Any = functools.partial(numba.njit, fastmath={"contract"})
-    joined = compile_joined(nesterov.moved.machine_code.py_func)
+    joined = compile_joined(nesterov.move_tile.machine_code.py_func)
 
     def moved(rule):
         values = [numbers(5000, seed=s).clamp(-1e3, 1e3).numpy() for s in (0, 1, 2)]
         rule(*values, np.float32(0.7), np.float32(0.9))
         return [array.tobytes() for array in values]
 
-    assert moved(joined) != moved(nesterov.moved)
+    assert moved(joined) != moved(nesterov.move_tile)
 
 
 # --- where there are none ---

@@ -14,7 +14,7 @@ from atoll.optim import base
 
 
 @loop(FLOATS, FLOATS, FLOATS, NUMBER, NUMBER)
-def moved(
+def move_tile(
     params: Floats, gradient: Floats, momentum: Floats, lr: np.float32, decay: np.float32
 ) -> None:
     """One pass over a tile, all [n]; `gradient` is left as it is."""
@@ -50,7 +50,7 @@ class Nesterov:
         momentum = state["momentum"]
         if compiled.ready(params.numel()):
             settings = np.float32(self.lr), np.float32(self.momentum)
-            moved(params.numpy(), gradient.numpy(), momentum.numpy(), *settings)
+            move_tile(params.numpy(), gradient.numpy(), momentum.numpy(), *settings)
             return
         # The momentum first: the step looks ahead along the new one.
         momentum.mul_(self.momentum).add_(gradient)
