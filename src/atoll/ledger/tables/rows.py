@@ -6,43 +6,27 @@ A record has the fields of its table's columns, in their order; a test holds the
 import json
 import math
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 from atoll import canonical
 from atoll.errors import StoreError
 from atoll.ledger.connection import Row
 from atoll.ledger.records import (
-    ContributionRecord,
-    DatasetRecord,
-    EvaluationRecord,
     GenerationRecord,
     LeaseRecord,
     LeaseState,
-    ManifestRecord,
     MemberRecord,
-    Published,
     RoundRecord,
     RoundState,
-    RunRecord,
     SnapshotRecord,
     WorkerRecord,
 )
 
-Record: TypeAlias = (
-    RunRecord
-    | ManifestRecord
-    | WorkerRecord
-    | LeaseRecord
-    | ContributionRecord
-    | DatasetRecord
-    | RoundRecord
-    | Published
-    | SnapshotRecord
-    | EvaluationRecord
-)
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
-def values(record: Record) -> dict[str, object]:
+def values(record: "DataclassInstance") -> dict[str, object]:
     """The columns of `record`; StoreError for a number that not every engine can keep."""
     return {name: _stored(name, getattr(record, name)) for name in record.__dataclass_fields__}
 
