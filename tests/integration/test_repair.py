@@ -373,19 +373,19 @@ def test_repair_that_was_cut_off_is_refused_and_taken_up(original, tmp_path, mon
 KILLED_REPAIR = """
 import os, signal, sys
 from pathlib import Path
-from atoll.launch import repair
+from atoll.launch import repair, repair_swap
 point = sys.argv[2]
-whole = getattr(repair, point)
+whole = getattr(repair_swap, point)
 def killed(*args):
     if point == "_put_aside":
         whole(*args)
     os.kill(os.getpid(), signal.SIGKILL)
-setattr(repair, point, killed)
+setattr(repair_swap, point, killed)
 repair.repair(Path(sys.argv[1]), pid=1, wall=0.0)
 """
 
 
-@pytest.mark.parametrize("point", ["_install", "_put_aside", "_end"])
+@pytest.mark.parametrize("point", ["install", "_put_aside", "end"])
 def test_repair_that_was_killed_is_taken_up_and_leaves_nothing_behind(original, tmp_path, point):
     """Before it changed anything, with one blob aside, and with all done but the marker."""
     home = damages.copied(original.rest, tmp_path / "run")
