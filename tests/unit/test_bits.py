@@ -1,6 +1,8 @@
 """Golden digests: the same bits on every CPU capability, thread count, tile size and process.
 
-Run as a program it prints what one process computes; the tests start it once per capability.
+Run as a program it prints what one process computes; the tests start it once per capability. It
+also computes what the tests of codecs and of compiled loops compare: starting torch and compiling
+takes longer than all of it.
 """
 
 import hashlib
@@ -24,8 +26,11 @@ from atoll.layout import Span
 from atoll.optim.base import OuterOptimizer
 from atoll.optim.settings import OuterSettings
 from atoll.sums.fold import fold_tile
+from tests.contract import test_codecs
+from tests.unit import test_compiled
 
 Floats = NDArray[np.float32]
+ROOT = Path(__file__).parents[2]
 
 # Above 2 * 32,768 elements torch splits a kernel over threads; the odd size leaves a ragged tail.
 SIZE = 100_003
@@ -114,6 +119,11 @@ def measure() -> dict[str, object]:
     digests: dict[str, list[str]] = {name: [] for name in GOLDEN}
     base.compiled.prepare(base.LARGE_ELEMENTS)
     base.compiled.wait()
+    of_others = {
+        "codecs": dict(line.split() for line in test_codecs.golden_lines()),
+        "loops": test_compiled.digests(),
+        "wide": test_compiled.is_wide(),
+    }
     for threads, smallest in product(THREADS, SMALLEST):
         torch.set_num_threads(threads)
         base.FULL_TILE_ELEMENTS = smallest
@@ -127,6 +137,7 @@ def measure() -> dict[str, object]:
         "tiles": [sha(mean.numpy()) for mean in folded(rounds, TILES[0])],
         "fused": fused(rounds),
         "compiled": base.compiled.ready(SMALLEST[0]),
+        **of_others,
     }
 
 
@@ -194,7 +205,7 @@ def start(capability: str) -> subprocess.Popen[str]:
         "ATEN_CPU_CAPABILITY": capability,
         # Two processes with two threads each on few cores: waiting threads must not spin.
         "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONPATH": str(Path(atoll.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(Path(atoll.__file__).parents[1]), str(ROOT)]),
     }
     if capability == "default":  # for the compiled loops: no vectors but what every x86-64 has
         environment |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
@@ -236,6 +247,20 @@ def test_digest_is_the_golden_one_for_every_thread_count_and_tile_size(process, 
     result, _ = process
 
     assert result["digests"][name] == [GOLDEN[name]] * (len(THREADS) * len(SMALLEST) * len(TILES))
+
+
+def test_codecs_give_golden_bits(process):
+    result, _ = process
+
+    assert result["codecs"] == test_codecs.GOLDEN
+
+
+def test_loops_give_the_same_bits_for_a_processor_without_vectors(measured, skip):
+    if "avx2" not in measured:
+        skip("this CPU has no avx2 to differ from")
+
+    assert [measured[name]["wide"] for name in ("default", "avx2")] == [False, True]
+    assert measured["default"]["loops"] == measured["avx2"]["loops"]
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -1,9 +1,7 @@
 """Compiled loops give the bits of torch's separate steps, on every value and every processor."""
 
 import functools
-import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import atoll
 from atoll.codecs import feedback, finite
 from atoll.codecs.base import Codec
 from atoll.codecs.bf16.codec import Bf16
@@ -278,7 +275,7 @@ def test_square_sum_of_a_payload_of_another_size_is_refused(cut):
 
 
 def digests() -> dict[str, str]:
-    """What the loops make of the same numbers; run by a process for another processor too."""
+    """What the loops make of the same numbers; `test_bits.py` compares two processors."""
     values, other = numbers(FULL_TILE_ELEMENTS + 77), numbers(FULL_TILE_ELEMENTS + 77, seed=9)
     layout = Layout.of([("a", (FULL_TILE_ELEMENTS + 77,), "float32")])
     found = {}
@@ -299,22 +296,6 @@ def is_wide() -> bool:
     """Whether the loops were compiled for vectors of 256 bits, which not every x86-64 has."""
     asm = nesterov.move_tile.machine_code.inspect_asm()
     return any("ymm" in text for text in asm.values())
-
-
-def test_loops_give_the_same_bits_for_a_processor_without_vectors():
-    environment = {
-        **os.environ,
-        "NUMBA_CPU_NAME": "generic",
-        "NUMBA_CPU_FEATURES": "",
-        "PYTHONPATH": str(Path(atoll.__file__).parents[1]),
-    }
-    made = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, check=True
-    )
-    printed = json.loads(made.stdout)
-
-    assert not printed.pop("wide")
-    assert printed == digests()
 
 
 def test_loops_use_the_vectors_that_this_processor_has(skip):
@@ -513,8 +494,3 @@ def test_stochastic_rounding_is_not_done_by_a_loop():
     assert bits(fed) == bits(codec.encode(values + 0.0, noise=noise, first_group=0))
     difference = state.master - values
     assert bits(payloads[0]) == bits(codec.encode(difference, noise=noise, first_group=0))
-
-
-if __name__ == "__main__":
-    prepared()
-    print(json.dumps({**digests(), "wide": is_wide()}))
