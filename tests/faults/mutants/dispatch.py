@@ -13,6 +13,7 @@ from atoll.coordinator.rounds.rounds import Rounds
 from atoll.data import plan as plans
 from atoll.ledger.tables import leases as lease_table
 from atoll.ledger.tables import schema
+from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.queues import QueueTable
 from atoll.simulate.faults.scenario import Scenario
@@ -62,7 +63,24 @@ def a_new_life_does_not_take_the_leases_over(patch: Patch) -> None:
 
 @mutant("queue-agrees")
 def bitmaps_of_done_units_are_another_transaction(patch: Patch) -> None:
-    in_two(patch, QueueTable, "mark_done")
+    later: list[Any] = []
+    real, mark_done = ContributionTable.accept, QueueTable.mark_done
+
+    class Marking:
+        @staticmethod
+        def mark(queues: QueueTable, leases: Any) -> None:
+            mark_done(queues, leases)
+
+    def accept_then_mark(self: ContributionTable, contribution: Any) -> Any:
+        later.clear()
+        accepted = real(self, contribution)
+        for marked in later:
+            Marking.mark(*marked)
+        return accepted
+
+    patch.setattr(QueueTable, "mark_done", lambda self, leases: later.append((self, leases)))
+    patch.setattr(ContributionTable, "accept", accept_then_mark)
+    in_two(patch, Marking, "mark")
 
 
 @mutant("queue-agrees")
