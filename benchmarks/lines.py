@@ -41,10 +41,9 @@ def _docstrings(source: str) -> set[int]:
     found: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-            if is_text and isinstance(first.value.value, str):
-                found.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+            for first in node.body[:1]:
+                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                    found.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return found
 
 
@@ -76,7 +75,7 @@ def main() -> None:
     print(f"{'package':12} {'files':>11} {'code':>15} {'comments':>13}")
     for name in sorted({*now, *before}):
         _show(name, now.get(name, (0, 0, 0)), before.get(name))
-    totals = [tuple(map(sum, zip(*found.values(), strict=True))) for found in (now, before) if found]
+    totals = [tuple(map(sum, zip(*each.values(), strict=True))) for each in (now, before) if each]
     _show("all", totals[0], totals[1] if before else None)
     if before:
         print(f"code: {100 * (totals[0][1] / totals[1][1] - 1):+.1f} %")
