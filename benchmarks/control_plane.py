@@ -23,22 +23,19 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from atoll.codecs.fp32.codec import Fp32
+from atoll.clock import SystemClock
+from atoll.island.conversation.hand_in import header_of
+from atoll.island.conversation.intents import Trained
+from atoll.island.conversation.rounds import question
+from atoll.island.conversation.session import Session, look
+from atoll.island.driver import Driver
 from atoll.island.link.network import NetworkLink
-from atoll.island.state.store import StoredFrame
+from atoll.island.state.store import IslandIdentity, StoredFrame
 from atoll.launch import local, memory
 from atoll.layout import byte_view
 from atoll.models import registry as models
-from atoll.protocol.messages import (
-    AssignmentRequest,
-    HeartbeatRequest,
-    Identity,
-    Info,
-    InfoRequest,
-    RegisterRequest,
-)
+from atoll.protocol.messages import HeartbeatRequest, Identity, InfoRequest
 from atoll.wire import frame
-from atoll.wire.header import FrameHeader
 from benchmarks.report import Bar, report, show
 from benchmarks.sync import MODEL, RUN_FILE, TOKENS, processor_seconds
 
@@ -70,35 +67,27 @@ def run_file(workers: int) -> str:
 def register(url: str, count: int) -> tuple[list[Identity], float]:
     """So many workers, and how long one took."""
     link = NetworkLink(url, token=TOKENS.worker)
-    info = link.send(InfoRequest())
+    driver, jitter = Driver(link, SystemClock()), random.Random(0)
+    info = driver.run(look(jitter))
+    known: dict[str, Any] = {
+        "layout_digest": info.model_hash,
+        "data_identity": info.data.identity,
+    }
+    workers = [Session(_island(f"worker-{n:04d}"), info, jitter) for n in range(count)]
     began = time.perf_counter()
-    found = [_register(link, info, f"worker-{n:04d}") for n in range(count)]
+    for session in workers:
+        driver.run(session.register(**known))
     seconds = (time.perf_counter() - began) / count
     link.close()
     # Every join made a generation; all beat in the last one.
-    last = found[-1].generation
-    return [who.model_copy(update={"generation": last}) for who in found], seconds
+    last = workers[-1].standing.identity().generation
+    for session in workers:
+        session.standing.told(last)
+    return [session.standing.identity() for session in workers], seconds
 
 
-def _register(link: NetworkLink, info: Info, name: str) -> Identity:
-    key = random.Random(name).randbytes(32).hex()
-    request = RegisterRequest(
-        run_id=info.run_id,
-        manifest_sha256=info.manifest_sha256,
-        worker_id=name,
-        island_key=key,
-        layout_digest=info.model_hash,
-        data_identity=info.data.identity,
-    )
-    reply = link.send(request)
-    return Identity(
-        run_id=info.run_id,
-        manifest_sha256=info.manifest_sha256,
-        worker_id=name,
-        incarnation=reply.incarnation,
-        generation=reply.generation,
-        island_key=key,
-    )
+def _island(name: str) -> IslandIdentity:
+    return IslandIdentity(name, random.Random(name).randbytes(32).hex())
 
 
 # The load: one connection for each worker, requests made by hand to cost little
@@ -123,9 +112,10 @@ async def _beat_all(
 async def _beat(
     host: str, port: int, who: Identity, delay: float, stop: float
 ) -> tuple[list[float], int]:
-    body = HeartbeatRequest(identity=who).model_dump_json().encode()
+    message = HeartbeatRequest(identity=who)
+    body = message.model_dump_json().encode()
     head = (
-        f"POST /workers/{who.worker_id}/heartbeat HTTP/1.1\r\nhost: {host}\r\n"
+        f"POST {message.target()} HTTP/1.1\r\nhost: {host}\r\n"
         f"authorization: Bearer {TOKENS.worker}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     ).encode()
@@ -181,26 +171,12 @@ def _frame(url: str, who: Identity, home: Path) -> tuple[Identity, StoredFrame]:
     link = NetworkLink(url, token=TOKENS.worker)
     info = link.send(InfoRequest())
     layout = models.layout_of(models.on_meta(info.model.definition))
-    given = link.send(AssignmentRequest(identity=who, version=0, digest=info.model.initial_digest))
-    assert given.round is not None, given
+    given = link.send(question(who, 0, info.model.initial_digest))
     link.close()
+    session = Session(IslandIdentity(who.worker_id, who.island_key), info, random.Random(0))
+    session.standing.move(who.incarnation, who.generation, 0)
     rows = sum(map(len, given.ranges))
-    header = FrameHeader.of(
-        layout,
-        Fp32(),
-        kind="contribution",
-        run_id=info.run_id,
-        manifest_sha256=info.manifest_sha256,
-        round=given.round,
-        worker_id=who.worker_id,
-        incarnation=who.incarnation,
-        base_digest=given.digest,
-        weight=1,
-        rows=rows,
-        tokens=rows * 64,
-        loss_sum=1.0,
-        ranges=given.ranges,
-    )
+    header = header_of(session, layout, given, Trained(1.0, rows * 64, rows))
     path = home / who.worker_id
     with path.open("wb") as file:
         sink = frame.FrameWriter(header, file.write)

@@ -20,7 +20,6 @@ import torch
 from atoll.clock import SystemClock
 from atoll.compiled.base import compiled
 from atoll.data import registry as datasets
-from atoll.island import fetch
 from atoll.island.link.network import NetworkLink
 from atoll.island.pulse import Pulse
 from atoll.island.run import Run
@@ -57,7 +56,7 @@ def main() -> None:
     timed(encoding, "encode", "encode")
     timed(NetworkLink, "upload", "upload")
     timed(NetworkLink, "send", "wait", of=AssignmentRequest)
-    timed(fetch, "fetch", "fetch")
+    timed(NetworkLink, "download", "fetch")
     timed(RunningDigest, "_hash", "hash of a leaf")
     link = NetworkLink(url, token=os.environ["ATOLL_TOKEN"])
     store = IslandStore(Path(state))

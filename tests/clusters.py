@@ -7,6 +7,7 @@ compute by itself what a round must give.
 
 import copy
 import hashlib
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,12 +25,22 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.codecs.base import Codec
 from atoll.config import RunFile
+from atoll.coordinator import handlers
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import UploadStream
 from atoll.coordinator.boot import Stores
+from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
+from atoll.island.conversation.beside import Beside
+from atoll.island.conversation.hand_in import header_of
+from atoll.island.conversation.intents import Send, Steps, Trained
+from atoll.island.conversation.rounds import question
+from atoll.island.conversation.session import Session
+from atoll.island.conversation.standing import Adopted
+from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
+from atoll.island.telemetry import Samples
 from atoll.layout import Layout, byte_view
 from atoll.ledger import engines
 from atoll.ledger.ledger import Ledger
@@ -44,14 +55,7 @@ from atoll.ledger.tables import schema
 from atoll.proof import audit as auditing
 from atoll.proof.audit import AuditReport
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
-from atoll.protocol.messages import (
-    Assignment,
-    AssignmentRequest,
-    HeartbeatRequest,
-    Identity,
-    Info,
-    RegisterRequest,
-)
+from atoll.protocol.messages import Assignment, Identity, Info, RegisterRequest, Telemetry
 from atoll.sums import digest as digests
 from atoll.versions import recorded, weights
 from atoll.wire import frame
@@ -400,20 +404,17 @@ class Cluster:
 
 
 class HandIsland:
-    """Speaks the island's side of the protocol with displacements made by hand."""
+    """Speaks as an island does, message by message, with displacements made by hand.
+
+    What it says is made by the island's own code; when, and what of it is wrong, is the test's.
+    """
 
     def __init__(self, cluster: Cluster, name: str, *, key: str | None = None) -> None:
         self.cluster = cluster
         self.name = name
-        self._identity = Identity(
-            run_id=RUN_ID,
-            manifest_sha256=cluster.manifest.sha256(),
-            worker_id=name,
-            incarnation=0,
-            island_key=key or hashlib.sha256(name.encode()).hexdigest(),
-            generation=0,
-        )
-        self.codec = cluster.manifest.upload.build()
+        known = IslandIdentity(name, key or hashlib.sha256(name.encode()).hexdigest())
+        self.session = Session(known, info_of(cluster.manifest), random.Random(name))
+        self._beside = Beside(self.session, Telemetry, Samples(cluster.clock))
 
     @property
     def coordinator(self) -> Coordinator:
@@ -422,40 +423,46 @@ class HandIsland:
     @property
     def identity(self) -> Identity:
         """Who it says it is; it always knows the present generation."""
-        return self._identity.model_copy(update={"generation": self.coordinator.generation})
+        self.session.standing.told(self.coordinator.generation)
+        return self.session.standing.identity()
 
-    def adopt(self, manifest_sha256: str) -> None:
-        """Speaks under another manifest from now on."""
-        self._identity = self._identity.model_copy(update={"manifest_sha256": manifest_sha256})
+    @property
+    def codec(self) -> Codec:
+        return self.session.adopted.upload
+
+    def adopt(self, info: Info) -> None:
+        """Speaks and trains under another manifest from now on."""
+        self.session.standing.heard_of(info)
+        self.session.adopted = Adopted.of(info)
 
     def register_request(self, **changes: Any) -> RegisterRequest:
-        fields = {
-            "run_id": self.identity.run_id,
-            "manifest_sha256": self.identity.manifest_sha256,
-            "worker_id": self.name,
-            "island_key": self.identity.island_key,
-            "layout_digest": self.cluster.layout.digest,
-            "data_identity": self.cluster.manifest.data.identity,
-        }
-        return RegisterRequest(**{**fields, **changes})
+        said = self.session.standing.registration(
+            layout_digest=self.cluster.layout.digest,
+            data_identity=self.cluster.manifest.data.identity,
+        )
+        return RegisterRequest.model_validate({**said.model_dump(), **changes})
 
     def join(self) -> Self:
         """Registers; a second call is a new incarnation."""
-        reply = self.coordinator.register(self.register_request())
-        self._identity = self._identity.model_copy(update={"incarnation": reply.incarnation})
+        self.session.standing.joined(self.coordinator.register(self.register_request()))
         return self
 
     def leave(self) -> None:
-        self.coordinator.deregister(self.identity)
+        self._say(self.session.leave())
 
     def beat(self) -> None:
-        self.coordinator.heartbeat(HeartbeatRequest(identity=self.identity))
+        self._say(self._beside.beat())
+
+    def _say(self, steps: Steps[Any]) -> None:
+        """The first message of some steps, in the present generation; a refusal is the test's."""
+        assert self.identity.incarnation, f"{self.name} has not joined"
+        first = next(steps)
+        assert isinstance(first, Send)
+        handlers.answer(self.coordinator, first.message, Arrival())
 
     def ask(self, *, version: int | None = None, digest: str | None = None) -> Assignment:
         """The assignment of an island that holds these weights."""
-        return self.coordinator.assignment(
-            AssignmentRequest(identity=self.identity, version=version, digest=digest)
-        )
+        return self.coordinator.assignment(question(self.identity, version, digest))
 
     def assignment(self) -> Assignment:
         """The assignment of an island that holds the published weights."""
@@ -465,25 +472,9 @@ class HandIsland:
     def header(self, assignment: Assignment, **changes: Any) -> FrameHeader:
         """An honest header for `assignment`, with `changes`."""
         rows = sum(map(len, assignment.ranges))
-        weighting = self.cluster.manifest.weighting
-        assert assignment.round is not None, assignment
-        header = FrameHeader.of(
-            self.cluster.layout,
-            self.codec,
-            kind="contribution",
-            run_id=RUN_ID,
-            manifest_sha256=self.identity.manifest_sha256,
-            round=assignment.round,
-            worker_id=self.name,
-            incarnation=self.identity.incarnation,
-            base_digest=assignment.digest,
-            weight=1 if weighting == "equal" else rows * BLOCK,
-            rows=rows,
-            tokens=rows * BLOCK,
-            loss_sum=2.0 * rows * BLOCK,
-            ranges=assignment.ranges,
-        )
-        return replace(header, **changes)
+        trained = Trained(2.0 * rows * BLOCK, rows * BLOCK, rows)
+        honest = header_of(self.session, self.cluster.layout, assignment, trained)
+        return replace(honest, **changes)
 
     def frame(
         self, assignment: Assignment | None = None, delta: Tensor | None = None, **changes: Any

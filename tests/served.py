@@ -5,10 +5,11 @@ and frames itself, so that a test can break exactly one thing.
 """
 
 import hashlib
+import random
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,10 +26,16 @@ from atoll.coordinator.planes import access, head_timeout
 from atoll.coordinator.planes.access import Access, Role
 from atoll.coordinator.planes.server import Address, Listen, Server
 from atoll.coordinator.service import Coordinator
+from atoll.island.conversation.hand_in import header_of
+from atoll.island.conversation.intents import Trained
+from atoll.island.conversation.rounds import question
+from atoll.island.conversation.session import Session
+from atoll.island.conversation.standing import Adopted, Standing
 from atoll.island.link.network import NetworkLink
+from atoll.island.state.store import IslandIdentity
 from atoll.layout import byte_view
 from atoll.ledger.ledger import Ledger
-from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, RegisterRequest
+from atoll.protocol.messages import Assignment, Identity, RegisterReply, RegisterRequest
 from atoll.wire import frame, rpc
 from atoll.wire.certificate import Certificate
 from atoll.wire.header import FrameHeader
@@ -236,76 +243,53 @@ class Worker:
         self.name = name
         self.island_key = island_key or secrets.token_hex(32)
         self.link = served.link()
-        self.incarnation = 0
+        self.session = Session(
+            IslandIdentity(name, self.island_key), served.coordinator.info(), random.Random(name)
+        )
+
+    @property
+    def standing(self) -> Standing:
+        """Under the manifest in force, in the present generation."""
+        found = self.session.standing
+        found.heard_of(self.served.coordinator.info())
+        found.told(self.served.coordinator.generation)
+        return found
 
     def registration(self, **changes: Any) -> RegisterRequest:
         """The message with which this worker registers."""
         coordinator = self.served.coordinator
-        fields: Mapping[str, Any] = {
-            "run_id": coordinator.run_id,
-            "manifest_sha256": coordinator.manifest.sha256(),
-            "worker_id": self.name,
-            "island_key": self.island_key,
-            "layout_digest": coordinator.layout.digest,
-            "data_identity": coordinator.manifest.data.identity,
-        }
-        return RegisterRequest.model_validate({**fields, **changes})
+        said = self.standing.registration(
+            layout_digest=coordinator.layout.digest,
+            data_identity=coordinator.manifest.data.identity,
+        )
+        return RegisterRequest.model_validate({**said.model_dump(), **changes})
 
-    def register(self) -> None:
-        self.incarnation = self.link.send(self.registration()).incarnation
+    def register(self, **changes: Any) -> RegisterReply:
+        """Takes part from now on, under this name and key."""
+        reply = self.link.send(self.registration(**changes))
+        self.session.standing.joined(reply)
+        return reply
 
     def identity(self, **changes: Any) -> Identity:
         """Who this worker says it is."""
-        fields: Mapping[str, Any] = {
-            "run_id": self.served.coordinator.run_id,
-            "manifest_sha256": self.served.coordinator.manifest.sha256(),
-            "worker_id": self.name,
-            "incarnation": self.incarnation,
-            "island_key": self.island_key,
-            "generation": self.served.coordinator.generation,
-        }
-        return Identity.model_validate({**fields, **changes})
+        return Identity.model_validate({**self.standing.identity().model_dump(), **changes})
 
     def assignment(self) -> Assignment:
         """The rows to train next, as a worker that holds the published weights asks for them."""
-        reply = self._ask(None, None)
+        reply = self.link.send(question(self.identity(), None, None))
         while reply.action == "fetch" or reply.upcoming:
-            reply = self._ask(reply.version, reply.digest, upcoming=reply.upcoming)
+            held = reply.version, reply.digest
+            reply = self.link.send(question(self.identity(), *held, upcoming=reply.upcoming))
         assert reply.action == "train", reply
         return reply
-
-    def _ask(self, version: int | None, digest: str | None, *, upcoming: int = 0) -> Assignment:
-        return self.link.send(
-            AssignmentRequest(
-                identity=self.identity(),
-                version=version,
-                digest=digest,
-                wait_seconds=WAIT_SECONDS,
-                upcoming=upcoming,
-            )
-        )
 
     def header(self, assignment: Assignment) -> FrameHeader:
         """The header of this worker's contribution to the assigned round."""
         coordinator = self.served.coordinator
+        self.session.adopted = Adopted.of(self.standing.info)
         rows = sum(map(len, assignment.ranges))
-        assert assignment.round is not None
-        return FrameHeader.of(
-            coordinator.layout,
-            coordinator.manifest.upload.build(),
-            kind="contribution",
-            run_id=coordinator.run_id,
-            manifest_sha256=coordinator.manifest.sha256(),
-            round=assignment.round,
-            worker_id=self.name,
-            incarnation=self.incarnation,
-            base_digest=assignment.digest,
-            weight=1,
-            rows=rows,
-            tokens=rows * int(coordinator.manifest.data.identity["block"]),
-            loss_sum=1.0,
-            ranges=assignment.ranges,
-        )
+        tokens = rows * int(coordinator.manifest.data.identity["block"])
+        return header_of(self.session, coordinator.layout, assignment, Trained(1.0, tokens, rows))
 
     def frame(self, assignment: Assignment | None = None, **changes: Any) -> BytesFrame:
         """A good fp32 contribution to the next round; `changes` go into its header."""

@@ -134,8 +134,7 @@ class Light:
     def join(self) -> None:
         self.model.move(self.name, "joining")
         worker = Worker(self.coordinator, self.name, island_key=self.key)
-        reply = worker.link.send(worker.registration(port=1 + self.random.randrange(65535)))
-        worker.incarnation = reply.incarnation
+        reply = worker.register(port=1 + self.random.randrange(65535))
         self.adopt(reply.generation)
         self.worker = worker
         self.presence = self.adopting(lambda: worker.link.attend(self.identity(worker)))

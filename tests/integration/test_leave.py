@@ -1,6 +1,5 @@
 """How an island says goodbye to a coordinator that may not hear it, or whose answer is lost."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ import pytest
 from atoll.clock import ManualClock
 from atoll.errors import CoordinatorUnreachable
 from atoll.ids import WorkerId
-from atoll.island.link.reconnect import Reconnect
-from atoll.island.link.session import Session
-from atoll.island.state.store import IslandIdentity
 from atoll.protocol.messages import LeaveRequest
 from atoll.simulate.link import MemoryLink
 from tests.clusters import Cluster, HandIsland
+from tests.links import Driven
 
 NAME = WorkerId("leaver")
 
@@ -51,9 +48,8 @@ def link(cluster: Cluster) -> Lossy:
 
 
 @pytest.fixture
-def session(cluster: Cluster, link: Lossy) -> Session:
-    reconnect = Reconnect(ManualClock(), random.Random(1))
-    made = Session(link, IslandIdentity(NAME, "1" * 64), reconnect)
+def session(cluster: Cluster, link: Lossy) -> Driven:
+    made = Driven(link, worker_id=NAME)
     made.register(layout_digest=cluster.layout.digest, data_identity=cluster.manifest.data.identity)
     assert NAME in cluster.coordinator.members()
     return made

@@ -37,9 +37,8 @@ def adopt(*islands: HandIsland) -> None:
     """What an island does at a round boundary."""
     for island in islands:
         info = island.coordinator.info()
-        island.adopt(info.manifest_sha256)
+        island.adopt(info)
         island.cluster.manifest = info.manifest()
-        island.codec = info.upload.build()
 
 
 def record(cluster: Cluster, **changes: Any) -> None:

@@ -152,7 +152,7 @@ def test_barrier_lets_everybody_go_when_the_last_one_comes(coordinator: Served) 
         )
     )
 
-    last = bob.link.send(BarrierRequest(name="round-1", identity=bob.identity()))
+    last = bob.link.send(BarrierRequest(name="round-1", identity=bob.identity(), wait_seconds=60.0))
     thread.join(processes.LIMIT_SECONDS)
 
     assert results == [last]

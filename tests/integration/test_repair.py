@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from atoll.cli.app import app
 from atoll.errors import ConfigError, StateDamaged, StateHeld, StorageFull
-from atoll.island.link import adoption
+from atoll.island.conversation import adoption
 from atoll.launch import repair, state
 from atoll.launch.repair_report import RepairReport
 from atoll.launch.state import Addresses
@@ -654,7 +654,7 @@ def test_islands_follow_a_repair_that_goes_back_before_a_change_of_settings(tmp_
     adoption.check(adopted, repaired.coordinator.info())
     islands = [HandIsland(repaired, name) for name in ("a", "b")]
     for island in islands:
-        island.adopt(adopted.manifest_sha256)
+        island.adopt(adopted)
         island.join()
     repaired.rounds(2, *islands)
     assert repaired.audit(with_replay=True).problems == []

@@ -5,7 +5,6 @@ of this release would, an HTTP server of the test answers in its place.
 """
 
 import json
-import random
 import threading
 import time
 from collections.abc import Iterator
@@ -27,12 +26,10 @@ from atoll.errors import (
     VersionMismatch,
 )
 from atoll.island.link.network import NetworkLink
-from atoll.island.link.reconnect import Reconnect
-from atoll.island.link.session import Session
-from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import FIXED, Difference, Manifest
 from atoll.protocol.messages import Info
 from tests import served as kit
+from tests.links import Driven
 from tests.settings import ALONE, CHOICES, ROOMY, Change, changes, leaves, without
 from tests.unit.test_manifest import BASE
 
@@ -256,11 +253,10 @@ def answers() -> Iterator[Answers]:
     made.close()
 
 
-def joined(answers: Answers, info: dict[str, Any]) -> Session:
+def joined(answers: Answers, info: dict[str, Any]) -> Driven:
     """A worker that adopted `info`."""
     answers.body = info
-    identity = IslandIdentity("island", "1" * 64)
-    return Session(answers.link, identity, Reconnect(SystemClock(), random.Random(1)))
+    return Driven(answers.link, clock=SystemClock(), seed=1)
 
 
 def stated(info: dict[str, Any], change: Change, **fields: Any) -> dict[str, Any]:
@@ -300,7 +296,7 @@ def test_coordinator_that_says_otherwise_is_refused_by_the_setting(answers, info
 
     assert named(refused.value, name)
     assert told(refused.value, change)
-    assert session.info == Info.model_validate(info)
+    assert session.standing.info == Info.model_validate(info)
 
 
 def is_fixed(name: str) -> bool:
@@ -313,7 +309,7 @@ def test_recorded_version_with_another_setting_is_adopted(answers, info, name):
     answers.body = stated(info, change_of(info, name), manifest_version=2)
 
     assert session.refresh() is True
-    assert session.identity().manifest_sha256 == OTHER_SHA256
+    assert session.standing.identity().manifest_sha256 == OTHER_SHA256
 
 
 @pytest.mark.parametrize("name", [n for n in SETTINGS if is_fixed(n) and n not in ALONE])
@@ -372,7 +368,7 @@ def test_worker_that_comes_back_to_a_recorded_version_goes_on_with_its_work(answ
     known = []
 
     def work() -> str:
-        known.append(session.identity().manifest_sha256)
+        known.append(session.standing.identity().manifest_sha256)
         if len(known) == 1:
             answers.body = stated(info, change_of(info, "outer.lr"), manifest_version=2)
             raise CoordinatorUnreachable

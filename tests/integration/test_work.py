@@ -116,7 +116,7 @@ def test_queue_keeps_its_units_when_the_setting_changes(cluster):
 
     cluster.rounds(1, a, b)
     for island in (a, b):
-        island.adopt(cluster.coordinator.info().manifest_sha256)
+        island.adopt(cluster.coordinator.info())
     cluster.rounds(2, a, b)
 
     assert [queue.units for queue in cluster.coordinator.work().queues] == [10, 15]

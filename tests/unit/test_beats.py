@@ -86,7 +86,7 @@ def run(link: Answers, tmp_path: Path) -> Iterator[Run]:
         identity=IslandIdentity("a", "1" * 64),
         jitter=random.Random(0),
     )
-    joined._session.register(layout_digest="0" * 64, data_identity={})
+    joined._driver.run(joined._session.register(layout_digest="0" * 64, data_identity={}))
     yield joined
     store.close()
 

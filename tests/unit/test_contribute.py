@@ -2,31 +2,27 @@
 
 import errno
 import os
-import random
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from torch import nn
 
-from atoll.clock import ManualClock
 from atoll.codecs.bf16.codec import Bf16
-from atoll.codecs.noise import Noise
 from atoll.errors import AtollError, DiskFailed, FrameError, StaleContribution, StorageFull
 from atoll.ids import WorkerId
-from atoll.island import hand_in
-from atoll.island.link.base import Link
-from atoll.island.link.reconnect import Reconnect
-from atoll.island.link.session import Session
+from atoll.island.conversation import hand_in
 from atoll.island.state.continuity import Continuity, InnerState
-from atoll.island.state.store import IslandIdentity, IslandStore
+from atoll.island.state.store import IslandStore
 from atoll.island.state.weights import IslandWeights
 from atoll.models import registry as models
 from atoll.protocol.messages import Info
 from atoll.wire.header import FrameHeader
 from tests import links
+from tests.clusters import SMALL, info_of, manifest_for
 from tests.frames import ranges
+from tests.links import Driven
 
 NAME = WorkerId("a")
 PATIENCE_SECONDS = 0.2
@@ -48,10 +44,8 @@ class Refusing(links.Answering):
 
 
 def info() -> Info:
-    upload = type("Upload", (), {"keeps_residual": False})()
-    return Info.model_construct(
-        run_id="run", manifest_sha256="a" * 64, version=0, seed=1, upload=upload
-    )
+    upload = {"upload.codec": "bf16", "upload.error_feedback": False}
+    return info_of(manifest_for(SMALL, upload)).model_copy(update={"run_id": "run"})
 
 
 class SlowToSave(Continuity):
@@ -89,9 +83,7 @@ def continuity(store: IslandStore) -> SlowToSave:
 
 def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> bool:
     """Whether round 1's contribution is in."""
-    link = cast(Link, answers if isinstance(answers, Refusing) else Refusing(answers))
-    reconnect = Reconnect(ManualClock(), random.Random(1))
-    session = Session(link, IslandIdentity(NAME, "1" * 64), reconnect)
+    island = Driven(answers if isinstance(answers, Refusing) else Refusing(answers), worker_id=NAME)
     model = nn.Linear(5, 3)
     weights = IslandWeights(model, models.layout_of(model), download=Bf16())
     header = FrameHeader.of(
@@ -110,9 +102,7 @@ def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> 
         loss_sum=1.0,
         ranges=ranges((0, 1)),
     )
-    return hand_in.contribute(
-        session, continuity, weights, header, codec=Bf16(), noise=Noise(1, 1, NAME)
-    )
+    return island.driver.run(hand_in.contribute(island.session, continuity, weights, header))
 
 
 class Waiting(Refusing):

@@ -1,9 +1,7 @@
 """An island's downloads: what it checks before it applies anything, and when it gives up."""
 
 import itertools
-import random
 from collections.abc import Callable
-from typing import cast
 
 import pytest
 import torch
@@ -13,13 +11,8 @@ from atoll.clock import ManualClock
 from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import AtollError, FrameError, LayoutMismatch, ManifestMismatch
-from atoll.ids import WorkerId
-from atoll.island import fetch
-from atoll.island.link import reconnect
-from atoll.island.link.base import DownloadProgress, Link
-from atoll.island.link.reconnect import Reconnect
-from atoll.island.link.session import Session
-from atoll.island.state.store import IslandIdentity
+from atoll.island.conversation import backoff, fetch
+from atoll.island.link.base import DownloadProgress
 from atoll.island.state.weights import IslandWeights
 from atoll.layout import Layout
 from atoll.protocol.messages import Identity, Info, InfoRequest
@@ -27,7 +20,9 @@ from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
 from atoll.wire.header import FrameHeader
 from tests import clusters, links
+from tests.clusters import info_of, manifest_for
 from tests.frames import ranges
+from tests.links import Driven
 
 LAYOUT = Layout.of([("weight", (3, 5), "float32"), ("bias", (3,), "float32")])
 VALUES = torch.arange(LAYOUT.size, dtype=torch.float32) + 1
@@ -76,7 +71,7 @@ class Offers(links.Answering):
         return [after - before for before, after in itertools.pairwise(self.tried)]
 
     def info(self, _: InfoRequest) -> Info:
-        return Info.model_construct(run_id="run", manifest_sha256="a" * 64, version=1)
+        return info_of(manifest_for(LAYOUT)).model_copy(update={"run_id": "run"})
 
     def download(
         self,
@@ -94,16 +89,17 @@ class Offers(links.Answering):
         progress.offset += len(data)
 
 
-def session(link: Offers) -> Session:
-    name = IslandIdentity(WorkerId("a"), "1" * 64)
-    return Session(cast(Link, link), name, Reconnect(link.clock, random.Random(1)))
+def fetched(link: Offers, weights: IslandWeights) -> None:
+    """Goes the steps of a download to their end."""
+    island = Driven(link, clock=link.clock, seed=1)
+    island.driver.run(fetch.fetch(island.session, weights))
 
 
 def test_whole_frame_becomes_the_published_weights():
     model = nn.Linear(5, 3)
     weights = island(model)
 
-    fetch.fetch(session(Offers(("one", whole()))), weights)
+    fetched(Offers(("one", whole())), weights)
 
     assert (weights.version, weights.digest) == (1, DIGEST)
     assert torch.equal(published(weights, model), VALUES)
@@ -112,7 +108,7 @@ def test_whole_frame_becomes_the_published_weights():
 def test_bad_frame_is_followed_by_another_try():
     weights, link = island(), Offers(("one", whole(result_digest=WRONG)), ("one", whole()))
 
-    fetch.fetch(session(link), weights)
+    fetched(link, weights)
 
     assert (link.downloads, weights.digest) == (2, DIGEST)
 
@@ -121,7 +117,7 @@ def test_frame_that_stays_bad_is_given_up():
     weights, link = island(), Offers(("one", whole(result_digest=WRONG)))
 
     with pytest.raises(FrameError, match=f"published is {WRONG}"):
-        fetch.fetch(session(link), weights)
+        fetched(link, weights)
 
     assert link.downloads == fetch.MAX_TRIES
     assert weights.digest is None
@@ -131,7 +127,7 @@ def test_coordinator_that_goes_on_to_other_frames_is_not_given_up():
     bad = [(f"version {n}", whole(result_digest=WRONG)) for n in range(10)]
     weights, link = island(), Offers(*bad, ("good", whole()))
 
-    fetch.fetch(session(link), weights)
+    fetched(link, weights)
 
     assert (link.downloads, weights.digest) == (11, DIGEST)
 
@@ -148,24 +144,24 @@ def test_tries_of_a_bad_frame_are_ever_further_apart():
     link = Offers(("one", whole(result_digest=WRONG)))
 
     with pytest.raises(FrameError):
-        fetch.fetch(session(link), island())
+        fetched(link, island())
 
-    assert within(link.pauses, [reconnect.FIRST_SECONDS, 2 * reconnect.FIRST_SECONDS])
+    assert within(link.pauses, [backoff.FIRST_SECONDS, 2 * backoff.FIRST_SECONDS])
 
 
 def test_pause_is_short_again_when_the_coordinator_goes_on_to_another_frame():
     bad = [(f"version {n // 2}", whole(result_digest=WRONG)) for n in range(4)]
     link = Offers(*bad, ("good", whole()))
 
-    fetch.fetch(session(link), island())
+    fetched(link, island())
 
-    assert within(link.pauses, [reconnect.FIRST_SECONDS, 2 * reconnect.FIRST_SECONDS] * 2)
+    assert within(link.pauses, [backoff.FIRST_SECONDS, 2 * backoff.FIRST_SECONDS] * 2)
 
 
 def test_good_frame_is_fetched_without_a_pause():
     link = Offers(("one", whole()))
 
-    fetch.fetch(session(link), island())
+    fetched(link, island())
 
     assert link.clock.now() == 0.0
 
@@ -195,7 +191,7 @@ UNFIT: dict[str, tuple[bytes, type[AtollError]]] = {
 def test_frame_of_another_kind_run_or_layout_is_refused_before_anything_is_applied(what):
     model = nn.Linear(5, 3)
     weights = island(model)
-    fetch.fetch(session(Offers(("one", whole()))), weights)
+    fetched(Offers(("one", whole())), weights)
     data, error = UNFIT[what]
     receiver = weights.receive(run_id="run")
 

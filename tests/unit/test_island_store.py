@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from atoll.errors import StateHeld, StoreError
-from atoll.island.state.store import IslandIdentity, IslandStore, Saved
+from atoll.island.state.base import Saved
+from atoll.island.state.store import IslandIdentity, IslandStore
 
 META = {"preamble": "00ff", "sha256": "a" * 64, "numbers": {"optimizer/0/step": 3}}
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -10,19 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from atoll.clock import ManualClock
 from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import ConfigError, StoreError
 from atoll.island import collective
-from atoll.island.link.session import Session
+from atoll.island.conversation import hand_in
+from atoll.island.conversation.session import Session
+from atoll.island.driver import Driver
 from atoll.island.ranks import combine, parallel
 from atoll.island.ranks.batch_slice import BatchSlice
-from atoll.island.ranks.group import SoloGroup
+from atoll.island.ranks.group import Group, SoloGroup
 from atoll.island.state.continuity import WHOLE, Continuity, Part
-from atoll.island.state.store import IslandStore
+from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import placement
 from atoll.launch.placement import Placement
 from atoll.protocol.messages import Info
+from tests import links
+from tests.clusters import SMALL, info_of, manifest_for
 
 FOLLOWER = Part(1, 2)
 TORCHRUN = {
@@ -76,11 +82,20 @@ def continuity(store: IslandStore, part: Part = FOLLOWER) -> tuple[Continuity, t
     return made, optimizer
 
 
+def resumed(group: Group, made: Continuity) -> None:
+    """The rank takes up what an earlier life left, as its leader tells."""
+    link: Any = links.Answering()
+    session = Session(
+        IslandIdentity("w", "0" * 64), info_of(manifest_for(SMALL)), Random(0), group=group
+    )
+    Driver(link, ManualClock(), group).run(hand_in.resume(session, made))
+
+
 def resume(store: IslandStore, part: Part, *told: Any) -> torch.optim.SGD:
     """The optimizer of the next life, after the leader told its rounds."""
     made, optimizer = continuity(store, part)
     optimizer.state.clear()
-    collective.resume(FollowerGroup(*told), cast(Session, None), made)
+    resumed(FollowerGroup(*told), made)
     return optimizer
 
 
@@ -204,7 +219,7 @@ def test_failure_of_one_rank_to_resume_is_told_to_all(store, monkeypatch, told, 
     monkeypatch.setattr(made, step, broken)
 
     with pytest.raises(StoreError):
-        collective.resume(Telling(*told), cast(Session, None), made)
+        resumed(Telling(*told), made)
 
     assert [str(error) for error in shared] == [step]
 

@@ -6,8 +6,8 @@ import pytest
 
 from atoll.clock import ManualClock
 from atoll.errors import AtollError, CoordinatorUnreachable, NotReady, StaleContribution
-from atoll.island.link import reconnect
-from atoll.island.link.reconnect import Reconnect
+from atoll.island.conversation import backoff
+from tests.links import repeated
 
 
 class Away:
@@ -32,8 +32,8 @@ class Away:
 
 def run(times: int, *, seed: int = 1, error: AtollError | None = None) -> Away:
     clock = ManualClock()
-    away, back = Away(clock, times, error), Reconnect(clock, random.Random(seed))
-    assert back.call(away) == "answer"
+    away = Away(clock, times, error)
+    assert repeated(away, clock, random.Random(seed)) == "answer"
     return away
 
 
@@ -61,7 +61,7 @@ def test_final_error_passes_through_at_once():
     away = Away(clock, 1, StaleContribution("closed"))
 
     with pytest.raises(StaleContribution, match="closed"):
-        Reconnect(clock, random.Random(1)).call(away)
+        repeated(away, clock, random.Random(1))
 
     assert len(away.tried) == 1
 
@@ -71,21 +71,20 @@ def test_foreign_exception_passes_through_at_once():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Reconnect(ManualClock(), random.Random(1)).call(broken)
+        repeated(broken, ManualClock(), random.Random(1))
 
 
 def test_waits_double_up_to_the_longest_and_no_further():
     away = run(12)
     ideal = [
-        min(reconnect.LONGEST_SECONDS, reconnect.FIRST_SECONDS * 2**attempt)
-        for attempt in range(12)
+        min(backoff.LONGEST_SECONDS, backoff.FIRST_SECONDS * 2**attempt) for attempt in range(12)
     ]
 
     assert all(
         0.5 * most <= wait <= most * (1 + 1e-9)
         for wait, most in zip(away.waits, ideal, strict=True)
     )
-    assert ideal[-1] == reconnect.LONGEST_SECONDS
+    assert ideal[-1] == backoff.LONGEST_SECONDS
 
 
 def test_waits_of_two_islands_differ():
@@ -94,10 +93,10 @@ def test_waits_of_two_islands_differ():
 
 def test_waits_start_short_again_after_an_answer():
     clock = ManualClock()
-    back = Reconnect(clock, random.Random(1))
-    back.call(Away(clock, 8))
+    jitter = random.Random(1)
+    repeated(Away(clock, 8), clock, jitter)
     again = Away(clock, 1)
 
-    back.call(again)
+    repeated(again, clock, jitter)
 
-    assert again.waits[0] <= reconnect.FIRST_SECONDS * (1 + 1e-9)
+    assert again.waits[0] <= backoff.FIRST_SECONDS * (1 + 1e-9)

@@ -1,13 +1,11 @@
 """An island's standing: generations are adopted, evictions answered by registering again."""
 
-import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from atoll.clock import ManualClock
 from atoll.errors import (
     CoordinatorUnreachable,
     DiskFailed,
@@ -19,16 +17,14 @@ from atoll.errors import (
     Superseded,
     UnknownWorker,
 )
-from atoll.island.link import session as sessions
-from atoll.island.link.reconnect import Reconnect
-from atoll.island.link.session import Session
+from atoll.island.conversation import session as sessions
 from atoll.island.ranks.group import SOLO, Group, SoloGroup
-from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Done, RegisterReply
 from atoll.versions import manifest_change
 from tests import links
 from tests.clusters import SMALL, info_of, manifest_for
+from tests.links import Driven
 
 
 class Coordinator(links.Answering):
@@ -56,8 +52,8 @@ class Coordinator(links.Answering):
         self.left += 1
         return Done()
 
-    def message(self, session: Session) -> str:
-        identity = session.identity()
+    def message(self, session: Driven) -> str:
+        identity = session.standing.identity()
         self.seen.append((identity.incarnation, identity.generation))
         answer = self.answers.pop(0) if self.answers else "done"
         if callable(answer):
@@ -73,14 +69,12 @@ def coordinator() -> Coordinator:
 
 
 @pytest.fixture
-def session(coordinator: Coordinator) -> Session:
+def session(coordinator: Coordinator) -> Driven:
     return joined(coordinator)
 
 
-def joined(coordinator: Coordinator, *, group: Group = SOLO) -> Session:
-    link: Any = coordinator
-    reconnect = Reconnect(ManualClock(), random.Random(0))
-    made = Session(link, IslandIdentity("a", "1" * 64), reconnect, group=group)
+def joined(coordinator: Coordinator, *, group: Group = SOLO) -> Driven:
+    made = Driven(coordinator, group=group)
     made.register(layout_digest="0" * 64, data_identity={})
     return made
 
@@ -284,7 +278,7 @@ def test_follower_is_in_the_life_that_the_leader_has(coordinator):
     session.call(lambda: coordinator.message(session))
 
     assert coordinator.seen == [(1, 1), (3, 8)]
-    assert session.version == 5
+    assert session.standing.version == 5
     assert coordinator.registrations == 0, "only the leader registers"
 
 
@@ -296,7 +290,7 @@ def test_follower_that_is_told_of_a_fence_does_as_the_leader(coordinator, goes_o
 
     if goes_on:
         assert session.call(lambda: coordinator.message(session)) == "done"
-        assert session.incarnation == 2
+        assert session.standing.incarnation == 2
     else:
         with pytest.raises(Fenced):
             session.call(lambda: coordinator.message(session))

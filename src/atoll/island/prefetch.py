@@ -21,7 +21,6 @@ class RowPrefetch:
     """Reads batches in a thread of its own; for one thread that trains."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self.round = 0  # the newest one whose rows are known before it is open
         self._dataset = dataset
         self._key: Key | None = None
         self._source: Iterator[Tensor] = iter(())

@@ -10,12 +10,10 @@ Everything that must match comes from the coordinator; nothing of it can be set 
 """
 
 import logging
-import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,50 +22,30 @@ from torch.optim import Optimizer
 from atoll.clock import Clock
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
-from atoll.errors import (
-    AtollError,
-    ConfigError,
-    ContributionError,
-    ManifestMismatch,
-    StoreError,
-    WrongRound,
-)
-from atoll.island import collective, hand_in, inner_optimizer
+from atoll.errors import AtollError, ConfigError
+from atoll.island import collective, inner_optimizer
+from atoll.island.conversation import session as sessions
+from atoll.island.conversation.beside import Beside
+from atoll.island.conversation.intents import Partial, Trained
+from atoll.island.conversation.rounds import Rounds
+from atoll.island.conversation.session import Session
+from atoll.island.driver import Driver
 from atoll.island.link.base import Attendance, Link
-from atoll.island.link.reconnect import Reconnect
-from atoll.island.link.session import Session
 from atoll.island.prefetch import RowPrefetch
 from atoll.island.ranks import combine
 from atoll.island.ranks.batch_slice import BatchSlice
 from atoll.island.ranks.group import SOLO, Group
+from atoll.island.state.base import Store
 from atoll.island.state.continuity import Continuity, Part
-from atoll.island.state.store import IslandIdentity, IslandStore
+from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
 from atoll.island.telemetry import Meter, Samples
 from atoll.models import fingerprint
-from atoll.protocol.control import Command
 from atoll.protocol.manifest import Manifest
-from atoll.protocol.messages import (
-    Assignment,
-    AssignmentRequest,
-    EvaluationReport,
-    EvaluationTask,
-    HeartbeatRequest,
-    Identity,
-    Telemetry,
-)
-from atoll.protocol.samples import SamplesRequest
-from atoll.strategies import build
+from atoll.protocol.messages import Assignment, EvaluationTask, Telemetry
 from atoll.versions import recorded
-from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-WAIT_SECONDS = 20.0  # a long poll; well below any proxy's idle limit
-MAX_BEATS = 2  # one tells of a new command, the next acknowledges it; a still newer one waits
-MAX_DELIVERIES = 4  # batches of samples with one heartbeat, so that a backlog cannot delay the next
 
 Evaluate = Callable[[nn.Module, Tensor], tuple[float, int]]
 
@@ -107,7 +85,7 @@ class Run:
     def __init__(
         self,
         link: Link,
-        store: IslandStore,
+        store: Store,
         clock: Clock,
         *,
         identity: IslandIdentity,
@@ -116,26 +94,27 @@ class Run:
     ) -> None:
         self.group = group
         self._store = store
-        reconnect = Reconnect(clock, jitter)
-        self._session = Session(link, identity, reconnect, group=group)
-        self._beats_under: str | None = None
-        self._info = self._session.info  # what the round under way is trained under
-        self.manifest: Manifest = self._info.manifest()
-        self.stale_rounds = 0
-        self._codec = self.manifest.upload.build()
+        self._driver = Driver(link, clock, group)
+        info = self._driver.run(sessions.look(jitter))
+        self._session = Session(identity, info, jitter, group=group)
+        self._rounds: Rounds | None = None
         self._loaded: _Loaded | None = None
         self._round: _Round | None = None
         self._meter = Meter(clock)
         self._samples = Samples(clock)
-        self._samples_life = 0  # the incarnation of the first delivery: it outlives evictions
-        self._command = Command()
+        self._beside = Beside(self._session, self.telemetry, self._samples)
         self._on_close: tuple[Callable[[], None], ...] = ()
         log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
 
     @property
+    def manifest(self) -> Manifest:
+        """The settings of the round under way; another object after a new version was adopted."""
+        return self._session.adopted.manifest
+
+    @property
     def worker_id(self) -> str:
         """Who this island is in the run."""
-        return self._session.island.worker_id
+        return self._session.standing.island.worker_id
 
     @property
     def version(self) -> int | None:
@@ -146,6 +125,11 @@ class Run:
     def digest(self) -> str | None:
         """The digest of the published weights this island holds."""
         return None if self._loaded is None else self._loaded.weights.digest
+
+    @property
+    def stale_rounds(self) -> int:
+        """Rounds that closed without this island's contribution."""
+        return 0 if self._rounds is None else self._rounds.stale_rounds
 
     def load(
         self,
@@ -173,13 +157,13 @@ class Run:
         fingerprint.check(combine.unwrapped(model), layout)
         share = BatchSlice(self.group.rank, self.group.size)
         combine.install(model, share, ranks=self.group.size)
-        download = self.manifest.download.build()
-        weights = IslandWeights(model, layout, download=download, group=self.group)
+        adopted = self._session.adopted
+        weights = IslandWeights(model, layout, download=adopted.download, group=self.group)
         continuity = Continuity(
             self._store,
-            self._session.info,
+            adopted.info,
             worker_id=self.worker_id,
-            codec=self._codec,
+            codec=adopted.upload,
             elements=layout.size,
             part=Part(self.group.rank, self.group.size, combine.is_fsdp2(model)),
         )
@@ -193,15 +177,18 @@ class Run:
         group each rank gets its slice of every batch: at least one row, which may count as none.
         """
         loaded = self._must_be_loaded()
-        self._session.register(
-            layout_digest=loaded.weights.layout.digest, data_identity=dict(dataset.identity())
-        )
+        digest, identity = loaded.weights.layout.digest, dict(dataset.identity())
+        self._driver.run(self._session.register(layout_digest=digest, data_identity=identity))
         collective.check_data(self.group, self.manifest, dataset)
-        collective.resume(self.group, self._session, loaded.continuity)
+        self._rounds = Rounds(self._session, loaded.weights, loaded.continuity)
         with closing(RowPrefetch(dataset)) as ahead:
-            while (assignment := self._next_assignment(loaded, dataset, ahead)) is not None:
-                yield from self._train(loaded, dataset, assignment, ahead)
-                self._sync(loaded)
+            self._driver.foresee = lambda rows: ahead.begin(rows.ranges, **self._reading())
+            self._driver.evaluate = lambda asked: self._evaluate(loaded, dataset, asked.task)
+            steps = self._rounds.take_part()
+            train = self._driver.until_training(steps)
+            while train is not None:
+                yield from self._train(loaded, dataset, train.assignment, ahead)
+                train = self._driver.until_training(steps, self._trained())
         self.close()
 
     def step(self, *, loss: float | Tensor) -> None:
@@ -226,7 +213,7 @@ class Run:
 
     def close(self) -> None:
         """Leaves the run and lets go of what it holds; harmless when repeated."""
-        self._session.leave()
+        self._driver.run(self._session.leave())
         self.release()
 
     def leave_now(self) -> None:
@@ -235,7 +222,7 @@ class Run:
             return
         try:
             with self.group.alone():
-                self._session.leave_once()
+                self._driver.run(self._session.leave_once())
         except AtollError as error:
             log.warning("left without a word", extra={"code": error.code, "reason": str(error)})
 
@@ -251,137 +238,21 @@ class Run:
 
     def beat(self) -> None:
         """One heartbeat; called from a thread of its own."""
-        if self._session.is_registered:
-            self._beside(self._beat)
+        self._driver.run(self._beside.beat())
 
     def attend(self) -> Attendance | None:
         """Opens the presence stream, from a thread of its own; None before and after the run."""
-        if not self._session.is_registered:
-            return None
-        return self._beside(self._session.link.attend)
-
-    def _beside(self, work: Callable[[Identity], T]) -> T:
-        """One try of `work` beside the training, under the manifest that is in force now.
-
-        A new version is taken over between two rounds; until then only what goes on beside the
-        training knows of it, so that a long step is not taken for a death.
-        """
-
-        def try_once() -> T:
-            return work(self._session.identity(self._beats_under))
-
-        try:
-            return self._session.try_once(try_once)
-        except ManifestMismatch:
-            self._beats_under = self._session.look()
-            return self._session.try_once(try_once)
-
-    def _beat(self, identity: Identity) -> None:
-        for _ in range(MAX_BEATS):
-            reply = self._session.link.send(
-                HeartbeatRequest(
-                    identity=identity, telemetry=self.telemetry(), acknowledged=self._command.number
-                )
-            )
-            self._session.generation = reply.generation
-            if reply.command == self._command:
-                break
-            self._command = reply.command
-            log.info("the operator asks", extra={"action": reply.command.action})
-            identity = self._session.identity(self._beats_under)
-        self._deliver_samples(identity)
-
-    def _deliver_samples(self, identity: Identity) -> None:
-        """Hands in what was measured; what a missed call leaves is sent with a later beat."""
-        self._samples_life = self._samples_life or identity.incarnation
-        for _ in range(MAX_DELIVERIES):
-            batch = self._samples.batch()
-            if not batch:
-                return
-            try:
-                self._session.link.send(
-                    SamplesRequest(identity=identity, life=self._samples_life, samples=batch)
-                )
-            except StoreError as error:
-                # The beat before it was heard; only figures wait.
-                log.warning("telemetry waits", extra={"code": error.code, "reason": str(error)})
-                return
-            self._samples.delivered(batch[-1].sequence)
+        return self._driver.run(self._beside.attend())
 
     def telemetry(self) -> Telemetry:
         """What this island tells about itself."""
-        traffic = self._session.link.traffic
+        traffic = self._driver.link.traffic
         return self._meter.telemetry(bytes_sent=traffic.sent, bytes_received=traffic.received)
 
     def _must_be_loaded(self) -> _Loaded:
         if self._loaded is None:
             raise ConfigError("run.load(model) must come before run.batches(dataset)")
         return self._loaded
-
-    def _next_assignment(
-        self, loaded: _Loaded, dataset: Dataset, ahead: RowPrefetch
-    ) -> Assignment | None:
-        """The next rows to train, from the published weights; None when the run is over."""
-        while True:
-            reply = self._session.call(lambda: self._ask(loaded.weights, ahead.round))
-            if reply.upcoming > ahead.round:
-                ahead.round = reply.upcoming
-                ahead.begin(reply.upcoming_ranges, **self._reading())
-            if reply.action == "fetch":
-                collective.fetch(self.group, self._session, loaded.weights)
-                continue
-            loaded.weights.reset()
-            if reply.evaluation is not None:
-                self._evaluate(loaded, dataset, reply.evaluation)
-            if reply.action == "stop":
-                log.info(
-                    "stopped",
-                    extra={
-                        "reason": reply.reason,
-                        "version": reply.version,
-                        "digest": reply.digest,
-                    },
-                )
-                return None
-            if reply.action == "train":
-                if not self._adopt(loaded, reply):
-                    continue
-                loaded.weights.train()
-                return reply
-
-    def _adopt(self, loaded: _Loaded, assignment: Assignment) -> bool:
-        """Takes over the manifest that the round is under; False when this island must ask again.
-
-        The one place where settings change: between two rounds.
-        """
-        newest = self._session.info.manifest_sha256
-        unknown = assignment.manifest_sha256 not in (None, newest)
-        # All ranks ask again when one must: the leader may have heard of it while it sent.
-        if any(one for (one,) in self.group.gather([unknown])):
-            self._session.call(self._session.refresh)
-            return False
-        info = self._session.info
-        if info.manifest_sha256 == self._info.manifest_sha256:
-            return True
-        self._info, self.manifest = info, info.manifest()
-        self._codec = self.manifest.upload.build()
-        loaded.weights.download = self.manifest.download.build()
-        loaded.continuity.adopt(info, self._codec)
-        log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
-        return True
-
-    def _ask(self, weights: IslandWeights, upcoming: int) -> Assignment:
-        reply = self._session.link.send(
-            AssignmentRequest(
-                identity=self._session.identity(),
-                version=weights.version,
-                digest=weights.digest,
-                wait_seconds=WAIT_SECONDS,
-                upcoming=upcoming,
-            )
-        )
-        self._session.generation = reply.generation
-        return reply
 
     def _reading(self) -> dict[str, int]:
         return {"batch": self.manifest.inner.batch, "seed": self.manifest.seed}
@@ -403,49 +274,15 @@ class Run:
                 raise ConfigError("run.step(loss=...) must be called once for every batch")
         self._meter.end()
 
-    def _sync(self, loaded: _Loaded) -> None:
-        assert self._round is not None
-        header = self._header(loaded.weights, self._round)
-        loaded.weights.gather()
-        accepted = collective.contribute(
-            self.group,
-            loaded.continuity,
-            header.round,
-            lambda: hand_in.contribute(
-                self._session,
-                loaded.continuity,
-                loaded.weights,
-                header,
-                codec=self._codec,
-                noise=build.upload_noise(self.manifest, header.round, self.worker_id),
-            ),
-        )
-        self.stale_rounds += not accepted
-        self._round = None
+    def _trained(self) -> Trained:
+        done, self._round = self._round, None
+        assert done is not None, "a round is trained before it is handed in"
+        return Trained(done.loss_sum, done.tokens, done.rows)
 
-    def _header(self, weights: IslandWeights, done: _Round) -> FrameHeader:
-        assert done.assignment.round is not None
-        return FrameHeader.of(
-            weights.layout,
-            self._codec,
-            kind="contribution",
-            run_id=self._info.run_id,
-            manifest_sha256=self._info.manifest_sha256,
-            round=done.assignment.round,
-            worker_id=self.worker_id,
-            incarnation=self._session.incarnation,
-            base_digest=done.assignment.digest,
-            weight=1 if self.manifest.weighting == "equal" else done.tokens,
-            rows=done.rows,
-            tokens=done.tokens,
-            loss_sum=done.loss_sum,
-            ranges=done.assignment.ranges,
-        )
-
-    def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> None:
-        """This island's share of the held-out loss: a partial sum with its honest count."""
+    def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> Partial | None:
+        """This island's share of the held-out loss, over all its ranks."""
         if loaded.evaluate is None:
-            return
+            return None
         loss_sum, tokens = 0.0, 0
         was_training = loaded.model.training
         loaded.model.eval()
@@ -458,22 +295,4 @@ class Run:
                 if loaded.share.rows:
                     loss_sum, tokens = loss_sum + loss, tokens + count
         loaded.model.train(was_training)
-        loss_sum, tokens = collective.total(self.group, loss_sum, tokens)
-        if tokens and math.isfinite(loss_sum):
-            self._report(task, loss_sum, tokens)
-
-    def _report(self, task: EvaluationTask, loss_sum: float, tokens: int) -> None:
-        try:
-            self._session.call(
-                lambda: self._session.link.send(
-                    EvaluationReport(
-                        identity=self._session.identity(),
-                        version=task.version,
-                        loss_sum=loss_sum,
-                        tokens=tokens,
-                    )
-                )
-            )
-        except (WrongRound, ContributionError) as error:
-            # The coordinator went on, or restarted in between: a figure less, and no work lost.
-            log.warning("evaluation refused", extra={"code": error.code, "reason": str(error)})
+        return collective.total(self.group, loss_sum, tokens)

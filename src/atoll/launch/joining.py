@@ -9,17 +9,17 @@ from pathlib import Path
 from atoll import ids
 from atoll.clock import SystemClock
 from atoll.errors import ConfigError, StateHeld
+from atoll.island.conversation.session import look
+from atoll.island.driver import Driver
 from atoll.island.link.base import Link
 from atoll.island.link.led import LedLink
 from atoll.island.link.network import NetworkLink
-from atoll.island.link.reconnect import Reconnect
 from atoll.island.presence import Presence
 from atoll.island.pulse import Pulse
 from atoll.island.ranks.group import Group
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import memory, placement
-from atoll.protocol.messages import InfoRequest
 
 MAX_SLOTS = 256
 NO_KEY = "0" * 64
@@ -56,7 +56,7 @@ def join(
             lambda: _open_link(group, url=url, token=token, fingerprint=fingerprint)
         )
         held.callback(link.close)
-        run_id = Reconnect(clock, jitter).call(lambda: link.send(InfoRequest())).run_id
+        run_id = Driver(link, clock, group).run(look(jitter)).run_id
         store, identity = _hold_state(
             group,
             None if state is None else Path(state),

@@ -264,6 +264,10 @@ class Info(Manifest):
             )
         return value
 
+    def settings(self) -> dict[str, Any]:
+        """The settings alone, as JSON."""
+        return self.model_dump(mode="json", include=set(Manifest.model_fields))
+
     def manifest(self) -> Manifest:
         """The settings alone."""
         return Manifest.model_validate(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from atoll.blobs import owner
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.island.state.store import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, IslandStore, Saved
+from atoll.island.state.base import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, Saved
+from atoll.island.state.store import IslandStore
 from atoll.launch import state
 from atoll.ledger import engines
 from tests.faults.power import machines

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from atoll.codecs import feedback
 from atoll.codecs.base import Codec
 from atoll.island.state import optimizer_state
+from atoll.island.state.base import FRAME_FILE, RESIDUAL_FILE, Frame, Saved, Store
 from atoll.island.state.encoding import Feedback
-from atoll.island.state.store import FRAME_FILE, RESIDUAL_FILE, IslandStore, Saved, StoredFrame
 from atoll.layout import byte_view
 from atoll.protocol.messages import Info
 
@@ -68,7 +67,7 @@ class Continuity:
 
     def __init__(
         self,
-        store: IslandStore,
+        store: Store,
         info: Info,
         *,
         worker_id: str,
@@ -97,7 +96,7 @@ class Continuity:
             self._next_residual = feedback.new_residual(self._codec, self._elements)
         stream = f"{self._info.seed}/{self._worker_id}" + self._part.stream
         seed = random.Random(stream).getrandbits(63)
-        torch.manual_seed(seed)
+        optimizer_state.seed_random(seed)
 
     def adopt(self, info: Info, codec: Codec) -> None:
         """Another manifest version from here on: what rounding lost is kept while it can be used.
@@ -225,7 +224,7 @@ class Continuity:
         path = self.begin(round_number)
         self.save(path, {"run_id": self._info.run_id}, self.capture())
 
-    def frame(self, round_number: int, described: dict[str, Any]) -> StoredFrame:
+    def frame(self, round_number: int, described: dict[str, Any]) -> Frame:
         """The frame of a pending round."""
         return self._store.frame(Saved(round_number, described, {}))
 

@@ -66,6 +66,14 @@ def _placed(value: Any, parameter: Tensor) -> Any:
     return fsdp2.placed(value, parameter)
 
 
+def seed_random(seed: int) -> None:
+    """Begins torch's random streams anew, on every device that is there."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # the same without a note, with a traceback, for every device that may come
+        torch.default_generator.manual_seed(seed)
+
+
 def random_state() -> dict[str, Tensor]:
     """torch's CPU random state, as a tensor of bytes."""
     return {"random/torch": torch.get_rng_state()}

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from atoll import files as filesystem
 from atoll.errors import StateHeld, StoreError
+from atoll.island.state.base import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, Saved
 
 MAX_JSON_BYTES = 8 << 20
 SPARE = "spare-"
@@ -34,7 +35,6 @@ _WAY_OUT = (
     "see that the disk has room and works, then start this island again: it goes on from the last "
     "round that it has whole"
 )
-FRAME_FILE, RESIDUAL_FILE, STATE_FILE = "frame", "residual", "state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class IslandIdentity:
 
 
 class StoredFrame:
-    """A frame file in a pending directory; fulfils `link.FrameSource`. Read from any thread."""
+    """A frame file in a pending directory; fulfils `base.Frame`. Read from any thread."""
 
     def __init__(self, path: Path, *, preamble: bytes, sha256: str) -> None:
         self.preamble = preamble
@@ -65,18 +65,8 @@ class StoredFrame:
             self._fd = -1
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A complete checkpoint or pending directory."""
-
-    round: int
-    meta: dict[str, Any]
-    tensors: dict[str, Tensor]
-    path: Path | None = None
-
-
 class IslandStore:
-    """One island's directory, held by one process.
+    """One island's directory, held by one process; fulfils `base.Store`.
 
     For the thread that trains; `complete` alone may run beside it, while it reads the frame.
     """

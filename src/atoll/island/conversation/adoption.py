@@ -1,7 +1,7 @@
 """Whether what a coordinator states now is the same run, or a recorded new version of it."""
 
 from atoll.errors import ManifestMismatch
-from atoll.protocol.manifest import differences
+from atoll.protocol.manifest import Manifest, differences
 from atoll.protocol.messages import Info
 
 
@@ -9,20 +9,16 @@ def check(adopted: Info, found: Info) -> None:
     """ManifestMismatch names the first field that this island cannot follow, with both values."""
     if found.run_id != adopted.run_id:
         raise _refusal("run_id", adopted.run_id, found.run_id)
-    changed = differences(_settings(adopted), _settings(found))
     same = found.manifest_sha256 == adopted.manifest_sha256
-    if same and not changed:
-        return
+    if same and all(getattr(found, n) == getattr(adopted, n) for n in Manifest.model_fields):
+        return  # as nearly always, and found out twenty times as fast
+    changed = differences(adopted.settings(), found.settings())
     is_newer = not same and found.manifest_version > adopted.manifest_version
     for difference in changed:
         if difference.is_fixed or not is_newer:
             raise _refusal(difference.field, difference.mine, difference.theirs)
     if not is_newer:
         raise _refusal("manifest_version", adopted.manifest_version, found.manifest_version)
-
-
-def _settings(info: Info) -> dict[str, object]:
-    return info.manifest().model_dump(mode="json")
 
 
 def _refusal(field: str, mine: object, theirs: object) -> ManifestMismatch:

@@ -3,8 +3,9 @@
 import logging
 
 from atoll.errors import FrameError
+from atoll.island.conversation.intents import Download, Steps, led
+from atoll.island.conversation.session import Session
 from atoll.island.link.base import DownloadProgress
-from atoll.island.link.session import Session
 from atoll.island.state.weights import IslandWeights
 
 log = logging.getLogger(__name__)
@@ -12,7 +13,19 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3  # of one frame; each costs a whole download
 
 
-def fetch(session: Session, weights: IslandWeights) -> None:
+def fetch(session: Session, weights: IslandWeights) -> Steps[None]:
+    """Collective: brings every rank to the published version; the leader alone downloads."""
+
+    def download() -> Steps[tuple[int, str]]:
+        yield from receive(session, weights)
+        assert weights.version is not None and weights.digest is not None
+        return weights.version, weights.digest
+
+    version, digest = yield from led(download)
+    weights.adopt(version, digest)
+
+
+def receive(session: Session, weights: IslandWeights) -> Steps[None]:
     """Downloads, applies and verifies; a frame that does not fit is followed by a whole one.
 
     The FrameError of a frame that did not fit in MAX_TRIES tries in a row passes through; tries
@@ -22,7 +35,7 @@ def fetch(session: Session, weights: IslandWeights) -> None:
     while True:
         progress = DownloadProgress()
         try:
-            return _receive(session, weights, progress)
+            return (yield from _try(session, weights, progress))
         except FrameError as error:
             if progress.tag != tag:
                 # A coordinator that goes on to another frame is no reason to give up.
@@ -32,17 +45,15 @@ def fetch(session: Session, weights: IslandWeights) -> None:
             if tries == MAX_TRIES:
                 raise
             log.warning("download refused, fetching whole", extra={"reason": str(error)})
-            backoff.pause()
+        yield from backoff.pause()
 
 
-def _receive(session: Session, weights: IslandWeights, progress: DownloadProgress) -> None:
-    receiver = weights.receive(run_id=session.info.run_id)
+def _try(session: Session, weights: IslandWeights, progress: DownloadProgress) -> Steps[None]:
+    receiver = weights.receive(run_id=session.standing.info.run_id)
     have_digest = weights.digest or ""
 
-    def download() -> None:
-        session.link.download(
-            session.identity(), have_digest=have_digest, progress=progress, sink=receiver.feed
-        )
+    def download() -> Steps[None]:
+        yield Download(session.standing.identity(), have_digest, progress, receiver.feed)
 
-    session.call(download)
+    yield from session.call(download)
     receiver.finish()

@@ -1,0 +1,182 @@
+"""Handing in a round: encode, persist, upload, and what the answer means for the inner state.
+
+Followers of a group are durable before the leader sends, and do as it did.
+"""
+
+import logging
+from collections.abc import Callable
+
+from atoll.errors import (
+    Conflict,
+    LeaseLost,
+    ProtocolError,
+    StaleContribution,
+    WrongBase,
+    WrongRound,
+)
+from atoll.island.conversation.intents import Persist, Steps, Trained, Upload, decided, led
+from atoll.island.conversation.session import Session
+from atoll.island.state import encoding
+from atoll.island.state.base import Frame, Saved
+from atoll.island.state.continuity import Continuity
+from atoll.island.state.weights import IslandWeights
+from atoll.layout import Layout
+from atoll.protocol.messages import Assignment
+from atoll.strategies import build
+from atoll.wire.header import FrameHeader
+
+log = logging.getLogger(__name__)
+
+# The round is over, or its rows are somebody else's: the island goes on from the new version.
+_ROUND_IS_OVER = (StaleContribution, Conflict, LeaseLost, WrongBase, WrongRound)
+
+
+def header_of(session: Session, layout: Layout, given: Assignment, trained: Trained) -> FrameHeader:
+    """The header of the contribution of what was `trained` of the `given` rows."""
+    assert given.round is not None
+    info, standing = session.adopted.info, session.standing
+    return FrameHeader.of(
+        layout,
+        session.adopted.upload,
+        kind="contribution",
+        run_id=info.run_id,
+        manifest_sha256=info.manifest_sha256,
+        round=given.round,
+        worker_id=standing.island.worker_id,
+        incarnation=standing.incarnation,
+        base_digest=given.digest,
+        weight=1 if info.weighting == "equal" else trained.tokens,
+        rows=trained.rows,
+        tokens=trained.tokens,
+        loss_sum=trained.loss_sum,
+        ranges=given.ranges,
+    )
+
+
+def hand_in(
+    session: Session, continuity: Continuity, weights: IslandWeights, header: FrameHeader
+) -> Steps[bool]:
+    """Collective: whether the round is in; if not, the inner state is the last accepted round's."""
+    group = session.group
+
+    def save() -> None:
+        if not group.is_leader:
+            continuity.save_part(header.round)
+
+    def settle() -> None:
+        if not group.is_leader:
+            continuity.settle(header.round, accepted=accepted)
+
+    weights.gather()
+    group.together(save)
+    accepted = yield from led(lambda: contribute(session, continuity, weights, header))
+    group.together(settle)
+    return accepted
+
+
+def contribute(
+    session: Session, continuity: Continuity, weights: IslandWeights, header: FrameHeader
+) -> Steps[bool]:
+    """The leader's part: whether the contribution is in."""
+    manifest = session.adopted.manifest
+    noise = build.upload_noise(manifest, header.round, session.standing.island.worker_id)
+    path = continuity.begin(header.round)
+    with continuity.writing(path) as file, continuity.feedback(path) as feed:
+        encoded = encoding.encode(
+            weights, header, file.write, codec=session.adopted.upload, feed=feed, noise=noise
+        )
+    described = continuity.describe(encoded.preamble, encoded.sha256)
+    captured = continuity.capture()
+    # The frame travels while it is being synced here; only the commit waits for that.
+    saved = yield Persist(lambda: continuity.save(path, described, captured))
+    accepted = yield from _settled(
+        session,
+        continuity,
+        continuity.frame(header.round, described),
+        saved,
+        lambda: continuity.promote(header.round),
+    )
+    return accepted
+
+
+def resume(session: Session, continuity: Continuity) -> Steps[None]:
+    """Collective: continues what an earlier life left, on all ranks or on none."""
+    group = session.group
+    found: Saved | None = None
+
+    def read() -> tuple[int | None, int | None]:
+        nonlocal found
+        found = continuity.resume(version=session.standing.version)
+        return continuity.rounds()
+
+    checkpoint, pending = yield from decided(read)
+    fits = group.together(lambda: group.is_leader or continuity.fall_in(checkpoint, pending))
+    if not all(one for (one,) in group.gather([fits])):
+        log.warning("the ranks' states are not of one round and are dropped")
+        group.together(continuity.drop)
+        return
+    if pending is None:
+        return
+    accepted = yield from led(lambda: _resend(session, continuity, found))
+
+    def settle() -> None:
+        if not group.is_leader:
+            continuity.settle_resent(accepted=accepted)
+
+    group.together(settle)
+
+
+def _resend(session: Session, continuity: Continuity, pending: Saved | None) -> Steps[bool]:
+    """Takes up a frame that an earlier life had persisted; whether the contribution is in."""
+    assert pending is not None, "only a pending round is sent again"
+    frame = continuity.frame(pending.round, pending.meta)
+    return (
+        yield from _settled(
+            session,
+            continuity,
+            frame,
+            lambda: None,
+            lambda: continuity.adopt_pending(pending),
+        )
+    )
+
+
+def _settled(
+    session: Session,
+    continuity: Continuity,
+    frame: Frame,
+    saved: Callable[[], None],
+    promote: Callable[[], None],
+) -> Steps[bool]:
+    """Sends `frame`: a receipt promotes, a refusal rolls back; whether there is a receipt."""
+    try:
+        accepted = yield from _send(session, frame, saved)
+    except ProtocolError:
+        # Refused for what it holds: the next life must not send it again.
+        continuity.roll_back()
+        raise
+    if accepted:
+        promote()
+    else:
+        continuity.roll_back()
+    return accepted
+
+
+def _send(session: Session, frame: Frame, saved: Callable[[], None]) -> Steps[bool]:
+    def upload() -> Steps[str]:
+        receipt: str = yield Upload(session.standing.identity(), frame, saved)
+        return receipt
+
+    try:
+        receipt = yield from session.call(upload)
+    except _ROUND_IS_OVER as error:
+        log.warning(
+            "contribution refused, its rows go to a later round",
+            extra={"code": error.code, "reason": str(error)},
+        )
+        return False
+    finally:
+        frame.close()
+        saved()  # nothing is rolled back, and nobody goes, while it is still being saved
+    log.info("contribution accepted", extra={"receipt": receipt})
+    return True

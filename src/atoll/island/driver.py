@@ -1,0 +1,98 @@
+"""Drives an island's conversation in a process: over a link, on a clock, with threads that save."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from typing import Any, TypeVar
+
+from atoll.clock import Clock
+from atoll.island.conversation.intents import (
+    Attend,
+    Download,
+    Evaluate,
+    Foresee,
+    Lead,
+    Pause,
+    Persist,
+    Send,
+    Steps,
+    Train,
+    Upload,
+)
+from atoll.island.link.base import Link
+from atoll.island.ranks.group import SOLO, Group
+
+T = TypeVar("T")
+
+
+class Driver:
+    """Does what steps ask for, and blocks meanwhile. Threads may each drive steps of their own.
+
+    `evaluate` and `foresee` are what the training script's side does about rows.
+    """
+
+    def __init__(self, link: Link, clock: Clock, group: Group = SOLO) -> None:
+        self.link = link
+        self.evaluate: Callable[[Evaluate], Any] = lambda _: None
+        self.foresee: Callable[[Foresee], None] = lambda _: None
+        self._clock = clock
+        self._group = group
+
+    def run(self, steps: Steps[T]) -> T:
+        """What `steps` come to; they train nothing."""
+        results: list[T] = []
+
+        def kept() -> Steps[None]:
+            results.append((yield from steps))
+
+        train = self.until_training(kept())
+        assert train is None, f"{train} where nothing is to be trained"
+        return results[0]
+
+    def until_training(self, steps: Steps[Any], answer: object = None) -> Train | None:
+        """Goes `steps`, given `answer` first, until they ask for training; None at their end."""
+        error: BaseException | None = None
+        while True:
+            try:
+                intent = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration:
+                return None
+            if isinstance(intent, Train):
+                return intent
+            answer = error = None
+            try:
+                answer = self._do(intent)
+            except BaseException as exc:  # whatever it is, the steps unwind with it
+                error = exc
+
+    def _do(self, intent: object) -> Any:
+        match intent:
+            case Send(message, alone):
+                return self.link.send(message, alone=alone)
+            case Upload(identity, frame, before_commit):
+                return self.link.upload(identity, frame, before_commit=before_commit)
+            case Download(identity, have_digest, progress, sink):
+                return self.link.download(
+                    identity, have_digest=have_digest, progress=progress, sink=sink
+                )
+            case Attend(identity):
+                return self.link.attend(identity)
+            case Pause(seconds):
+                return self._clock.sleep(seconds)
+            case Persist(work):
+                return _begun(work)
+            case Lead(make):
+                return self._group.lead(wraps(make)(lambda: self.run(make())))
+            case Evaluate():
+                return self.evaluate(intent)
+            case Foresee():
+                return self.foresee(intent)
+        raise AssertionError(f"nobody does {intent}")
+
+
+def _begun(work: Callable[[], None]) -> Callable[[], None]:
+    """Does `work` in a thread of its own; what it gives waits for the end, and raises its error."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="saving")
+    saving = pool.submit(work)
+    pool.shutdown(wait=False)
+    return saving.result
