@@ -21,6 +21,7 @@ from tests.faults.mutants.mutant import (
     forgiving,
     having,
     in_two,
+    lacking,
 )
 
 MUTANTS: list[Mutant] = []
@@ -91,7 +92,7 @@ def a_repeated_upload_is_recorded_anew(patch: Patch) -> None:
     patch.setattr(ContributionTable, "accept", accept)
 
 
-@mutant("accepted-in-open-round")
+@mutant("accepted-in-open-round", lacking("rogue"))
 def a_stale_round_is_accepted(patch: Patch) -> None:
     patch.setattr(admission.Admission, "_check_round", answering(None))
     patch.setattr(admission.Admission, "_check_rows", answering(None))

@@ -4,11 +4,12 @@ Each changes the production code path itself, from outside, and names the invari
 to catch it. They stand by what they break, one file each.
 """
 
-from tests.faults.mutants import accepting, dispatch, rounds, standing, storage, weights
+from tests.faults.mutants import accepting, dispatch, island, rounds, standing, storage, weights
 from tests.faults.mutants.mutant import Mutant
 
 MUTANTS: list[Mutant] = [
     *standing.MUTANTS,
+    *island.MUTANTS,
     *accepting.MUTANTS,
     *rounds.MUTANTS,
     *dispatch.MUTANTS,

@@ -32,6 +32,31 @@ def having(*kinds: str) -> Wanted:
     return lambda scenario: all(scenario.has(kind) for kind in kinds)
 
 
+def lacking(kind: str) -> Wanted:
+    """Seeds without this kind of faults, which would show something else first."""
+    return lambda scenario: not scenario.has(kind)
+
+
+def waiting_for_all(*kinds: str) -> Wanted:
+    """Seeds whose rounds wait for every island, with one to spare and leases that do not end."""
+
+    def wanted(scenario: Scenario) -> bool:
+        members = scenario.settings["membership"]
+        spare = scenario.islands > members["min_workers"] and members["quorum"] == 0
+        return spare and working(kinds=kinds, lease_seconds=0.0)(scenario)
+
+    return wanted
+
+
+def crowded(*kinds: str) -> Wanted:
+    """Seeds with many faults, of these kinds and few others."""
+
+    def wanted(scenario: Scenario) -> bool:
+        return having(*kinds)(scenario) and scenario.gap_seconds == 1.5 and len(scenario.kinds) < 9
+
+    return wanted
+
+
 def working(*, kinds: tuple[str, ...] = (), **settings: Any) -> Wanted:
     """Seeds that dispatch with these settings and have these kinds of faults."""
 

@@ -13,7 +13,15 @@ from atoll.ledger.records import RoundPlan
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.rounds import RoundTable
 from atoll.simulate.faults.scenario import Scenario
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, having, in_two
+from tests.faults.mutants.mutant import (
+    Mutant,
+    Patch,
+    adding_to,
+    answering,
+    having,
+    in_two,
+    waiting_for_all,
+)
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -137,6 +145,6 @@ def the_grace_period_is_over_at_once(patch: Patch) -> None:
     patch.setattr(quorum, "is_due", lambda *seen, **_: real(*seen, seconds_with_quorum=math.inf))
 
 
-@mutant("liveness", having("kill worker"))
+@mutant("liveness", waiting_for_all("kill worker"))
 def a_dead_worker_is_waited_for(patch: Patch) -> None:
     patch.setattr(quorum, "waiting_for", lambda view: view.planned - view.accepted)

@@ -21,6 +21,7 @@ from tests.faults.mutants.mutant import (
     Patch,
     adding_to,
     answering,
+    crowded,
     during,
     having,
     never_paused,
@@ -90,7 +91,7 @@ def a_kicked_worker_is_taken_in(patch: Patch) -> None:
     patch.setattr(Control, "check", answering(None))
 
 
-@mutant("operator-obeyed", having("operator", "crash coordinator"))
+@mutant("operator-obeyed", crowded("operator", "crash coordinator"))
 def a_kick_that_a_crash_cut_in_two_stays_so(patch: Patch) -> None:
     patch.setattr(Membership, "finish_kicks", answering(None))
 

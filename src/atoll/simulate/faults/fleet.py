@@ -6,11 +6,12 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.simulate.faults.calls import Answer, Call
+from atoll.simulate.faults.disk import Disk
 from atoll.simulate.faults.host import Host
 from atoll.simulate.faults.invariants.checker import Checker
 from atoll.simulate.faults.loop import EventLoop
 from atoll.simulate.faults.network import Network
-from atoll.simulate.faults.process import Disk, Process, Steps
+from atoll.simulate.faults.process import Events, Process
 from atoll.simulate.faults.scenario import Scenario
 
 
@@ -19,7 +20,7 @@ class _Thread:
     """One of a process's two threads."""
 
     process: Process
-    steps: Steps
+    steps: Events
     is_main: bool
 
 
@@ -59,6 +60,8 @@ class Fleet:
             number=self._count,
             seed=self._scenario.seed,
             step_seconds=self._scenario.step_seconds,
+            loop=self._loop,
+            reference=self._checker.reference,
         )
         if self.is_faulty:
             process.rogue = 0.4 if self._scenario.has("rogue") else 0.0

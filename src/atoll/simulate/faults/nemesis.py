@@ -10,7 +10,6 @@ from atoll.simulate.faults.host import Host
 from atoll.simulate.faults.invariants.checker import Checker
 from atoll.simulate.faults.loop import EventLoop
 from atoll.simulate.faults.network import Network
-from atoll.simulate.faults.process import Disk
 from atoll.simulate.faults.scenario import HEARTBEAT_TIMEOUT, Scenario
 
 DAY_SECONDS = 86_400.0
@@ -133,7 +132,7 @@ class Nemesis:
         process = self._rng.choice(running)
         process.stopped_until = self._loop.now + self._rng.uniform(0.5, 2 * HEARTBEAT_TIMEOUT)
         self._fleet.others.append(process)
-        self._fleet.start(process.worker_id, Disk(process.disk.key, process.disk.pending))
+        self._fleet.start(process.worker_id, process.disk.copy())
 
     def _impostor(self) -> None:
         worker_id = self._rng.choice(self._fleet.workers)

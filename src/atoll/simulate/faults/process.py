@@ -1,70 +1,105 @@
-"""A worker's process: the island's side of the protocol as a generator of messages and pauses.
+"""A worker's process: the island's own conversation, driven by events, over a network that fails.
 
-Trains nothing: its displacement is the stand-in's. Its weights are the island's own code, and what
-it keeps on disk is what an island keeps: its key, and the frame whose receipt is not here yet.
+Trains nothing: its displacement is the stand-in's. All that it says, keeps and makes of an answer
+is the island's code; what is here carries that out, and adds what a broken island would send.
 """
 
 import hashlib
 import random
 from collections.abc import Callable, Generator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from atoll.codecs import registry as codecs
+from atoll.coordinator import handlers
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import UploadStream
+from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.service import Coordinator
-from atoll.errors import (
-    AtollError,
-    Conflict,
-    ContributionError,
-    FrameError,
-    LeaseLost,
-    ManifestMismatch,
-    StaleContribution,
-    StaleGeneration,
-    UnknownWorker,
-    WrongRound,
+from atoll.errors import AtollError, FrameError, StaleGeneration
+from atoll.island.conversation import hand_in
+from atoll.island.conversation import session as sessions
+from atoll.island.conversation.beside import Beside
+from atoll.island.conversation.intents import (
+    Attend,
+    Download,
+    Evaluate,
+    Foresee,
+    Lead,
+    Partial,
+    Pause,
+    Persist,
+    Send,
+    Steps,
+    Train,
+    Trained,
+    Upload,
 )
+from atoll.island.conversation.rounds import Rounds
+from atoll.island.conversation.session import Session
+from atoll.island.state.continuity import Continuity
+from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
+from atoll.island.telemetry import Samples
 from atoll.ledger.records import ContributionRecord
+from atoll.protocol.exchange import Ask, Waiting
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
+    EvaluationReport,
     HeartbeatRequest,
     Identity,
-    Info,
+    InfoRequest,
+    LeaveRequest,
     RegisterRequest,
+    Telemetry,
 )
-from atoll.rows import RowRange
 from atoll.simulate.faults import standin
 from atoll.simulate.faults.calls import Call
+from atoll.simulate.faults.disk import Disk
+from atoll.simulate.faults.invariants.islands import IslandCheck, ThreadCheck, Work
+from atoll.simulate.faults.loop import EventLoop, LoopClock
+from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.scenario import BLOCK
-from atoll.simulate.faults.standin import Frame
+from atoll.simulate.faults.standin import Frame, Inner
 from atoll.wire.header import FrameHeader
 
 CHUNK_BYTES = 900
-WAIT_SECONDS = 0.7
-TRIES = 50
-_ROUND_IS_OVER = (StaleContribution, Conflict, LeaseLost, WrongRound, ContributionError)
+WAIT_SECONDS = 0.7  # how long a question waits for something to tell
+_KINDS: dict[type[Ask[Any]], str] = {
+    InfoRequest: "info",
+    RegisterRequest: "register",
+    HeartbeatRequest: "heartbeat",
+    AssignmentRequest: "assignment",
+    EvaluationReport: "evaluation",
+    LeaveRequest: "leave",
+}
 
-Steps = Generator[Call | float, Any, Any]
+Events = Generator[Call | float, Any, Any]
 
 
-@dataclass
-class Disk:
-    """What of a worker survives its death."""
+class _Weights(IslandWeights):
+    """An island's weights, whose bits may flip as they arrive."""
 
-    key: str
-    pending: Frame | None = None
+    arrived: Callable[[], None] = staticmethod(lambda: None)
+
+    def adopt(self, version: int, digest: str) -> None:
+        super().adopt(version, digest)
+        self.arrived()
 
 
 class Process:
     """One life of a worker. `main` and `pulse` are its two threads."""
 
     def __init__(
-        self, worker_id: str, disk: Disk, *, number: int, seed: int, step_seconds: float
+        self,
+        worker_id: str,
+        disk: Disk,
+        *,
+        number: int,
+        seed: int,
+        step_seconds: float,
+        loop: EventLoop,
+        reference: Reference,
     ) -> None:
         self.worker_id = worker_id
         self.disk = disk
@@ -76,301 +111,290 @@ class Process:
         self.stopped_until = 0.0
         self.jump = 1.0  # its clock jumps: the next pause takes so many times as long
         self.rogue = 0.0  # how often it also sends what must be refused
-        self.info: Info | None = None
-        self.incarnation = 0
-        self.generation = 0
         self.on_attend: Callable[[Any], None] = lambda _: None
-        self.weights = IslandWeights(
-            standin.module(), standin.LAYOUT, download=codecs.DEFAULT.build()
-        )
         self.flips = 0.0  # how often its weights go bad as they arrive
         self.repeats = 0.0  # how often it sends an old frame once more
         self._seed = seed
-        self._joining = False
-        self._attends = False
+        self._clock = LoopClock(loop, started=0.0, wall_offset=0.0)
+        self._check = IslandCheck(self.name, disk.memory, reference)
+        self._inner = Inner()
+        self._model = standin.module()
+        self._rounds: Rounds | None = None  # once it has registered
+        self._beside: Beside | None = None
+        self._attends = 0  # the incarnation whose presence stream is open
+        self._given: Assignment | None = None  # what it trained last
         self._sent: list[Frame] = []
 
     def hurry(self) -> None:
         """It is slow no more."""
         self.slowness = 1.0
 
-    # Messages
+    def corrupt(self) -> None:
+        """Its memory flips a bit: what it holds has another digest now."""
+        if self._rounds is not None and self._rounds.weights.digest is not None:
+            self._rounds.weights.digest = f"{self.rng.getrandbits(256):064x}"
 
-    def _identity(self) -> Identity:
-        assert self.info is not None
-        return Identity(
-            run_id=standin.RUN_ID,
-            manifest_sha256=self.info.manifest_sha256,
+    def _flip(self) -> None:
+        if self.rng.random() < self.flips:
+            self.corrupt()
+
+    # The two threads
+
+    def main(self) -> Events:
+        """The island's life, as `island.run` has it."""
+        try:
+            yield from self._drive(self._live(), ThreadCheck(self.name, trains=True))
+        except AtollError as error:
+            self._check.ended(error)
+            raise
+
+    def _live(self) -> Steps[None]:
+        info = yield from sessions.look(self.rng)
+        session = Session(IslandIdentity(self.worker_id, self.disk.key), info, self.rng)
+        adopted = session.adopted
+        weights = _Weights(self._model, standin.LAYOUT, download=adopted.download)
+        weights.arrived = self._flip
+        continuity = Continuity(
+            self.disk.store,
+            info,
             worker_id=self.worker_id,
-            incarnation=self.incarnation,
-            island_key=self.disk.key,
-            generation=self.generation,
+            codec=adopted.upload,
+            elements=standin.LAYOUT.size,
         )
+        continuity.start(self._inner.as_optimizer())
+        self._beside = Beside(session, Telemetry, Samples(self._clock))
+        yield from session.register(
+            layout_digest=standin.LAYOUT.digest, data_identity=adopted.manifest.data.identity
+        )
+        self._rounds = Rounds(session, weights, continuity)
+        yield from self._rounds.take_part()
+
+    def pulse(self) -> Events:
+        """Presence and heartbeats; what they meet, the training thread meets too and acts on."""
+        check = ThreadCheck(self.name, trains=False)
+        while True:
+            yield 2.0 * self.rng.uniform(0.9, 1.1)
+            if self._beside is None or self._rounds is None:
+                continue
+            try:
+                yield from self._drive(self._beside.beat(), check)
+                if self._attends != self._rounds.session.standing.incarnation:
+                    yield from self._drive(self._beside.attend(), check)
+            except AtollError:
+                continue
+
+    def aside(self) -> Call | None:
+        """What it may just as well be saying now; nobody waits for the answer."""
+        if self._rounds is None or self._beside is None or not self._rounds.session.is_registered:
+            return None
+        intent = next(self.rng.choice((self._rounds.ask, self._beside.beat))())
+        assert isinstance(intent, Send)
+        return self._message(intent.message)
+
+    # Carrying out what the conversation asks for
+
+    def _drive(self, steps: Steps[Any], check: ThreadCheck) -> Events:
+        answer, error = None, None
+        while True:
+            try:
+                intent = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as done:
+                return done.value
+            answer = error = None
+            try:
+                answer = yield from self._do(intent, check)
+            except AtollError as exc:
+                error = exc
+
+    def _do(self, intent: object, check: ThreadCheck) -> Events:
+        match intent:
+            case Send(message):
+                return (yield from self._send(message, check))
+            case Upload():
+                return (yield from self._hand_in(intent, check))
+            case Download():
+                return (yield from self._checked(self._download(intent), intent, check))
+            case Attend():
+                return (yield from self._checked(self._attend(intent), intent, check))
+            case Pause(seconds):
+                yield seconds
+            case Persist(work):
+                work()
+                return lambda: None
+            case Lead(make):
+                return (yield from self._drive(make(), check))
+            case Train(given):
+                return (yield from self._train(given))
+            case Evaluate(task):
+                tokens = (task.stop - task.start) * BLOCK
+                return Partial(float(tokens), tokens)
+            case Foresee():
+                return None
+            case _:
+                raise AssertionError(f"nobody does {intent}")
+
+    def _checked(self, events: Events, said: Any, check: ThreadCheck) -> Events:
+        """What `said`, which is being sent, comes to; `check` is told of both."""
+        identity: Identity | None = getattr(said, "identity", None)
+        check.says(said, identity)
+        try:
+            return (yield from events)
+        except AtollError as error:
+            check.told(error, identity)
+            raise
 
     def _call(self, kind: str, work: Callable[[Coordinator], Any], **more: Any) -> Call:
         return Call(kind, work, self.name, self.worker_id, **more)
 
-    def _until_done(self, make: Callable[[], Steps]) -> Steps:
-        """Repeats what an island repeats; errors that are final pass through."""
-        pause = 0.1
-        for _ in range(TRIES):
-            try:
-                return (yield from make())
-            except StaleGeneration as stale:
-                self.generation = stale.present
-            except UnknownWorker:
-                yield from self._register()
-            except ManifestMismatch:
-                yield from self._look()
-            except AtollError as error:
-                # A frame error: another stream of this upload took over, or it ended halfway.
-                if not (error.retry or type(error) is FrameError):
-                    raise
-                yield pause * (0.5 + self.rng.random() / 2)
-                pause = min(3.0, pause * 2)
-        raise ManifestMismatch(f"{TRIES} tries in a row came to nothing")
-
-    def _look(self) -> Steps:
-        self.info = yield self._call("info", lambda c: c.info())
-        assert self.info is not None
-        self.weights.download = self.info.download.build()
-
-    def _register(self) -> Steps:
-        """One at a time: the other thread's registration counts for both."""
-        if self._joining:
-            yield 0.2
-            return
-        self._joining = True
-        try:
-            yield from self._register_now()
-        finally:
-            self._joining = False
-
-    def _register_now(self) -> Steps:
-        assert self.info is not None
-        request = RegisterRequest(
-            run_id=standin.RUN_ID,
-            manifest_sha256=self.info.manifest_sha256,
-            worker_id=self.worker_id,
-            island_key=self.disk.key,
-            layout_digest=standin.LAYOUT.digest,
-            data_identity=self.info.manifest().data.identity,
+    def _message(self, message: Ask[Any]) -> Call:
+        facts: dict[str, Any] = {}
+        if isinstance(message, RegisterRequest):
+            facts = {"key_sha256": hashlib.sha256(message.island_key.encode()).hexdigest()}
+        if isinstance(message, AssignmentRequest):
+            facts = {"digest": message.digest}
+        return self._call(
+            _KINDS[type(message)],
+            lambda c: handlers.answer(c, message, Arrival()),
+            identity=getattr(message, "identity", None),
+            facts=facts,
         )
-        reply = yield self._call(
-            "register",
-            lambda c: c.register(request),
-            facts={"key_sha256": hashlib.sha256(self.disk.key.encode()).hexdigest()},
-        )
-        self.incarnation, self.generation = reply.incarnation, reply.generation
-        self._attends = False
 
-    def aside(self) -> Call | None:
-        """What it may just as well be saying now; nobody waits for the answer."""
-        if self.incarnation == 0:
-            return None
-        call = next(self.rng.choice((self._ask, self._beat))())
-        assert isinstance(call, Call)
-        return call
+    def _send(self, message: Ask[Any], check: ThreadCheck) -> Events:
+        if isinstance(message, AssignmentRequest):
+            self._check.asks()
 
-    # The two threads
+        def sent() -> Events:
+            return (yield self._message(message))
 
-    def pulse(self) -> Steps:
-        """Presence, heartbeats, and a new registration where a refusal asks for one."""
-        while True:
-            yield 2.0 * self.rng.uniform(0.9, 1.1)
-            if self.incarnation == 0:
-                continue
-            try:
-                yield from self._adopting(self._beat)
-                if not self._attends:
-                    yield from self._adopting(self._attend)
-            except UnknownWorker:
-                yield from self._come_back()
-            except AtollError:
-                continue  # the training thread meets it and acts
+        reply = yield from self._checked(sent(), message, check)
+        if isinstance(message, Waiting) and not message.is_answered(reply):
+            yield WAIT_SECONDS
+        return reply
 
-    def _come_back(self) -> Steps:
-        try:
-            yield from self._register()
-        except AtollError:
-            return  # tried again with the next beat
-
-    def _adopting(self, make: Callable[[], Steps]) -> Steps:
-        """Repeats a message at once in the generation that its refusal names."""
-        for _ in range(TRIES):
-            try:
-                return (yield from make())
-            except StaleGeneration as stale:
-                self.generation = stale.present
-
-    def _beat(self) -> Steps:
-        identity = self._identity()
-        request = HeartbeatRequest(identity=identity)
-        reply = yield self._call("heartbeat", lambda c: c.heartbeat(request), identity=identity)
-        self.generation = reply.generation
-
-    def _attend(self) -> Steps:
-        identity = self._identity()
-        stream, life = yield self._call(
+    def _attend(self, intent: Attend) -> Events:
+        identity = intent.identity
+        opened = yield self._call(
             "attend", lambda c: c.attend(identity, close=lambda: None), identity=identity
         )
-        self._attends = True
+        stream, life = opened
+        self._attends = identity.incarnation
         self.on_attend((life, stream))
+        return stream
 
-    def main(self) -> Steps:
-        """Registers, takes up what an earlier life left, and trains round after round."""
-        yield from self._until_done(self._look)
-        yield from self._until_done(self._register)
-        if self.disk.pending is not None:
-            yield from self._hand_in(self.disk.pending)
-        while True:
-            given: Assignment = yield from self._until_done(self._ask)
-            self.generation = given.generation
-            if given.action == "stop":
-                yield from self._leave()
-                return
-            if given.action == "fetch":
-                yield from self._until_done(self._fetch)
-            elif given.action == "train":
-                yield from self._train(given)
-            else:
-                yield WAIT_SECONDS
+    def _download(self, intent: Download) -> Events:
+        identity = intent.identity
 
-    def _leave(self) -> Steps:
-        identity, self.incarnation = self._identity(), 0
-        yield self._call("leave", lambda c: c.deregister(identity), identity=identity)
-
-    def _ask(self) -> Steps:
-        identity = self._identity()
-        request = AssignmentRequest(
-            identity=identity, version=self.weights.version, digest=self.weights.digest
-        )
-        return (
-            yield self._call(
-                "assignment",
-                lambda c: c.assignment(request),
-                identity=identity,
-                facts={"digest": self.weights.digest},
-            )
-        )
-
-    def _fetch(self) -> Steps:
-        identity = self._identity()
-        have = self.weights.digest or ""
-
-        def work(coordinator: Coordinator) -> bytes:
-            spooled = coordinator.download(identity, have_digest=have)
+        def work(coordinator: Coordinator) -> tuple[str, bytes]:
+            spooled = coordinator.download(identity, have_digest=intent.have_digest)
             coordinator.sent(identity, spooled.nbytes)
-            return spooled.read(0, spooled.nbytes)
+            return spooled.tag, spooled.read(0, spooled.nbytes)
 
-        data = yield self._call("download", work, identity=identity)
-        receiver = self.weights.receive(run_id=standin.RUN_ID)
-        try:
-            receiver.feed(data)
-            receiver.finish()
-        except FrameError:
-            self.weights.forget()
-        if self.weights.digest is not None and self.rng.random() < self.flips:
-            self.corrupt()
+        tag, data = yield self._call("download", work, identity=identity)
+        intent.progress.opened(tag, 0)
+        intent.sink(data)
+        intent.progress.offset = len(data)
 
-    def corrupt(self) -> None:
-        """Its memory flips a bit: what it holds has another digest now."""
-        if self.weights.digest is not None:
-            self.weights.digest = f"{self.rng.getrandbits(256):064x}"
+    # Rounds
 
-    def _train(self, given: Assignment) -> Steps:
+    def _train(self, given: Assignment) -> Events:
+        assert self._rounds is not None
+        self._check.trains(self._inner.rounds)
         yield self.step_seconds * self.slowness * self.rng.uniform(0.5, 1.5)
-        if given.manifest_sha256 != (self.info and self.info.manifest_sha256):
-            yield from self._until_done(self._look)
-            if given.manifest_sha256 != (self.info and self.info.manifest_sha256):
-                return
-        self.disk.pending = self._frame(self._header(given))
+        self._given = given
         if self.rng.random() < self.rogue:
             yield from self._misbehave(given)
-        yield from self._hand_in(self.disk.pending)
-        if self.rng.random() < self.rogue:
-            yield from self._misbehave(given)
+        delta = standin.values(f"{self._seed}/{self.name}/{given.round}/{given.ranges}", scale=0.01)
+        standin.move(self._model, delta)
+        self._inner.rounds += 1
+        self._check.trained(Work(given, delta))
+        return _trained(given)
 
-    def _header(self, given: Assignment) -> FrameHeader:
-        assert self.info is not None and given.round is not None
-        rows = sum(map(len, given.ranges))
-        tokens = rows * BLOCK
-        return FrameHeader.of(
-            standin.LAYOUT,
-            self.info.upload.build(),
-            kind="contribution",
-            run_id=standin.RUN_ID,
-            manifest_sha256=self.info.manifest_sha256,
-            round=given.round,
-            worker_id=self.worker_id,
-            incarnation=self.incarnation,
-            base_digest=given.digest,
-            weight=1 if self.info.weighting == "equal" else tokens,
-            rows=rows,
-            tokens=tokens,
-            loss_sum=float(tokens),
-            ranges=given.ranges,
-        )
-
-    def _frame(self, header: FrameHeader, *, label: str = "") -> Frame:
-        assert self.info is not None
-        spans = tuple((span.start, span.stop) for span in header.ranges)
-        made = f"{self._seed}/{self.name}/{header.round}/{spans}/{label}"
-        return Frame(header, self.info.manifest(), made)
-
-    # Uploads
-
-    def _hand_in(self, frame: Frame) -> Steps:
-        """Sends a contribution until there is a receipt or a refusal; either ends its round."""
-        with suppress(*_ROUND_IS_OVER):
-            yield from self._until_done(lambda: self._upload(frame))
-        self.disk.pending = None
+    def _hand_in(self, intent: Upload, check: ThreadCheck) -> Events:
+        """The island's contribution; what came of it is its own matter."""
+        assert self._rounds is not None
+        frame = Frame(intent.frame.read(0, intent.frame.nbytes), intent.frame.sha256)
+        self._check.sends(frame, self._rounds.session.adopted.manifest)
+        try:
+            yield from self._checked(
+                self._upload(intent.identity, frame, intent.before_commit), intent, check
+            )
+        except AtollError as error:
+            self._check.refused(error)
+            raise
         self._sent.append(frame)
         if self.rng.random() < self.repeats:
-            yield from self._repeat(self.rng.choice(self._sent))
+            yield from self._add(self.rng.choice(self._sent))
+        if self._given is not None and self.rng.random() < self.rogue:
+            yield from self._misbehave(self._given)
+        self._check.received()
+        return "receipt"
 
-    def _repeat(self, frame: Frame) -> Steps:
-        """Sends once more what it sent in this round or long ago; nothing may come of it."""
-        try:
-            yield from self._upload(frame)
-        except AtollError:
-            return
-
-    def _upload(self, frame: Frame) -> Steps:
-        identity = self._identity()
+    def _upload(
+        self, identity: Identity, frame: Frame, before_commit: Callable[[], None]
+    ) -> Events:
         request = UploadRequest(identity, frame.preamble, frame.sha256, len(frame.data))
         about: dict[str, Any] = {"identity": identity, "frame": frame}
         offset = yield self._call("offset", lambda c: c.upload_offset(request), **about)
         at = replace(request, offset=0 if offset == len(frame.data) else offset)
+        try:
+            yield from self._stream(at, frame, before_commit)
+        except FrameError:
+            if not at.offset:
+                raise
+            yield from self._stream(request, frame, before_commit)  # as a link does
+
+    def _stream(self, at: UploadRequest, frame: Frame, before_commit: Callable[[], None]) -> Events:
+        about: dict[str, Any] = {"identity": at.identity, "frame": frame}
         opened, of = yield self._call("begin", lambda c: c.begin_upload(at), **about)
         if isinstance(opened, ContributionRecord):
             return
         for start in range(at.offset, len(frame.data), CHUNK_BYTES):
             chunk = frame.data[start : start + CHUNK_BYTES]
-            yield self._call("write", _writing(opened, chunk), life=of, identity=identity)
+            yield self._call("write", _writing(opened, chunk), life=of, identity=at.identity)
+        before_commit()
         yield self._call("commit", lambda c: c.commit_upload(opened), life=of, **about)
 
-    def _misbehave(self, given: Assignment) -> Steps:
+    # What a broken island sends
+
+    def _misbehave(self, given: Assignment) -> Events:
         """Sends a frame that must be refused: a bug of an island must not harm the run."""
-        header = self._header(given)
-        wrong = self.rng.choice(
-            (
-                replace(header, base_digest="0" * 64),
-                replace(header, round=header.round + 1),
-                replace(header, round=max(1, header.round - 1)),
-                replace(header, weight=header.weight + 1),
-                replace(header, ranges=tuple(_moved(span) for span in header.ranges)),
-                header,  # other bytes for the same key
-            )
-        )
-        try:
-            yield from self._adopting(lambda: self._upload(self._frame(wrong, label="rogue")))
-        except AtollError:
+        assert self._rounds is not None
+        session = self._rounds.session
+        header = hand_in.header_of(session, standin.LAYOUT, given, _trained(given))
+        wrong = self.rng.choice(_wrong(header))
+        label = f"{self._seed}/{self.name}/{header.round}/rogue"
+        yield from self._add(standin.contribution(wrong, session.adopted.manifest, label))
+
+    def _add(self, frame: Frame) -> Events:
+        """Sends what nobody asked for; nothing may come of it."""
+        assert self._rounds is not None
+        standing = self._rounds.session.standing
+        for _ in range(2):
+            try:
+                yield from self._upload(standing.identity(), frame, lambda: None)
+            except StaleGeneration as stale:
+                standing.told(stale.present)
+                continue
+            except AtollError:
+                pass
             return
 
 
-def _moved(span: RowRange) -> RowRange:
-    return replace(span, start=span.start + 1, stop=span.stop + 1)
+def _trained(given: Assignment) -> Trained:
+    rows = sum(map(len, given.ranges))
+    return Trained(float(rows * BLOCK), rows * BLOCK, rows)
+
+
+def _wrong(header: FrameHeader) -> tuple[FrameHeader, ...]:
+    moved = tuple(replace(span, start=span.start + 1, stop=span.stop + 1) for span in header.ranges)
+    return (
+        replace(header, base_digest="0" * 64),
+        replace(header, round=header.round + 1),
+        replace(header, round=max(1, header.round - 1)),
+        replace(header, weight=header.weight + 1),
+        replace(header, ranges=moved),
+        header,  # other bytes for the same key
+    )
 
 
 def _writing(stream: UploadStream, chunk: bytes) -> Callable[[Coordinator], None]:

@@ -86,7 +86,6 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
             "quorum": quorum,
             "grace_seconds": rng.choice((0.0, 1.0, 3.0)),
         },
-        "evaluate": {"every": 0},
         "stop": {"rounds": rounds},
         "work": _work(random.Random(f"work {seed}")),
         "storage": {
@@ -95,8 +94,9 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
             "keep_snapshots": rng.choice((1, 2)),
         },
     }
+    _add_islands(settings, random.Random(f"islands {seed}"))
     kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
-    return Scenario(
+    made = Scenario(
         seed=seed,
         islands=islands,
         rounds=rounds,
@@ -110,11 +110,26 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         gap_seconds=rng.choice((1.5, 3.0, 6.0)),
         fault_seconds=rng.choice((30.0, 50.0, 70.0)),
     )
+    if made.has("slow network") and made.step_seconds == 3.0 and settings["work"]["lease_seconds"]:
+        # A shorter lease ends before a healthy island's contribution is in, again and again.
+        settings["work"]["lease_seconds"] = 15.0
+    return made
 
 
 def _codec(name: str) -> dict[str, Any]:
     """Small blocks, so that the stand-in's few weights have several."""
     return {"codec": name, "block": 32} if name == "int8" else {"codec": name}
+
+
+def _add_islands(settings: dict[str, Any], rng: random.Random) -> None:
+    """What islands do beside training: evaluation, error feedback, rounding by chance."""
+    settings["evaluate"] = {"every": rng.choice((0, 0, 1, 2))}
+    upload = settings["upload"]
+    feeds, rounding = rng.choice((True, True, False)), rng.choice(("nearest", "stochastic"))
+    if upload["codec"] != "fp32":
+        upload["error_feedback"] = feeds
+    if upload["codec"] == "bf16":
+        upload["rounding"] = rounding
 
 
 def _work(rng: random.Random) -> dict[str, Any]:

@@ -6,11 +6,12 @@ folded wrongly, twice, from the wrong life or in the wrong order gives other bit
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from atoll import config
 from atoll.blobs.base import Blobs
@@ -18,6 +19,7 @@ from atoll.layout import Layout, byte_view
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
+from atoll.strategies import build
 from atoll.sums import digest as digests
 from atoll.versions import weights
 from atoll.wire import frame
@@ -70,17 +72,56 @@ def module() -> nn.Module:
     return made
 
 
+def move(model: nn.Module, delta: Tensor) -> None:
+    """Moves every parameter of `model` by its part of `delta`, as training would."""
+    parts = LAYOUT.views(delta)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.sub_(parts[name])
+
+
+class Inner:
+    """The inner state: for how many rounds it was trained. Looks like an optimizer."""
+
+    def __init__(self) -> None:
+        self.state: dict[int, dict[str, Any]] = {}
+        self.param_groups: list[dict[str, Any]] = [{"params": [None]}]
+
+    def as_optimizer(self) -> Optimizer:
+        return cast(Optimizer, self)
+
+    @property
+    def rounds(self) -> int:
+        return int(self.state.get(0, {}).get("rounds", 0))
+
+    @rounds.setter
+    def rounds(self, value: int) -> None:
+        self.state[0] = {"rounds": value}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.state, "param_groups": self.param_groups}
+
+    def load_state_dict(self, given: dict[str, Any]) -> None:
+        self.state = given["state"]
+
+
 class Frame:
     """A whole contribution in memory."""
 
-    def __init__(self, header: FrameHeader, made: Manifest, label: str) -> None:
-        delta = values(label, scale=0.01)
-        codec = made.upload.build()
-        data = bytearray()
-        writer = frame.FrameWriter(header, data.extend)
-        writer.payload(byte_view(codec.encode(delta, noise=None, first_group=0)))
-        writer.finish()
-        self.header = header
-        self.data = bytes(data)
-        self.preamble = self.data[: -header.payload_bytes - frame.TRAILER_BYTES]
-        self.sha256 = hashlib.sha256(self.data).hexdigest()
+    def __init__(self, data: bytes, sha256: str) -> None:
+        self.data = data
+        self.sha256 = sha256
+        self.header, start = frame.parse_preamble(data[: frame.MAX_PREAMBLE_BYTES])
+        self.preamble = data[:start]
+        self.payload = data[start : start + self.header.payload_bytes]
+
+
+def contribution(header: FrameHeader, made: Manifest, label: str) -> Frame:
+    """A frame under `header` whose displacement depends on `label`."""
+    codec, noise = made.upload.build(), build.upload_noise(made, header.round, label)
+    payload = codec.encode(values(label, scale=0.01), noise=noise, first_group=0)
+    data = bytearray()
+    writer = frame.FrameWriter(header, data.extend)
+    writer.payload(byte_view(payload))
+    writer.finish()
+    return Frame(bytes(data), hashlib.sha256(data).hexdigest())

@@ -48,6 +48,12 @@ INVARIANTS: dict[str, str] = {
     "blob-is-there": "every blob that a record needs is stored with its right bytes",
     "no-orphans": "after a snapshot nothing is stored that no record needs",
     "bounded": "drafts, descriptors and remembered uploads stay within what the workers need",
+    "sends-what-it-was-given": "an island hands in its round, rows, base and manifest as assigned",
+    "pending-is-resent": "what has no answer is sent again, the same, before an island asks on",
+    "residual-carried": "a contribution carries what rounding lost of the accepted ones before it",
+    "inner-state-kept": "an island trains on from its newest receipt, whatever was refused since",
+    "generation-adopted": "after a refusal an island speaks in the generation that it names",
+    "evicted-comes-back": "an island that is out registers before it says anything else",
     "liveness": "once faults end, the run comes to its end within a bound",
     "audit-clean": "`atoll audit --replay` of the finished run finds nothing",
 }

@@ -24,7 +24,7 @@ from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.scenario import Scenario
 
 # Messages that are no sign of life, or no worker's.
-_SILENT = frozenset({"offset", "commit", "info", "operator", "absent", "leave"})
+_SILENT = frozenset({"offset", "commit", "info", "operator", "absent", "leave", "evaluation"})
 
 
 class Checker:

@@ -12,7 +12,18 @@ from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, must
 PRESENCE_GRACE_SECONDS = 1.0
 # What asks for the present generation when it arrives; the rest of an upload belongs to the
 # generation in which it began.
-_ENTERING = frozenset({"heartbeat", "assignment", "offset", "begin", "download", "leave", "attend"})
+_ENTERING = frozenset(
+    {
+        "heartbeat",
+        "assignment",
+        "evaluation",
+        "offset",
+        "begin",
+        "download",
+        "leave",
+        "attend",
+    }
+)
 
 
 def _hash(key: str) -> str:

@@ -1,0 +1,203 @@
+"""Islands: what one sends follows from what it was given and answered, over all its lives.
+
+Looks at what an island wants to send and what it was told, never at its own notes; a `Memory`
+survives with the island's disk.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from atoll.errors import (
+    AtollError,
+    LeaseLost,
+    ManifestMismatch,
+    ProtocolError,
+    RoundError,
+    StaleGeneration,
+    UnknownWorker,
+)
+from atoll.layout import byte_view
+from atoll.protocol.manifest import Manifest
+from atoll.protocol.messages import Assignment, Identity, InfoRequest
+from atoll.simulate.faults.invariants.base import must
+from atoll.simulate.faults.reference import Reference
+from atoll.simulate.faults.standin import Frame
+from atoll.strategies import build
+
+
+@dataclass(frozen=True)
+class Made:
+    """A contribution that is not answered yet: its bytes, and the residual after it."""
+
+    sha256: str
+    residual: Tensor | None = field(repr=False)
+
+
+@dataclass
+class Memory:
+    """What an island must remember: its receipts, what rounding lost, what it still has to send."""
+
+    receipts: int = 0
+    residual: Tensor | None = None  # fp32 values of bf16; None: nothing was lost yet
+    unanswered: Made | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an island was given and how its weights moved."""
+
+    given: Assignment
+    delta: Tensor
+
+
+class IslandCheck:
+    """One life of one island."""
+
+    def __init__(self, name: str, memory: Memory, reference: Reference) -> None:
+        self._name = name
+        self._memory = memory
+        self._reference = reference
+        self._work: Work | None = None  # trained, and not seen in a frame yet
+        self._is_sending = False  # a contribution, in this life
+
+    def asks(self) -> None:
+        """It wants rows."""
+        must(
+            self._memory.unanswered is None,
+            "pending-is-resent",
+            "{} asks for rows while {} has no answer",
+            self._name,
+            self._memory.unanswered,
+        )
+
+    def trains(self, rounds: int) -> None:
+        """It trains, with inner state of so many rounds."""
+        must(
+            rounds == self._memory.receipts,
+            "inner-state-kept",
+            "{} trains on from {} rounds, it has {} receipts",
+            self._name,
+            rounds,
+            self._memory.receipts,
+        )
+
+    def trained(self, work: Work) -> None:
+        """It has moved its weights."""
+        self._work = work
+
+    def sends(self, frame: Frame, manifest: Manifest) -> None:
+        """It wants to hand this in."""
+        self._is_sending = True
+        before = self._memory.unanswered
+        if self._work is None or (before is not None and before.sha256 == frame.sha256):
+            must(
+                before is not None and before.sha256 == frame.sha256,
+                "pending-is-resent",
+                "{} sends {} of round {}, it had {}",
+                self._name,
+                frame.sha256,
+                frame.header.round,
+                before,
+            )
+            return
+        work, self._work = self._work, None
+        self._check_header(frame, work.given)
+        self._memory.unanswered = self._check_payload(frame, work, manifest)
+
+    def _check_header(self, frame: Frame, given: Assignment) -> None:
+        header = frame.header
+        found = header.round, header.base_digest, header.manifest_sha256, tuple(header.ranges)
+        wanted = given.round, given.digest, given.manifest_sha256, tuple(given.ranges)
+        must(
+            found == wanted,
+            "sends-what-it-was-given",
+            "{} sends {}, it was given {}",
+            self._name,
+            found,
+            wanted,
+        )
+
+    def _check_payload(self, frame: Frame, work: Work, manifest: Manifest) -> Made:
+        """The displacement and what rounding lost before it, through the codec."""
+        codec = manifest.upload.build()
+        base = torch.from_numpy(self._reference.versions[frame.header.round - 1].published)
+        values = base - (base - work.delta)
+        if self._memory.residual is not None:
+            values = values + self._memory.residual
+        worker_id = str(frame.header.worker_id)
+        noise = build.upload_noise(manifest, frame.header.round, worker_id)
+        payload = codec.encode(values, noise=noise, first_group=0)
+        must(
+            frame.payload == bytes(byte_view(payload)),
+            "residual-carried",
+            f"{self._name} sends other bytes for round {frame.header.round}",
+        )
+        if not manifest.upload.keeps_residual:
+            return Made(frame.sha256, None)
+        lost = values - codec.decode(payload, len(values))
+        return Made(frame.sha256, lost.bfloat16().float())
+
+    def received(self) -> None:
+        """There is a receipt."""
+        made = self._memory.unanswered
+        assert made is not None
+        self._memory.receipts += 1
+        self._memory.residual = made.residual
+        self._settle()
+
+    def refused(self, error: AtollError) -> None:
+        """An upload came to nothing; one that was refused for good is given up."""
+        is_over = isinstance(error, (ProtocolError, RoundError, LeaseLost)) and not error.retry
+        # Under another manifest the same is sent again.
+        if is_over and not isinstance(error, ManifestMismatch):
+            self._settle()
+
+    def ended(self, error: AtollError) -> None:
+        """Its process ends; a frame that was refused for what it holds is not sent again."""
+        if self._is_sending and isinstance(error, ProtocolError):
+            self._settle()
+
+    def _settle(self) -> None:
+        self._is_sending = False
+        self._memory.unanswered = None
+
+
+class ThreadCheck:
+    """One of an island's threads: what it says after a refusal."""
+
+    def __init__(self, name: str, *, trains: bool) -> None:
+        self._name = name
+        self._trains = trains
+        self._generation = 0
+        self._out: int | None = None  # the incarnation that the coordinator does not know
+
+    def says(self, message: object, identity: Identity | None) -> None:
+        """The next message."""
+        if identity is not None:
+            must(
+                identity.generation >= self._generation,
+                "generation-adopted",
+                "{} speaks in {} after it was told of {}",
+                self._name,
+                identity.generation,
+                self._generation,
+            )
+            must(
+                not self._trains or identity.incarnation != self._out,
+                "evicted-comes-back",
+                "{} says {} in life {}, which is out",
+                self._name,
+                type(message).__name__,
+                self._out,
+            )
+        if not isinstance(message, InfoRequest):
+            self._generation, self._out = 0, None
+
+    def told(self, error: AtollError, identity: Identity | None) -> None:
+        """What the message came to."""
+        if isinstance(error, StaleGeneration):
+            self._generation = error.present
+        if isinstance(error, UnknownWorker) and identity is not None:
+            self._out = identity.incarnation
