@@ -17,16 +17,12 @@ from atoll.data.registry import LOCATIONS
 from atoll.errors import ConfigError
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.settings import Choice
+from atoll.strategies import registry as strategies
 
 MAX_RUN_FILE_BYTES = 1 << 20
 
 _LOCAL_STORAGE = ("ledger", "blobs")
 NOT_IN_FILE = ("settings_authority", "protocol_version", "manifest_version", "manifest_source")
-# What later versions will know; asking for it now is refused by name instead of ignored.
-_NOT_BUILT: Mapping[str, tuple[object, ...]] = {
-    "mode": ("streaming", "async"),
-    "strategy": ("sharded", "gather", "pools"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +62,7 @@ def load(path: Path) -> RunFile:
 def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     """Checks a run file's table; relative paths in it count from `base`."""
     table = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
-    _refuse_not_built(table)
+    strategies.refuse_unknown(table)
     model = _section(table, "model")
     data, location = _data(table, base)
     storage = table.get("storage", {})
@@ -82,7 +78,8 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
     _refuse_unknown(settings, Manifest, "", extra={"storage": _LOCAL_STORAGE})
     stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
-    _validated({**settings, "model": stand_in, "data": DataSettings(definition=data, identity={})})
+    known = DataSettings(definition=data, identity={})
+    strategies.of(_validated({**settings, "model": stand_in, "data": known}))
     return RunFile(
         settings=settings,
         model=model,
@@ -132,23 +129,6 @@ def _text(section: dict[str, Any], name: str, where: str) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return value
     raise ConfigError(f"{where}.{name}={value!r} must be a path or an address, in quotes")
-
-
-def _refuse_not_built(table: Mapping[str, Any]) -> None:
-    flat = _flat(table)
-    for name, values in _NOT_BUILT.items():
-        if flat.get(name) in values:
-            raise ConfigError(
-                f"{name}={flat[name]!r} is not built in this version; "
-                f"it runs strategy 'diloco' in mode 'sync'"
-            )
-    if flat.get("num_fragments", 1) != 1:
-        raise ConfigError(
-            f"num_fragments={flat['num_fragments']!r} needs mode 'streaming', which is not built "
-            f"in this version; leave it at 1"
-        )
-    if flat.get("dylu", False):
-        raise ConfigError("dylu=true needs mode 'async', which is not built in this version")
 
 
 def _refuse_unknown(

@@ -10,7 +10,7 @@ from atoll.coordinator.rounds.spool import FrameSpooler
 from atoll.errors import StorageFull
 from atoll.layout import GROUP_ELEMENTS, TILE_BYTES, Layout
 from atoll.optim.settings import NesterovSettings
-from atoll.strategies.diloco import PayloadSink
+from atoll.strategies.outer import PayloadSink
 from atoll.versions import replay
 from tests.clusters import Cluster
 from tests.ledgers import alone

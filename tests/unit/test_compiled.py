@@ -27,7 +27,7 @@ from atoll.optim import nesterov
 from atoll.optim.base import OuterOptimizer
 from atoll.optim.settings import OuterSettings
 from atoll.optim.sgd import Sgd
-from atoll.strategies.diloco import OuterStep, fresh_state
+from atoll.strategies.outer import OuterStep, fresh_state
 from atoll.sums import digest
 
 LOSSY: list[Codec] = [Int8(), Int8(block=16), Int8(block=GROUP_ELEMENTS), Bf16()]

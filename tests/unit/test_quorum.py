@@ -1,11 +1,11 @@
 """The rule that closes a round, on sets alone."""
 
 import pytest
+from atoll.coordinator.rounds.quorum import RoundView
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.coordinator.rounds import quorum
-from atoll.coordinator.rounds.quorum import RoundView
 from atoll.protocol.manifest import MembershipSettings
 
 WORKERS = st.frozensets(st.sampled_from("abcdef"))

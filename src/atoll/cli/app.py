@@ -192,6 +192,10 @@ def simulate(
         str | None,
         typer.Option("--seeds", help="With --faults: so many seeds from there on, or A:B."),
     ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option("--strategy", help="With --faults: an installed strategy in place of diloco."),
+    ] = None,
     as_json: JsonOption = False,
     log_level: LogOption = "warning",
 ) -> None:
@@ -205,7 +209,7 @@ def simulate(
         islands=islands,
         rounds=rounds,
         directory=directory,
-        faults=command.Faults(faults, seeds),
+        faults=command.Faults(faults, seeds, strategy),
         as_json=as_json,
     )
 

@@ -27,7 +27,6 @@ from atoll.launch import memory, state
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.postgres import epochs
 from atoll.ledger.records import ManifestRecord
-from atoll.proof import soundness
 from atoll.wire import certificate
 from atoll.wire.certificate import Certificate
 
@@ -121,7 +120,6 @@ def _serve(
         lease_seconds=options.ledger_lease,
         adopt_blobs=options.adopt_blobs,
     ) as stores:
-        soundness.check_start(stores.ledger, stores.blobs)
         before = len(_manifests(stores.ledger))
         manifest = boot.create_or_check(
             stores,
@@ -136,9 +134,7 @@ def _serve(
             _tell_manifest(stores.ledger, recorded_before=before)
         tokens, hashes = _tokens(stores.ledger, renew=options.new_tokens)
         secured = certificate_for(options, directory)
-        coordinator = boot.open_coordinator(
-            stores, clock, manifest, threads=min(4, os.cpu_count() or 1)
-        )
+        coordinator = boot.open_coordinator(stores, clock, threads=min(4, os.cpu_count() or 1))
         server = Server(
             coordinator,
             Access({**_credentials(stores.ledger), **hashes}),

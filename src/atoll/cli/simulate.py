@@ -19,6 +19,7 @@ class Faults:
 
     seed: int | None = None
     seeds: str | None = None
+    strategy_name: str | None = None
 
 
 def simulate(
@@ -94,4 +95,5 @@ def _with_faults(
         raise ConfigError(
             f"--faults simulates a stand-in model, not {str(run_file)!r}; leave the run file out"
         )
-    faults.faults(asked.seed or 0, seeds=asked.seeds, size=Size(islands, rounds), as_json=as_json)
+    size = Size(islands, rounds, asked.strategy_name)
+    faults.faults(asked.seed or 0, seeds=asked.seeds, size=size, as_json=as_json)

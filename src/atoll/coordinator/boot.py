@@ -7,17 +7,42 @@ from typing import Any
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
 from atoll.config import RunFile
+from atoll.coordinator.accept.admission import Admission
+from atoll.coordinator.accept.uploads import Uploads
+from atoll.coordinator.counters import Counters
+from atoll.coordinator.members.barriers import Barriers
+from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.dialback import Dialback
+from atoll.coordinator.members.heartbeats import Heartbeats
+from atoll.coordinator.members.liveness import Liveness
+from atoll.coordinator.members.membership import Membership
+from atoll.coordinator.members.presence import Presence
+from atoll.coordinator.members.readiness import MemberTable
+from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.parts import Changes, Members, Parts
 from atoll.coordinator.rounds import dispatch
+from atoll.coordinator.rounds.assignments import Assignments
+from atoll.coordinator.rounds.closing import Closing
+from atoll.coordinator.rounds.disk_space import DiskSpace
+from atoll.coordinator.rounds.evaluation import Evaluation
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.shown.samples import SampleStore
+from atoll.coordinator.shown.status import Report
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError
+from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.models import custom, init
 from atoll.models import registry as models
+from atoll.proof import soundness
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
+from atoll.strategies import registry as strategies
+from atoll.strategies.base import run_layout
 from atoll.sums import digest as digests
 from atoll.versions import manifest_change, manifests, recorded, weights, weights_file
 from atoll.versions.manifests import Manifests, Recorded
@@ -46,8 +71,9 @@ def create_or_check(
     """Creates the run in an empty ledger; in a used one checks that the file has not changed.
 
     With `new_manifest` a changed file is recorded as the next version, from the next round on.
-    Returns the newest version.
+    Returns the newest version. StateDamaged when what is stored is not what was written.
     """
+    soundness.check_start(stores.ledger, stores.blobs)
     with stores.ledger.reading() as t:
         exists = t.run.get() is not None
     if exists:
@@ -60,25 +86,155 @@ def create_or_check(
 
 
 def open_coordinator(
-    stores: Stores, clock: Clock, manifest: Manifest, *, threads: int = 1
+    stores: Stores,
+    clock: Clock,
+    *,
+    layout: Layout | None = None,
+    threads: int = 1,
+    dialback: Dialback | None = None,
 ) -> Coordinator:
-    """The coordinator of the run in `stores`, with its weights restored."""
+    """The coordinator of the run in `stores`, with its weights restored.
+
+    `layout` is the model's, where it cannot be built from its definition here.
+    """
     stores.blobs.sweep()
+    with stores.ledger.reading() as t:
+        run = t.run.get()
+    assert run is not None, "a run is created before a coordinator opens it"
+    manifests = Manifests.of(stores.ledger)
+    layout = recorded.layout_of(manifests.newest.manifest) if layout is None else layout
     return Coordinator(
-        stores.ledger,
-        stores.blobs,
+        _wired(stores, clock, run, manifests, layout, threads, dialback or Dialback(clock))
+    )
+
+
+def _wired(
+    stores: Stores,
+    clock: Clock,
+    run: RunRecord,
+    manifests: Manifests,
+    layout: Layout,
+    threads: int,
+    dialback: Dialback,
+) -> Parts:
+    """All parts, each with those that it asks."""
+    ledger, blobs, changes, counters = stores.ledger, stores.blobs, Changes(), Counters()
+    identity = manifests.newest.manifest.data.identity  # the same in every version
+    block = int(identity["block"])
+    members = _members(
+        ledger, clock, run, manifests=manifests, layout=layout, changes=changes, dialback=dialback
+    )
+    rounds = Rounds(ledger, members.registry, clock, manifests=manifests)
+    members.heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
+    weights = RunWeights(
+        ledger,
+        blobs,
         stores.spool,
-        clock,
-        layout=recorded.layout_of(manifest),
-        samples=stores.samples,
+        manifests=manifests,
+        layout=layout,
+        run_id=run.run_id,
         threads=threads,
+    )
+    admission = Admission(
+        members.registry, rounds, weights, manifests=manifests, layout=layout, block=block
+    )
+    uploads = Uploads(blobs, admission, clock, record=rounds.accept)
+    evaluation = Evaluation(
+        ledger,
+        manifest=lambda: manifests.in_force.manifest,
+        held_out_rows=int(identity["held_out_rows"]),
+        block=block,
+    )
+    disk = DiskSpace(blobs, clock, needed_bytes=layout.nbytes)
+    snapshots = Snapshots(
+        ledger, blobs, weights, disk, manifests=manifests, in_flight=uploads.in_flight
+    )
+    return Parts(
+        run_id=run.run_id,
+        ledger=ledger,
+        layout=layout,
+        manifests=manifests,
+        samples=stores.samples,
+        counters=counters,
+        changes=changes,
+        members=members,
+        rounds=rounds,
+        weights=weights,
+        uploads=uploads,
+        assignments=Assignments(rounds, weights, members.control, evaluation, counters),
+        disk=disk,
+        snapshots=snapshots,
+        closing=Closing(
+            ledger,
+            clock,
+            rounds,
+            weights,
+            run=run,
+            manifests=manifests,
+            end_uploads=uploads.drop_stale,
+            snapshots=snapshots,
+            on_change=changes,
+        ),
+        report=Report(ledger, members.registry, members.heartbeats, rounds),
+    )
+
+
+def _members(
+    ledger: Ledger,
+    clock: Clock,
+    run: RunRecord,
+    *,
+    manifests: Manifests,
+    layout: Layout,
+    changes: Changes,
+    dialback: Dialback,
+) -> Members:
+    newest = manifests.newest.manifest
+    heartbeats = Heartbeats(clock, timeout_seconds=newest.heartbeat_timeout)
+    registry = Registry(
+        ledger,
+        heartbeats,
+        clock,
+        run_id=run.run_id,
+        manifest=lambda: manifests.in_force.sha256,
+    )
+    control, presence = Control(ledger), Presence(clock)
+    membership = Membership(
+        registry,
+        heartbeats,
+        presence,
+        control,
+        dialback,
+        clock=clock,
+        manifests=manifests,
+        layout=layout,
+        on_change=changes,
+    )
+    membership.finish_kicks()
+    return Members(
+        heartbeats=heartbeats,
+        registry=registry,
+        control=control,
+        presence=presence,
+        dialback=dialback,
+        membership=membership,
+        liveness=Liveness(registry, heartbeats, presence),
+        barriers=Barriers(on_complete=changes),
+        table=MemberTable(
+            registry, heartbeats, presence, heartbeat_interval=newest.heartbeat_interval
+        ),
     )
 
 
 def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> Manifest:
     dataset = datasets.open_dataset(run_file.data, location=run_file.data_location)
     definition = _definition(run_file, known=None)
-    layout = models.layout(definition)
+    data = DataSettings(definition=dict(run_file.data), identity=dataset.identity())
+    unmeasured = ModelSettings(
+        definition=definition, layout_digest="0" * 64, initial_digest="0" * 64
+    )
+    strategy = strategies.of(run_file.manifest(unmeasured, data))
+    layout = run_layout(strategy, models.layout(definition))
     longest = models.longest(definition)
     if longest is not None and dataset.block > longest:
         raise ConfigError(
@@ -96,7 +252,7 @@ def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> 
     digest = digests.digest(layout, flat).root
     manifest = run_file.manifest(
         ModelSettings(definition=definition, layout_digest=layout.digest, initial_digest=digest),
-        DataSettings(definition=dict(run_file.data), identity=dataset.identity()),
+        data,
     )
     dispatch.check(manifest)
     header = weights.weights_header(

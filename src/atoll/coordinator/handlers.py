@@ -43,7 +43,7 @@ def answer(coordinator: Coordinator, message: Ask[R], arrival: Arrival) -> R:
 
 
 on(messages.HealthRequest, lambda c, _, __: c.check_health())
-on(messages.InfoRequest, lambda c, _, __: c.info())
+on(messages.InfoRequest, lambda c, m, _: c.info(m.manifest))
 on(messages.RegisterRequest, lambda c, m, arrival: c.register(m, peer=arrival.peer))
 on(messages.HeartbeatRequest, lambda c, m, _: c.heartbeat(m))
 on(messages.AssignmentRequest, lambda c, m, arrival: c.assignment(m, begun=arrival.again))

@@ -9,35 +9,14 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from atoll.blobs.base import Blobs
-from atoll.clock import Clock
-from atoll.coordinator.accept.admission import Admission, UploadRequest
-from atoll.coordinator.accept.uploads import Uploads, UploadStream
-from atoll.coordinator.counters import Counters
+from atoll.coordinator.accept.admission import UploadRequest
+from atoll.coordinator.accept.uploads import UploadStream
 from atoll.coordinator.members import readiness
-from atoll.coordinator.members.barriers import Barriers
-from atoll.coordinator.members.control import Control
-from atoll.coordinator.members.dialback import Dialback
-from atoll.coordinator.members.heartbeats import Heartbeats
-from atoll.coordinator.members.liveness import Liveness
-from atoll.coordinator.members.membership import Membership
-from atoll.coordinator.members.presence import Presence, Stream
-from atoll.coordinator.members.readiness import MemberTable
-from atoll.coordinator.members.workers import Registry
-from atoll.coordinator.rounds.assignments import Assignments
-from atoll.coordinator.rounds.closing import Closing
-from atoll.coordinator.rounds.disk_space import DiskSpace
-from atoll.coordinator.rounds.evaluation import Evaluation
-from atoll.coordinator.rounds.rounds import Rounds
-from atoll.coordinator.rounds.run_weights import RunWeights
-from atoll.coordinator.rounds.snapshots import Snapshots
-from atoll.coordinator.rounds.spool import Spool, SpooledFrame
+from atoll.coordinator.members.presence import Stream
+from atoll.coordinator.parts import Parts
+from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.shown import queues
-from atoll.coordinator.shown.samples import SampleStore
-from atoll.coordinator.shown.status import Report
 from atoll.errors import AtollError, DiskFailed, ProtocolError, StorageFull
-from atoll.layout import Layout
-from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.control import Action, ControlReply, OuterRateReply
 from atoll.protocol.manifest import Manifest
@@ -60,7 +39,6 @@ from atoll.protocol.messages import (
 from atoll.protocol.samples import SamplesRequest
 from atoll.protocol.work import Work
 from atoll.versions import manifest_change
-from atoll.versions.manifests import Manifests
 
 log = logging.getLogger(__name__)
 
@@ -72,127 +50,51 @@ class Coordinator:
     `save` and `end_stop` to whoever has ended it.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        blobs: Blobs,
-        spool: Spool,
-        clock: Clock,
-        *,
-        layout: Layout,
-        samples: SampleStore | None = None,
-        threads: int = 1,
-        dialback: Dialback | None = None,
-    ) -> None:
-        with ledger.reading() as t:
-            run = t.run.get()
-        assert run is not None, "boot creates the run before the coordinator opens it"
-        self.layout = layout
-        self.run_id = run.run_id
+    def __init__(self, parts: Parts) -> None:
+        self.run_id = parts.run_id
+        self.layout = parts.layout
+        self.manifests = parts.manifests
+        self.samples = parts.samples
+        self.weights = parts.weights
         self.transfer_port = 0
-        self.samples = SampleStore() if samples is None else samples
-        self._counters = Counters()
-        self.counters = self._counters.counters
-        self.refusals = self._counters.refusals
-        self._ledger = ledger
-        self._listeners: list[Callable[[], None]] = []
-        self.manifests = Manifests.of(ledger)
-        manifest = self.manifests.newest.manifest  # here only for what no version changes
-        self._heartbeats = Heartbeats(clock, timeout_seconds=manifest.heartbeat_timeout)
-        self._registry = Registry(
-            ledger,
-            self._heartbeats,
-            clock,
-            run_id=run.run_id,
-            manifest=lambda: self._rounds.in_force.sha256,
-        )
-        self._control = Control(ledger)
-        self._presence = Presence(clock)
-        self._dialback = dialback or Dialback(clock)
-        self._membership = Membership(
-            self._registry,
-            self._heartbeats,
-            self._presence,
-            self._control,
-            self._dialback,
-            clock=clock,
-            manifests=self.manifests,
-            layout=layout,
-            on_change=self._changed,
-        )
-        self._membership.finish_kicks()
-        self._liveness = Liveness(self._registry, self._heartbeats, self._presence)
-        self._barriers = Barriers(on_complete=self._changed)
-        self._rounds = Rounds(ledger, self._registry, clock, manifests=self.manifests)
-        self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
-        self._members = MemberTable(
-            self._registry,
-            self._heartbeats,
-            self._presence,
-            heartbeat_interval=manifest.heartbeat_interval,
-        )
-        self.weights = RunWeights(
-            ledger,
-            blobs,
-            spool,
-            manifests=self.manifests,
-            layout=layout,
-            run_id=run.run_id,
-            threads=threads,
-        )
-        admission = Admission(
-            self._registry,
-            self._rounds,
-            self.weights,
-            manifests=self.manifests,
-            layout=layout,
-            block=int(manifest.data.identity["block"]),
-        )
-        self._uploads = Uploads(blobs, admission, clock, record=self._rounds.accept)
-        evaluation = Evaluation(
-            ledger,
-            manifest=lambda: self.manifest,
-            held_out_rows=int(manifest.data.identity["held_out_rows"]),
-            block=int(manifest.data.identity["block"]),
-        )
-        self._assignments = Assignments(
-            self._rounds, self.weights, self._control, evaluation, self._counters
-        )
-        self._disk = DiskSpace(blobs, clock, needed_bytes=layout.size * 4)
-        self._snapshots = Snapshots(
-            ledger,
-            blobs,
-            self.weights,
-            self._disk,
-            manifests=self.manifests,
-            in_flight=self._uploads.in_flight,
-        )
-        self._closing = Closing(
-            ledger,
-            clock,
-            self._rounds,
-            self.weights,
-            run=run,
-            manifests=self.manifests,
-            end_uploads=self._uploads.drop_all,
-            snapshots=self._snapshots,
-            on_change=self._changed,
-        )
+        self.counters = parts.counters.counters
+        self.refusals = parts.counters.refusals
+        self._ledger = parts.ledger
+        self._counters = parts.counters
+        self._changed = parts.changes
+        self._heartbeats = parts.members.heartbeats
+        self._registry = parts.members.registry
+        self._control = parts.members.control
+        self._presence = parts.members.presence
+        self._dialback = parts.members.dialback
+        self._membership = parts.members.membership
+        self._liveness = parts.members.liveness
+        self._barriers = parts.members.barriers
+        self._members = parts.members.table
+        self._rounds = parts.rounds
+        self._uploads = parts.uploads
+        self._assignments = parts.assignments
+        self._disk = parts.disk
+        self._snapshots = parts.snapshots
+        self._closing = parts.closing
+        self._report = parts.report
         self._disk_failure: DiskFailed | None = None
-        self._report = Report(ledger, self._registry, self._heartbeats, self._rounds)
 
     # The manifest
 
     @property
     def manifest(self) -> Manifest:
         """The one in force: that of the latest round."""
-        return self._rounds.in_force.manifest
+        return self.manifests.in_force.manifest
 
     # Workers
 
-    def info(self) -> Info:
-        """The manifest in force, whole, and where the data plane is."""
-        found = self._rounds.in_force
+    def info(self, manifest_sha256: str | None = None) -> Info:
+        """The manifest in force, or the version of that hash, and where the data plane is."""
+        found = self.manifests.in_force
+        if manifest_sha256 is not None:
+            with self._refusals():
+                found = self.manifests.get(manifest_sha256)
         return Info.model_validate(
             {
                 **{name: getattr(found.manifest, name) for name in Manifest.model_fields},
@@ -210,7 +112,7 @@ class Coordinator:
         `peer` is the address the request came from.
         """
         with self._refusals():
-            record = self._membership.register(request, self._rounds.in_force, peer=peer)
+            record = self._membership.register(request, self.manifests.in_force, peer=peer)
             self._assignments.forget(request.worker_id)
             self._rounds.admit()
             current = self.weights.current
@@ -380,12 +282,12 @@ class Coordinator:
         self._changed()
         return record
 
-    def download(self, identity: Identity, *, have_digest: str) -> SpooledFrame:
-        """The frame that brings the worker to the current version."""
+    def download(self, identity: Identity, *, round_number: int, have_digest: str) -> SpooledFrame:
+        """The frame of a round for a worker that lacks it, or the current weights whole."""
         with self._refusals():
             self._membership.enter(identity)
             self._heartbeats.hear(identity.worker_id)
-            return self.weights.frame_for(have_digest=have_digest)
+            return self.weights.frame_for(round_number=round_number, have_digest=have_digest)
 
     def sent(self, identity: Identity, nbytes: int) -> None:
         """Progress of a download: a sign of life."""
@@ -465,7 +367,7 @@ class Coordinator:
         return self._report.status(
             run_id=self.run_id,
             manifest=self.manifest,
-            manifest_sha256=self._rounds.in_force.sha256,
+            manifest_sha256=self.manifests.in_force.sha256,
             version=current.version,
             digest=current.digests.master.root,
             begun=self._assignments.begun if self._control.command.action == "pause" else None,
@@ -505,15 +407,11 @@ class Coordinator:
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` (from any thread) whenever a waiting worker may have something to do."""
-        self._listeners.append(listener)
+        self._changed.listeners.append(listener)
 
     def on_lost(self, tell: Callable[[AtollError], None]) -> None:
         """Calls `tell` once, from any thread, when another coordinator has taken over."""
         self._ledger.on_lost(tell)
-
-    def _changed(self) -> None:
-        for listener in self._listeners:
-            listener()
 
     def refused(self, error: AtollError) -> None:
         """Counts a refusal; adapters call it for what they refuse before a message gets here."""

@@ -1,4 +1,4 @@
-"""Which rows each worker trains in one round of sync mode: a pure function of the ledger's state.
+"""Which rows each worker trains in one round: a pure function of the ledger's state.
 
 Owns the arithmetic only: it knows no ledger, no lease and no time. Positions count a dataset's
 endless row sequence, epoch after epoch; `shuffle` says which row of the dataset a position is.
@@ -42,13 +42,12 @@ class Plan:
 
 
 def plan(
-    workers: Sequence[str],
+    wanted: Mapping[str, int],
     *,
-    rows_each: int,
     sources: Sequence[Source],
     reopened: Sequence[RowRange],
 ) -> Plan:
-    """Gives each worker exactly `rows_each` rows: reopened ones first, then fresh ones.
+    """Gives each worker exactly the rows that `wanted` says: reopened ones first, then fresh ones.
 
     Fresh rows come from all sources, so that what was ever given of each follows the weights.
     Workers are served in worker_id order, reopened ranges in the order of the sources and of rows,
@@ -56,15 +55,15 @@ def plan(
     epoch does. Ranges of a dataset that is no source are left alone. Reopened ranges that overlap
     or reach beyond their cursor would train a row twice: StateDamaged.
     """
-    _check(workers, rows_each=rows_each)
+    _check(wanted)
     cursors = {source.dataset_id: source.cursor for source in sources}
     waiting = _in_order(reopened, sources)
     taken: list[RowRange] = []
     part: RowRange | None = None  # what remains of the last taken range
     ranges: dict[str, tuple[RowRange, ...]] = {}
-    for worker in sorted(workers):
+    for worker in sorted(wanted):
         mine: list[RowRange] = []
-        missing = rows_each
+        missing = wanted[worker]
         while missing and (part or waiting):
             if part is None:
                 part = waiting.pop(0)
@@ -134,12 +133,13 @@ def _epochs(source: Source, start: int, stop: int) -> Iterator[RowRange]:
         start = end
 
 
-def _check(workers: Sequence[str], *, rows_each: int) -> None:
-    if rows_each < 1:
-        raise ConfigError(f"rows_each={rows_each!r} must be at least 1; raise sync_every or batch")
-    for one, other in pairwise(sorted(workers)):
-        if one == other:
-            raise ConfigError(f"worker_id {one!r} is planned twice; each worker is planned once")
+def _check(wanted: Mapping[str, int]) -> None:
+    for worker, rows in wanted.items():
+        if rows < 1:
+            raise ConfigError(
+                f"{rows!r} rows for worker_id {worker!r}: a lease holds at least 1; raise "
+                f"sync_every or batch"
+            )
 
 
 def _in_order(reopened: Sequence[RowRange], sources: Sequence[Source]) -> list[RowRange]:

@@ -71,9 +71,13 @@ class Driver:
                 return self.link.send(message, alone=alone)
             case Upload(identity, frame, before_commit):
                 return self.link.upload(identity, frame, before_commit=before_commit)
-            case Download(identity, have_digest, progress, sink):
+            case Download(identity, round_number, have_digest, progress, sink):
                 return self.link.download(
-                    identity, have_digest=have_digest, progress=progress, sink=sink
+                    identity,
+                    round_number=round_number,
+                    have_digest=have_digest,
+                    progress=progress,
+                    sink=sink,
                 )
             case Attend(identity):
                 return self.link.attend(identity)

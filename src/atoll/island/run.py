@@ -158,7 +158,9 @@ class Run:
         share = BatchSlice(self.group.rank, self.group.size)
         combine.install(model, share, ranks=self.group.size)
         adopted = self._session.adopted
-        weights = IslandWeights(model, layout, download=adopted.download, group=self.group)
+        weights = IslandWeights(
+            model, layout, strategy=adopted.asked, download=adopted.download, group=self.group
+        )
         continuity = Continuity(
             self._store,
             adopted.info,
@@ -272,7 +274,15 @@ class Run:
             yield loaded.share.slice(rows).to(loaded.device)
             if current.awaits_step:
                 raise ConfigError("run.step(loss=...) must be called once for every batch")
+            self._merge_due(current)
         self._meter.end()
+
+    def _merge_due(self, current: _Round) -> None:
+        """Takes in what the strategy wants merged after this step; waits for it if need be."""
+        assert self._rounds is not None and current.assignment.round is not None
+        strategy = self._session.adopted.asked
+        for number in strategy.due(current.assignment.round, current.steps):
+            self._driver.run(self._rounds.merge(number))
 
     def _trained(self) -> Trained:
         done, self._round = self._round, None

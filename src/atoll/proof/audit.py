@@ -4,7 +4,7 @@ Reads a ledger and blobs; changes neither. Finds problems instead of raising the
 first round and tensor that differ.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from atoll.blobs.base import Blobs
@@ -21,11 +21,21 @@ from atoll.ledger.records import (
 )
 from atoll.proof import balance, retention
 from atoll.proof.balance import EpochBalance
+from atoll.strategies.base import ALL, Fragments
 from atoll.sums import digest as digests
-from atoll.versions import replay
+from atoll.sums.digest import ParamsDigest
 from atoll.versions.manifests import Manifests
+from atoll.versions.replay import Replay
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
+
+# What a frame's header says, and where the ledger records it.
+_IN_BOTH = {
+    **{name: name for name in ("round", "worker_id", "weight", "rows", "tokens", "loss_sum")},
+    "first": "first",
+    "fragment": "fragment",
+    "base_digest": "base",
+}
 
 Progress = Callable[[str, int, int], None]
 
@@ -81,24 +91,26 @@ def audit(
         start = retention.replay_start(t, retention.storage_of(rounds, manifests))
     published = [r for r in rounds if r.state is RoundState.PUBLISHED]
     report = AuditReport(run.run_id, rounds=len(published))
-    report.digest = (
-        published[-1].master_digest if published else manifests.first.manifest.model.initial_digest
-    )
+    report.digest = _newest_digest(published, manifests, layout)
     if broken is not None:
         report.problems.append(Problem(broken.round, f"chain: {broken.field}", broken.reason))
-    leases: list[LeaseRecord] = []
+    with ledger.reading() as t:
+        held = {record.round: t.leases.of_round(record.round) for record in rounds}
     misnamed: list[Problem] = []
+    counted: dict[int, dict[str, int]] = {}  # by the round they were made for: worker -> rows
     for done, record in enumerate(rounds, start=1):
         progress("contributions", done, len(rounds))
         _check_leaves(report, record)
+        _check_fragment(report, record, manifests)
         with ledger.reading() as t:
             contributions = t.contributions.of_round(record.round)
-            held = t.leases.of_round(record.round)
         for contribution in contributions:
             header = _check_contribution(report, blobs, contribution, pruned=record.round <= start)
-            misnamed += _check_named(header, held)
-        _check_leases(report, record.round, contributions, held)
-        leases += held
+            misnamed += _check_named(header, held.get(contribution.round, []))
+            counted.setdefault(contribution.round, {})[contribution.worker_id] = contribution.rows
+    for number, given in held.items():
+        _check_leases(report, number, counted.get(number, {}), given)
+    leases = [lease for given in held.values() for lease in given]
     _check_rows(report, leases, rounds)
     report.problems += misnamed
     _check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
@@ -132,6 +144,43 @@ def _check_leaves(report: AuditReport, record: RoundRecord) -> None:
             )
 
 
+def _check_fragment(report: AuditReport, record: RoundRecord, manifests: Manifests) -> None:
+    """A round carries the fragment that the strategy says."""
+    right = manifests.run_strategy.fragment(record.round)
+    if record.fragment != right:
+        said = f"the round records {record.fragment}, its strategy says {right}"
+        report.problems.append(Problem(record.round, "fragment", said))
+
+
+def _newest_digest(
+    published: Sequence[RoundRecord], manifests: Manifests, layout: Layout
+) -> str | None:
+    """The recorded digest of the newest version, out of the newest round of each fragment.
+
+    None where a fragment has never been moved: only a replay knows it then.
+    """
+    if not published:
+        return manifests.first.manifest.model.initial_digest
+    strategy = manifests.run_strategy
+    missing = dict(enumerate(Fragments.of(strategy, layout).parts))
+    found: dict[int, bytes] = {}
+    for record in reversed(published):
+        carried, leaves = strategy.fragment(record.round), record.leaves or b""
+        if carried == ALL:
+            # Whatever is newer stays: only fragments without a newer round are taken from it.
+            whole = ParamsDigest(record.master_digest or "", leaves)
+            parts = Fragments.of(strategy, layout).parts
+            cut = digests.cut(whole, [part.layout for part in parts])
+            found = {**{number: part.leaves for number, part in enumerate(cut)}, **found}
+            missing.clear()
+        elif carried in missing:
+            found[carried] = leaves
+            del missing[carried]
+        if not missing:
+            return digests.root_of(b"".join(found[number] for number in sorted(found)))
+    return None
+
+
 def _check_contribution(
     report: AuditReport, blobs: Blobs, contribution: ContributionRecord, *, pruned: bool
 ) -> FrameHeader | None:
@@ -159,8 +208,11 @@ def _check_contribution(
                 f"the blob has {nbytes}, the ledger {contribution.nbytes}",
             )
         )
-    for name in ("round", "worker_id", "weight", "rows", "tokens", "loss_sum"):
-        said, recorded = getattr(header, name), getattr(contribution, name)
+    for name, column in _IN_BOTH.items():
+        said, recorded = getattr(header, name), getattr(contribution, column)
+        # Of its own round alone a frame says nothing.
+        if name == "first":
+            said = said or header.round
         if said != recorded:
             report.problems.append(
                 Problem(
@@ -193,14 +245,14 @@ def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> I
 def _check_leases(
     report: AuditReport,
     round_number: int,
-    contributions: Sequence[ContributionRecord],
+    counted: Mapping[str, int],
     leases: Sequence[LeaseRecord],
 ) -> None:
+    """What the leases of a round call done is what contributions made for it count."""
     done: dict[str, int] = {}
     for lease in leases:
         if lease.state is LeaseState.DONE:
             done[lease.worker_id] = done.get(lease.worker_id, 0) + lease.stop - lease.start
-    counted = {c.worker_id: c.rows for c in contributions}
     if done != counted:
         report.problems.append(
             Problem(
@@ -300,25 +352,22 @@ def _replay(
         snapshots = {snapshot.version: snapshot for snapshot in t.snapshots.all()}
     reached = start  # the round that an error below belongs to
     try:
-        state, _ = replay.restore(
-            ledger, blobs, snapshots[start] if start else None, manifests=manifests, layout=layout
-        )
+        replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
+        version = replay.restore(snapshots[start] if start else None)
         reached = start + 1
-        for replayed in replay.replay(
-            state, ledger, blobs, manifests=manifests, after_version=start
-        ):
+        for replayed in replay.onward(version):
             progress("replay", replayed.record.round, report.rounds)
             report.replayed_rounds += 1
-            difference = replay.difference(layout, replayed)
+            difference = replayed.difference()
             if difference is not None:
                 yield Problem(replayed.record.round, "replay", difference)
                 return
             snapshot = snapshots.get(replayed.record.round)
             if snapshot is not None:
-                manifest = manifests.of_round(snapshot.version).manifest
-                difference = replay.snapshot_difference(state, blobs, snapshot, manifest)
+                difference = replay.snapshot_difference(version, snapshot)
                 if difference is not None:
                     yield Problem(snapshot.version, "snapshot", difference)
             reached = replayed.record.round + 1
+        report.digest = version.digests.master.root
     except AtollError as error:
         yield Problem(reached, "replay", str(error))

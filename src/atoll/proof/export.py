@@ -8,15 +8,13 @@ from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import RoundState
 from atoll.proof import retention
-from atoll.strategies.diloco import OuterState
-from atoll.versions import replay, weights, weights_file
+from atoll.versions import weights, weights_file
 from atoll.versions.manifests import Manifests
+from atoll.versions.replay import Replay, Version
 from atoll.wire import frame
 
 
-def state_at(
-    ledger: Ledger, blobs: Blobs, *, layout: Layout, version: int | None
-) -> tuple[OuterState, int]:
+def version_at(ledger: Ledger, blobs: Blobs, *, layout: Layout, version: int | None) -> Version:
     """The weights after `version` (None: the newest), from the nearest snapshot before it."""
     with ledger.reading() as t:
         manifests, rounds = Manifests(t.manifests.all()), t.rounds.all()
@@ -31,11 +29,12 @@ def state_at(
         )
     nearest = next((s for s in reversed(snapshots) if s.version <= wanted), None)
     start = 0 if nearest is None else nearest.version
-    state, _ = replay.restore(ledger, blobs, nearest, manifests=manifests, layout=layout)
+    replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
+    found = replay.restore(nearest)
     if start == wanted:
-        return state, wanted
-    for replayed in replay.replay(state, ledger, blobs, manifests=manifests, after_version=start):
-        difference = replay.difference(layout, replayed)
+        return found
+    for replayed in replay.onward(found):
+        difference = replayed.difference()
         if difference is not None:
             raise StateDamaged(
                 f"round {replayed.record.round} replays to other bits ({difference}); "
@@ -43,7 +42,7 @@ def state_at(
             )
         if replayed.record.round == wanted:
             break
-    return state, wanted
+    return found
 
 
 def export(
@@ -56,19 +55,18 @@ def export(
     published: bool = False,
 ) -> dict[str, str]:
     """Writes θ (or θ̂ with `published`) as safetensors; returns the metadata written with it."""
-    state, wanted = state_at(ledger, blobs, layout=layout, version=version)
-    digests = replay.measure(state)
+    found = version_at(ledger, blobs, layout=layout, version=version)
     with ledger.reading() as t:
         run = t.run.get()
     assert run is not None
     which = "published" if published else "master"
     metadata = {
         "atoll.run": run.run_id,
-        "atoll.round": str(wanted),
+        "atoll.round": str(found.number),
         "atoll.weights": which,
-        "atoll.digest": getattr(digests, which).root,
+        "atoll.digest": getattr(found.digests, which).root,
     }
-    flat = state.published if published else state.master
+    flat = found.state.published if published else found.state.master
     weights_file.write(path, flat, layout, metadata=metadata)
     return metadata
 

@@ -25,8 +25,8 @@ from atoll.ledger.records import (
 from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import retention
 from atoll.sums import digest as digests
-from atoll.versions import replay
 from atoll.versions.manifests import Manifests
+from atoll.versions.replay import Replay
 from atoll.wire import frame
 
 # Tables whose rows belong to a round: without them the round is not what it was.
@@ -249,13 +249,14 @@ def _starts(
     candidates: list[SnapshotRecord | None] = [] if start else [None]
     with ledger.reading() as t:
         candidates += t.snapshots.all()
+    replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
     found: dict[int, Damage | None] = {}
     for snapshot in candidates:
         version = 0 if snapshot is None else snapshot.version
         part = "the initial weights" if snapshot is None else f"the snapshot of version {version}"
         found[version] = None
         try:
-            replay.restore(ledger, blobs, snapshot, manifests=manifests, layout=layout)
+            replay.restore(snapshot)
         except AtollError as error:
             found[version] = Damage(part, str(error))
     return found

@@ -21,6 +21,7 @@ from atoll.settings import Count, Fraction, Limit, NotNegative, Positive, Settin
 
 PROTOCOL_VERSION = 1
 
+Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -144,11 +145,11 @@ class Manifest(Settings):
     manifest_source: Literal["file", "operator"] = "file"  # the run file, or a change while serving
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    strategy: Literal["diloco"] = "diloco"
-    mode: Literal["sync"] = "sync"
+    strategy: Word = "diloco"  # what it and the next three mean, `strategies.registry` knows
+    mode: Word = "sync"
     sync_every: Count
-    num_fragments: Literal[1] = 1
-    dylu: Literal[False] = False
+    num_fragments: Count = 1
+    dylu: bool = False
     weighting: Literal["equal", "tokens"] = "equal"
     upload: SerializeAsAny[CodecSettings] = codecs.DEFAULT
     download: SerializeAsAny[CodecSettings] = codecs.DEFAULT

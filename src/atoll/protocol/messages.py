@@ -137,6 +137,7 @@ class AssignmentRequest(Waiting[Assignment]):
     version: Whole | None = None
     digest: Sha256 | None = None
     upcoming: Whole = 0  # the newest planned round whose rows the island knows
+    awaits: Whole = 0  # the round that the island must merge before it goes on; 0: none
 
     def is_answered(self, reply: Assignment) -> bool:
         """Whether there is something to do, or rows to read meanwhile."""
@@ -276,9 +277,11 @@ class Info(Manifest):
 
 
 class InfoRequest(Ask[Info]):
-    """Which settings does the run have?"""
+    """Which settings does the run have? Those in force, or of the version with a given hash."""
 
     route: ClassVar[Route] = Route("GET", "/info")
+
+    manifest: Sha256 | None = None
 
 
 def _left_out(model: type[BaseModel], value: dict[str, Any], prefix: str = "") -> str | None:

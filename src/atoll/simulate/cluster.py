@@ -95,9 +95,7 @@ class SimulatedCluster:
             wait_seconds += outage.seconds
         self._stuck_seconds = 2 * wait_seconds + STUCK_SECONDS
         self._moved_at = 0.0
-        self._coordinator: Coordinator = boot.open_coordinator(
-            self._stores, self._scheduler, manifest
-        )
+        self._coordinator: Coordinator = boot.open_coordinator(self._stores, self._scheduler)
         torch_threads.use(manifest.inner.threads)
 
     def _open_stores(self) -> Stores:
@@ -114,12 +112,11 @@ class SimulatedCluster:
 
     def _go_away(self, seconds: float) -> None:
         """Dies without a word, keeping only what is durable, and comes back."""
-        manifest = self._coordinator.manifest
         self._is_away = True
         self._close_stores()
         self._scheduler.sleep(seconds)
         self._stores = self._open_stores()
-        self._coordinator = boot.open_coordinator(self._stores, self._scheduler, manifest)
+        self._coordinator = boot.open_coordinator(self._stores, self._scheduler)
         self._is_away = False
 
     def _close_stores(self) -> None:

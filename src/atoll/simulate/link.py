@@ -75,11 +75,14 @@ class MemoryLink:
         self,
         identity: Identity,
         *,
+        round_number: int,
         have_digest: str,
         progress: DownloadProgress,
         sink: Callable[[bytes | memoryview], None],
     ) -> None:
-        spooled = self._coordinator.download(identity, have_digest=have_digest)
+        spooled = self._coordinator.download(
+            identity, round_number=round_number, have_digest=have_digest
+        )
         progress.opened(spooled.tag, progress.offset if spooled.tag == progress.tag else 0)
         while progress.offset < spooled.nbytes:
             data = spooled.read(progress.offset, CHUNK_BYTES)

@@ -88,6 +88,17 @@ def composed(fragments: Iterable[ParamsDigest]) -> ParamsDigest:
     return ParamsDigest(root_of(leaves), leaves)
 
 
+def cut(whole: ParamsDigest, layouts: Iterable[Layout]) -> list[ParamsDigest]:
+    """The digests of fragments, which have these `layouts` in order, out of the whole buffer's."""
+    found, start = [], 0
+    for layout in layouts:
+        stop = start + len(layout.leaves) * LEAF_DIGEST_BYTES
+        leaves = whole.leaves[start:stop]
+        found.append(ParamsDigest(root_of(leaves), leaves))
+        start = stop
+    return found
+
+
 def digest(layout: Layout, flat: Tensor, *, threads: int = 1) -> ParamsDigest:
     """The digest of the flat fp32 buffer `flat`, the same for every number of threads.
 

@@ -6,13 +6,16 @@ the first round that is not planned yet (docs/decisions/0011).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pydantic import ValidationError
 
-from atoll.errors import StateDamaged
+from atoll.errors import ManifestMismatch, StateDamaged
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord
 from atoll.protocol.manifest import Manifest
+from atoll.strategies import registry
+from atoll.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Recorded:
     from_round: int
     manifest: Manifest
 
+    @cached_property
+    def round_strategy(self) -> Strategy:
+        """What answers for the rounds under this version."""
+        return registry.of(self.manifest)
+
 
 class Manifests:
     """All versions of a run, oldest first. Safe to read while another thread adds one."""
@@ -31,6 +39,7 @@ class Manifests:
     def __init__(self, records: Sequence[ManifestRecord]) -> None:
         assert records, "a run has a manifest from its creation on"
         self._versions = tuple(_recorded(record) for record in records)
+        self._reached = 1  # the round that decides which version is in force
 
     @classmethod
     def of(cls, ledger: Ledger) -> "Manifests":
@@ -53,6 +62,20 @@ class Manifests:
         """The version that a run file made last."""
         return next(v for v in reversed(self._versions) if v.manifest.manifest_source == "file")
 
+    @property
+    def run_strategy(self) -> Strategy:
+        """What answers for the run: its lead and its fragments are the same in every version."""
+        return self.first.round_strategy
+
+    @property
+    def in_force(self) -> Recorded:
+        """The version that messages are under: that of the newest round, or of the next one."""
+        return self.of_round(self._reached)
+
+    def reach(self, round_number: int) -> None:
+        """The run has come to this round: its version is in force from now on."""
+        self._reached = round_number
+
     def of_round(self, round_number: int) -> Recorded:
         """The version that `round_number` is under; version 0 of the weights has round 1's."""
         wanted = max(1, round_number)
@@ -61,6 +84,16 @@ class Manifests:
     def find(self, sha256: str) -> Recorded | None:
         """The version of that hash."""
         return next((v for v in self._versions if v.sha256 == sha256), None)
+
+    def get(self, sha256: str) -> Recorded:
+        """The version of that hash; ManifestMismatch when this run has none."""
+        found = self.find(sha256)
+        if found is None:
+            raise ManifestMismatch(
+                f"manifest={sha256!r} is no version of this run's manifest; ask for the one in "
+                f"force, without a hash"
+            )
+        return found
 
     def add(self, record: ManifestRecord) -> None:
         """Knows a version that the ledger has just recorded."""

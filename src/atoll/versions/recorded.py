@@ -5,6 +5,8 @@ from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.models import registry as models
 from atoll.protocol.manifest import Manifest
+from atoll.strategies import registry
+from atoll.strategies.base import run_layout
 from atoll.versions.manifests import Manifests
 
 
@@ -17,7 +19,7 @@ def manifest_of(ledger: Ledger) -> Manifest | None:
 
 def layout_of(manifest: Manifest) -> Layout:
     """The layout of the manifest's model, checked against its fingerprint."""
-    layout = models.layout(manifest.model.definition)
+    layout = run_layout(registry.of(manifest), models.layout(manifest.model.definition))
     if layout.digest != manifest.model.layout_digest:
         raise ConfigError(
             f"this program builds the run's model with layout {layout.digest}, the manifest says "

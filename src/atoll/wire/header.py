@@ -17,6 +17,7 @@ from atoll.wire import schema
 from atoll.wire.schema import TensorRow
 
 KINDS = ("contribution", "weights", "update")
+SPELLED_WHERE_NOT_0 = ("fragment", "first")
 # Above it the table of tensors is left out, and the layout digest alone speaks for it. The rest of
 # the header then always fits the frame's limit of 64 KiB.
 MAX_WITH_TABLE_BYTES = 48 * 1024
@@ -39,6 +40,8 @@ class FrameHeader:
     base_digest: str | None = None  # published weights this started from or applies to
     result_digest: str | None = None  # published weights after; not in a contribution
     tensors: tuple[TensorRow, ...] | None = None
+    fragment: int = 0  # which part of the model the payload is; spelled where it is not 0
+    first: int = 0  # contribution only: the first round whose rows it contains; 0: its own
     weight: int = 0
     rows: int = 0
     tokens: int = 0
@@ -52,8 +55,9 @@ class FrameHeader:
         schema.sha256("manifest_sha256", self.manifest_sha256)
         schema.word("codec", self.codec)
         schema.sha256("layout_digest", self.layout_digest)
-        for name in ("round", "weight", "rows", "tokens"):
+        for name in ("round", "weight", "rows", "tokens", "first"):
             schema.integer(name, getattr(self, name))
+        schema.integer("fragment", self.fragment, minimum=-1)
         schema.integer("elements", self.elements, minimum=1)
         schema.integer("payload_bytes", self.payload_bytes, minimum=1)
         schema.real("loss_sum", self.loss_sum)
@@ -69,6 +73,7 @@ class FrameHeader:
             schema.absent("result_digest", self.result_digest, kind=self.kind)
             schema.ordered_ranges(self.ranges)
             return
+        schema.absent("first", self.first or None, kind=self.kind)
         for name in ("worker_id", "incarnation", "ranges"):
             schema.absent(name, getattr(self, name), kind=self.kind)
         schema.sha256("result_digest", self.result_digest)
@@ -91,6 +96,8 @@ class FrameHeader:
         incarnation: int | None = None,
         base_digest: str | None = None,
         result_digest: str | None = None,
+        fragment: int = 0,
+        first: int = 0,
         weight: int = 0,
         rows: int = 0,
         tokens: int = 0,
@@ -111,6 +118,8 @@ class FrameHeader:
             incarnation=incarnation,
             base_digest=base_digest,
             result_digest=result_digest,
+            fragment=fragment,
+            first=first,
             weight=weight,
             rows=rows,
             tokens=tokens,
@@ -131,6 +140,9 @@ class FrameHeader:
         """The one spelling of this header."""
         plain = {name: getattr(self, name) for name in FIELDS}
         plain["ranges"] = [astuple(one) for one in self.ranges]
+        for name in SPELLED_WHERE_NOT_0:
+            if not plain[name]:
+                del plain[name]
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
 
@@ -141,6 +153,8 @@ class FrameHeader:
         Memory is bounded by the length of `data`, never by a number in it.
         """
         found = schema.object_of(data)
+        for name in SPELLED_WHERE_NOT_0:
+            found.setdefault(name, 0)
         schema.keys(found, known=FIELDS)
         tensors = found["tensors"]
         header = cls(
@@ -157,6 +171,8 @@ class FrameHeader:
             base_digest=_text_or_none("base_digest", found),
             result_digest=_text_or_none("result_digest", found),
             tensors=None if tensors is None else schema.tensor_rows(tensors),
+            fragment=schema.integer("fragment", found["fragment"], minimum=-1),
+            first=schema.integer("first", found["first"]),
             weight=schema.integer("weight", found["weight"]),
             rows=schema.integer("rows", found["rows"]),
             tokens=schema.integer("tokens", found["tokens"]),

@@ -19,8 +19,9 @@ from atoll.errors import (
     WrongRound,
 )
 from atoll.layout import Layout
-from atoll.ledger.records import ContributionRecord, RoundState
+from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
+from atoll.strategies.base import Fragments
 from atoll.versions.manifests import Manifests
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -50,16 +51,22 @@ class Admission:
         layout: Layout,
         block: int,
     ) -> None:
-        self.layout = layout
+        self._fragments = Fragments.of(manifests.run_strategy, layout)
         self._registry = registry
         self._rounds = rounds
         self._weights = weights
         self._manifests = manifests
         self._block = block
 
-    def codec(self, round_number: int) -> Codec:
-        """How contributions to a round travel."""
-        return self._manifests.of_round(round_number).manifest.upload.build()
+    def expected(self, round_number: int) -> tuple[Codec, Layout]:
+        """How contributions made for a round travel, and what part of the model they are."""
+        recorded = self._manifests.of_round(round_number)
+        fragment = self._fragments[recorded.round_strategy.fragment(round_number)]
+        return recorded.manifest.upload.build(), fragment.layout
+
+    def destination(self, made_for: int) -> int | None:
+        """The round that a contribution made for `made_for` goes to now; None: it is stale."""
+        return self._rounds.destination(made_for)
 
     def receipt(self, request: UploadRequest) -> ContributionRecord | None:
         """The accepted record when these very bytes are in; Conflict when others are."""
@@ -89,8 +96,8 @@ class Admission:
         self._check_round(header)
         self._check_manifest(header)
         self._check_rows(header)
-        codec = self.codec(header.round)
-        frame.expect(header, layout=self.layout, codec=codec, kind="contribution")
+        codec, layout = self.expected(header.round)
+        frame.expect(header, layout=layout, codec=codec, kind="contribution")
         self._check_size(header, request.nbytes)
         return header
 
@@ -115,51 +122,57 @@ class Admission:
             )
 
     def _check_round(self, header: FrameHeader) -> None:
-        latest = self._rounds.latest
-        current = self._weights.current
-        if latest is None or header.round > latest.record.round or header.round < 1:
-            newest = 0 if latest is None else latest.record.round
+        newest = self._rounds.newest
+        if newest is None or header.round > newest.round or header.round < 1:
+            latest = 0 if newest is None else newest.round
             raise WrongRound(
-                f"round={header.round} is not open; the latest round is {newest}; "
+                f"round={header.round} is not open; the latest round is {latest}; "
                 f"ask for an assignment"
             )
-        if header.round < latest.record.round or latest.record.state in (
-            RoundState.FROZEN,
-            RoundState.PUBLISHED,
-        ):
-            raise StaleContribution(
-                f"round={header.round} closed without this contribution; its rows are open "
-                f"again; continue from version {current.version}"
-            )
-        if latest.record.state is not RoundState.OPEN:
+        found = self._rounds.find(header.round)
+        if found is not None and found.is_planned:
             raise WrongRound(
-                f"round={header.round} is planned but not open yet; wait for version "
-                f"{header.round - 1}"
+                f"round={header.round} is planned but not open yet; wait for a later version"
             )
-        if header.base_digest != current.digests.published.root:
+        if self.destination(header.round) is None:
+            raise self.stale(header.round)
+        carried = self._rounds.run_strategy.fragment(header.round)
+        if header.fragment != carried:
+            raise FrameError(
+                f"fragment={header.fragment} of the contribution to round {header.round}, which "
+                f"carries fragment {carried}; hand in that one"
+            )
+        if header.first > header.round:
+            raise ContributionError(
+                f"first={header.first} of the contribution is after its round={header.round}; it "
+                f"contains rows of no later round"
+            )
+        base = self._weights.base_digest(header.round)
+        if header.base_digest != base:
             raise WrongBase(
-                f"the contribution starts from weights {header.base_digest}, the published "
-                f"version {current.version} is {current.digests.published.root}; "
-                f"download it and train again"
+                f"the contribution starts from weights {header.base_digest}, those before round "
+                f"{header.round} are {base} (version {self._weights.current.version} is "
+                f"published); download them and train again"
             )
 
+    def stale(self, made_for: int) -> StaleContribution:
+        """The refusal of a contribution that no round takes any more."""
+        return StaleContribution(
+            f"round={made_for} closed without this contribution; its rows are open "
+            f"again; continue from version {self._weights.current.version}"
+        )
+
     def _check_rows(self, header: FrameHeader) -> None:
-        latest = self._rounds.latest
-        assert latest is not None and header.worker_id is not None
-        leased = latest.ranges(header.worker_id)
+        assert header.worker_id is not None
+        leased = self._rounds.leased(header.round, header.worker_id)
         leases.check_named(header, leased)
         rows = sum(lease.stop - lease.start for lease in leased)
-        weight = self._weight(header)
+        weight = self._rounds.strategy_of(header.round).weight(tokens=header.tokens)
         if header.rows != rows or header.tokens != rows * self._block or header.weight != weight:
             raise ContributionError(
                 f"rows={header.rows} tokens={header.tokens} weight={header.weight} do not fit "
                 f"the lease, which counts rows={rows} tokens={rows * self._block} weight={weight}"
             )
-
-    def _weight(self, header: FrameHeader) -> int:
-        """What a contribution weighs in its round: 1 or its tokens, as the manifest says."""
-        weighting = self._manifests.of_round(header.round).manifest.weighting
-        return 1 if weighting == "equal" else header.tokens
 
     def _check_size(self, header: FrameHeader, nbytes: int) -> None:
         exact = frame.frame_bytes(header)

@@ -24,6 +24,7 @@ from atoll.errors import ContributionError, FrameError, NotFinite
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
+from atoll.strategies.base import Lease
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
@@ -155,7 +156,7 @@ class UploadStream:
 
 
 class Uploads:
-    """Uploads under way: at most one per worker. Thread-safe."""
+    """Uploads under way: at most one per worker and open round. Thread-safe."""
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class Uploads:
         self._clock = clock
         self._record = record
         self._lock = threading.Lock()
-        self._open: dict[str, Upload] = {}
+        self._open: dict[Lease, Upload] = {}  # by the round each was made for, and its worker
         self._recording: set[str] = set()
 
     def offset(self, request: UploadRequest) -> int:
@@ -179,7 +180,7 @@ class Uploads:
             return request.nbytes
         self._admission.check(request)
         with self._lock:
-            upload = self._open.get(request.identity.worker_id)
+            upload = self._open.get(_key(request))
             return upload.offset if upload is not None and _same(upload, request) else 0
 
     def begin(self, request: UploadRequest) -> UploadStream | ContributionRecord:
@@ -192,7 +193,7 @@ class Uploads:
 
     def _resume(self, request: UploadRequest) -> UploadStream:
         with self._lock:
-            upload = self._open.get(request.identity.worker_id)
+            upload = self._open.get(_key(request))
         if upload is not None and _same(upload, request):
             # The chunk that an earlier stream is writing counts: the offset is read after it.
             with upload.lock:
@@ -207,14 +208,14 @@ class Uploads:
 
     def _start(self, request: UploadRequest, header: FrameHeader) -> UploadStream:
         # The earlier one goes first: its room on the disk may be needed.
-        self._replace(request.identity.worker_id, None)
+        self._replace(_key(request), None)
         upload = Upload(
             request,
             header,
             self._blobs.writer(expect_bytes=request.nbytes),
-            PayloadCheck(self._admission.codec(header.round), self._admission.layout),
+            PayloadCheck(*self._admission.expected(header.round)),
         )
-        self._replace(request.identity.worker_id, upload)
+        self._replace(_key(request), upload)
         return UploadStream(upload, FIRST_STREAM)
 
     def write(self, stream: UploadStream, chunk: bytes | memoryview) -> None:
@@ -252,12 +253,15 @@ class Uploads:
 
     def _contribution(self, upload: Upload, norm: float) -> ContributionRecord:
         header, request = upload.header, upload.request
+        applied = self._admission.destination(header.round)
+        if applied is None:
+            raise self._admission.stale(header.round)
         return ContributionRecord(
             round=header.round,
             worker_id=request.identity.worker_id,
-            applied=header.round,
-            first=header.round,
-            fragment=0,
+            applied=applied,
+            first=header.first or header.round,
+            fragment=header.fragment,
             base=header.base_digest or "",
             incarnation=request.identity.incarnation,
             sha256=request.sha256,
@@ -279,38 +283,44 @@ class Uploads:
 
     def _is_open(self, upload: Upload) -> bool:
         with self._lock:
-            return self._open.get(upload.request.identity.worker_id) is upload
+            return self._open.get(_key(upload.request)) is upload
 
     def _forget(self, upload: Upload) -> None:
         """Drops an upload whose lock the caller holds."""
         with self._lock:
-            if self._open.get(upload.request.identity.worker_id) is upload:
-                del self._open[upload.request.identity.worker_id]
+            if self._open.get(_key(upload.request)) is upload:
+                del self._open[_key(upload.request)]
         upload.abort()
 
-    def _replace(self, worker_id: str, upload: Upload | None) -> None:
+    def _replace(self, key: Lease, upload: Upload | None) -> None:
         with self._lock:
-            earlier = self._open.pop(worker_id, None)
+            earlier = self._open.pop(key, None)
             if upload is not None:
-                self._open[worker_id] = upload
+                self._open[key] = upload
         if earlier is not None:
             # Under its lock: a chunk on its way must not meet a closed file, whose number another
             # file may have by then.
             with earlier.lock:
                 earlier.abort()
 
-    def drop_all(self) -> None:
-        """Forgets every upload under way; islands resume from the start."""
+    def drop_stale(self) -> None:
+        """A round closed: forgets the uploads that no open round takes any more."""
         with self._lock:
-            workers = list(self._open)
-        for worker_id in workers:
-            self._replace(worker_id, None)
+            keys = list(self._open)
+        for key in keys:
+            if self._admission.destination(key[0]) is None:
+                self._replace(key, None)
 
 
 def receipt(identity: Identity, round_number: int, sha256: str) -> str:
     """A receipt that the same contribution always gets."""
     text = f"{identity.run_id}/{round_number}/{identity.worker_id}/{sha256}"
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _key(request: UploadRequest) -> Lease:
+    header, _ = frame.parse_preamble(request.preamble)
+    return header.round, request.identity.worker_id
 
 
 def _same(upload: Upload, request: UploadRequest) -> bool:

@@ -12,8 +12,6 @@ from atoll.errors import AddressUnreachable
 
 DIAL_SECONDS = 3.0
 PINGS = 3
-# Strategies whose ranks dial each other; the others work behind NAT.
-DIALLING = frozenset({"sharded"})
 
 Dial = Callable[[str, int, float], None]  # address, port, deadline in seconds; OSError when not
 

@@ -45,6 +45,12 @@ class Heartbeats:
             heard = self._heard.get(worker_id)
         return None if heard is None else self._clock.now() - heard
 
+    def speeds(self) -> dict[str, float]:
+        """Tokens per second that workers tell of themselves, where they do."""
+        with self._lock:
+            told = {worker: found.tokens_per_second for worker, found in self._telemetry.items()}
+        return {worker: speed for worker, speed in told.items() if speed > 0}
+
     def telemetry(self, worker_id: str) -> Telemetry:
         """What `worker_id` last reported."""
         with self._lock:

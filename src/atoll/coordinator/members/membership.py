@@ -10,7 +10,7 @@ from collections.abc import Callable
 from atoll.clock import Clock
 from atoll.coordinator.members import agreement
 from atoll.coordinator.members.control import Control
-from atoll.coordinator.members.dialback import DIALLING, Dialback
+from atoll.coordinator.members.dialback import Dialback
 from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.presence import Presence, Stream
 from atoll.coordinator.members.workers import Registry
@@ -61,7 +61,7 @@ class Membership:
         """Takes a worker in, if it agrees with the manifest in force; a new generation."""
         self._control.check(request.worker_id)
         agreement.check(request, in_force, self._manifests, layout=self._layout)
-        if in_force.manifest.strategy in DIALLING:
+        if in_force.round_strategy.dials:
             self._dialback.check(request.worker_id, request.ip_address or peer, request.port)
         record = self._registry.register(
             request, peer=peer, check=lambda: self._control.check(request.worker_id)

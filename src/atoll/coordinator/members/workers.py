@@ -217,6 +217,10 @@ class Registry:
         with self._lock:
             return [self._workers[w] for w in sorted(self._workers)]
 
+    def speeds(self) -> dict[str, float]:
+        """Tokens per second of workers that tell them."""
+        return self._heartbeats.speeds()
+
     def live(self) -> frozenset[str]:
         """Registered workers that are heard from."""
         return self._heartbeats.live(w.worker_id for w in self.active())

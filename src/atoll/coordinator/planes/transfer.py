@@ -110,7 +110,9 @@ class TransferService:
             request = self._checked(lambda message: message, asked)
             identity = self._checked(_identity, request.identity)
             spooled = await self._run(
-                lambda: self._coordinator.download(identity, have_digest=request.have_digest)
+                lambda: self._coordinator.download(
+                    identity, round_number=request.round, have_digest=request.have_digest
+                )
             )
             resumes = request.tag == spooled.tag and request.offset <= spooled.nbytes
             offset = request.offset if resumes else 0

@@ -5,13 +5,14 @@ may ask is checked before a question gets here.
 """
 
 import logging
+from typing import Any, Literal
 
 from atoll.coordinator.counters import Counters
 from atoll.coordinator.members.control import Control
 from atoll.coordinator.rounds.evaluation import Evaluation
-from atoll.coordinator.rounds.rounds import LatestRound, Rounds
-from atoll.coordinator.rounds.run_weights import RunWeights
-from atoll.ledger.records import RoundState
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import Current, RunWeights
+from atoll.coordinator.rounds.under_way import UnderWay
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
@@ -22,9 +23,22 @@ from atoll.rows import RowRange
 
 log = logging.getLogger(__name__)
 
+Action = Literal["train", "wait", "fetch", "stop"]
 
-def _ranges(latest: LatestRound, worker_id: str) -> tuple[RowRange, ...]:
-    return tuple(lease.row_range for lease in latest.ranges(worker_id))
+
+def _ranges(found: UnderWay, worker_id: str) -> tuple[RowRange, ...]:
+    return tuple(lease.row_range for lease in found.ranges(worker_id))
+
+
+def _fetch(current: Current) -> Assignment:
+    return Assignment(
+        action="fetch", version=current.version, digest=current.digests.published.root
+    )
+
+
+def _told(action: Action, **fields: Any) -> Assignment:
+    """An answer; the version and digest that the worker holds are filled in by the caller."""
+    return Assignment(action=action, version=0, digest="0" * 64, **fields)
 
 
 class Assignments:
@@ -51,21 +65,29 @@ class Assignments:
 
     def answer(self, request: AssignmentRequest) -> Assignment:
         """What the worker does next, without the generation; `wait` when nothing is to be done."""
-        current = self._weights.current
-        digest = current.digests.published.root
-        if request.version != current.version or request.digest != digest:
+        while True:
+            current = self._weights.current
+            reply = self._answer(request, current)
+            # Else a round was published meanwhile: the answer may mix two versions.
+            if self._weights.current is current:
+                return reply
+
+    def _answer(self, request: AssignmentRequest, current: Current) -> Assignment:
+        if request.version is None or not self._weights.has_been(request.version, request.digest):
             if request.version == current.version and request.digest is not None:
                 self._counters.add("resyncs")
                 log.warning(
                     "worker holds other weights, sent to fetch",
                     extra={"worker": request.identity.worker_id, "digest": request.digest},
                 )
-            return Assignment(action="fetch", version=current.version, digest=digest)
-        reply = self._next(request.identity.worker_id, current.version, digest)
-        if self._weights.current is not current:
-            # A round was published meanwhile: the answer may belong to the version after it.
-            return Assignment(action="fetch", version=current.version, digest=digest)
-        return reply
+            return _fetch(current)
+        if request.awaits:
+            told = _fetch(current) if request.awaits <= current.version else _told("wait")
+        else:
+            told = self._next(request.identity.worker_id, request.version, current)
+        if told.action == "fetch":
+            return told
+        return told.model_copy(update={"version": request.version, "digest": request.digest})
 
     def take_evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
@@ -77,64 +99,46 @@ class Assignments:
         self._evaluation.check(report)
         self._evaluation.add(report)
 
-    def _next(self, worker_id: str, version: int, digest: str) -> Assignment:
-        latest = self._rounds.latest
+    def _next(self, worker_id: str, version: int, current: Current) -> Assignment:
+        """The answer to a worker that holds `version`, which was or is the published one."""
         finished = self._rounds.is_finished()
-        task = self._evaluation_task(worker_id, version)
-        if finished:
-            return Assignment(
-                action="stop",
-                version=version,
-                digest=digest,
-                evaluation=task,
-                reason="the run is finished",
-            )
+        is_current = version == current.version
+        task = self._evaluation_task(worker_id, version) if is_current else None
+        if finished and is_current:
+            return _told("stop", evaluation=task, reason="the run is finished")
         wanted = self._control.command.action
         if wanted == "stop":
-            reason = "the operator stops the run"
-            return Assignment(action="stop", version=version, digest=digest, reason=reason)
-        if latest is None or latest.record.state is not RoundState.OPEN:
-            return self._planned(latest, worker_id).model_copy(
-                update={"version": version, "digest": digest}
-            )
-        if worker_id not in latest.holding or worker_id in latest.contributions:
-            return Assignment(action="wait", version=version, digest=digest)
+            return _told("stop", reason="the operator stops the run")
+        found = self._rounds.next_of(worker_id)
+        if found is None:
+            return self._planned(worker_id) if is_current else _fetch(current)
+        if version < self._rounds.strategy_of(found.number).needs(found.number):
+            return _fetch(current)
         if wanted == "pause":
-            reason = "the operator has paused the run"
-            return Assignment(action="wait", version=version, digest=digest, reason=reason)
-        self.begun[worker_id] = latest.record.round
-        return self._train(latest, worker_id).model_copy(
-            update={"version": version, "digest": digest, "evaluation": task}
+            return _told("wait", reason="the operator has paused the run")
+        self.begun[worker_id] = found.number
+        return _told(
+            "train",
+            round=found.number,
+            manifest_sha256=found.record.manifest_sha256,
+            ranges=_ranges(found, worker_id),
+            global_tokens=found.record.tokens,
+            num_planned=len(found.holding),
+            evaluation=task,
         )
 
-    def _planned(self, latest: LatestRound | None, worker_id: str) -> Assignment:
-        """`wait`, with the rows of the next round where there are some."""
-        reply = Assignment(action="wait", version=0, digest="0" * 64)
-        if latest is None or latest.record.state is not RoundState.PLANNED:
-            return reply
-        ranges = _ranges(latest, worker_id)
-        known = {"upcoming": latest.record.round, "upcoming_ranges": ranges}
-        return reply.model_copy(update=known) if ranges else reply
-
-    def _train(self, latest: LatestRound, worker_id: str) -> Assignment:
-        return Assignment(
-            action="train",
-            version=0,
-            digest="0" * 64,
-            round=latest.record.round,
-            manifest_sha256=latest.record.manifest_sha256,
-            ranges=_ranges(latest, worker_id),
-            global_tokens=self._rounds.tokens,
-            num_planned=len(latest.holding),
-        )
+    def _planned(self, worker_id: str) -> Assignment:
+        """`wait`, with the rows of a round that opens later where there are some."""
+        for planned in self._rounds.under_way:
+            ranges = _ranges(planned, worker_id)
+            if planned.is_planned and ranges:
+                return _told("wait", upcoming=planned.number, upcoming_ranges=ranges)
+        return _told("wait")
 
     def _evaluation_task(self, worker_id: str, version: int) -> EvaluationTask | None:
-        latest = self._rounds.latest
-        if latest is None:
-            return None
         return self._evaluation.task(
             worker_id,
             version=version,
-            members=sorted(latest.planned),
+            members=self._rounds.members,
             final=self._rounds.is_finished(),
         )

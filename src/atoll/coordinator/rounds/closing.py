@@ -69,10 +69,7 @@ class Closing:
         return frozen if frozen == self._weights.current.version + 1 else None
 
     def _freeze(self) -> int:
-        latest = self._rounds.latest
-        assert latest is not None
-        frozen = latest.record.round
-        self._rounds.freeze()
+        frozen = self._rounds.freeze()
         self._end_uploads()
         log.info("round frozen", extra={"round": frozen})
         self._changed()  # islands may read the rows of the next round meanwhile
@@ -84,7 +81,7 @@ class Closing:
             contributions = t.contributions.of_round(round_number)
         digests = self._weights.compute(round_number, contributions)
         computed = self._clock.now()
-        self._publish(round_number, self._link(round_number, contributions, digests), digests)
+        self._publish(round_number, self._link(round_number, contributions, digests))
         self._rounds.refresh()
         log.info(
             "round closed",
@@ -99,11 +96,12 @@ class Closing:
         self._changed()
         self._snapshots.published(round_number, is_last=self._rounds.is_finished())
 
-    def _publish(self, round_number: int, link: Published, digests: Digests) -> None:
+    def _publish(self, round_number: int, link: Published) -> None:
         """Records the version, then offers it: what an island was given is there after a crash."""
+        opened = self._rounds.find(round_number + 1 + self._rounds.run_strategy.lead)
         with self._ledger.writing() as t:
-            t.rounds.publish(round_number, link, opens=self._rounds.planned)
-        self._weights.publish(round_number, digests)
+            t.rounds.publish(round_number, link, opens=[] if opened is None else [opened.number])
+        self._weights.publish()
 
     def _link(
         self, round_number: int, contributions: list[ContributionRecord], digests: Digests
@@ -116,6 +114,7 @@ class Closing:
             hash=chain.round_hash(
                 prev_hash=prev_hash,
                 round_number=round_number,
+                fragment=self._rounds.run_strategy.fragment(round_number),
                 manifest_sha256=self._manifests.of_round(round_number).sha256,
                 contributions=contributions,
                 master_digest=master.root,

@@ -5,7 +5,7 @@ nothing about rows is kept in memory, so a restart has nothing to lose.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from atoll.data import parts
@@ -38,6 +38,7 @@ class Dispatch:
 
     def __init__(self, ledger: Ledger, manifest: Manifest) -> None:
         self._seed = manifest.seed
+        self._block = int(manifest.data.identity["block"])
         with ledger.writing() as t:
             self.parts = add_datasets(t, manifest)
             found = t.queues.all()
@@ -54,24 +55,19 @@ class Dispatch:
         self,
         t: Transaction,
         round_number: int,
-        workers: Sequence[str],
+        rows: Mapping[str, int],
         recorded: Recorded,
         *,
         cursor: int,
         tokens: int,
     ) -> RoundPlan:
-        """The leases of a round; `cursor` is what the round before them recorded.
+        """Leases of so many `rows` for each worker of a round, out of what `t` sees.
 
-        `tokens` are the run's before the round.
+        `cursor` is what the rounds so far have recorded; `tokens` is what the round's learning
+        rate starts from.
         """
         reopened = {lease.row_range: lease for lease in t.leases.reopened()}
-        sources = self._sources(t, cursor)
-        planned = plans.plan(
-            workers,
-            rows_each=recorded.manifest.rows_per_round,
-            sources=sources,
-            reopened=list(reopened),
-        )
+        planned = plans.plan(rows, sources=self._sources(t, cursor), reopened=list(reopened))
         leases = [
             self._lease(round_number, worker, span, recorded.manifest, planned, reopened)
             for worker, spans in sorted(planned.ranges.items())
@@ -92,12 +88,17 @@ class Dispatch:
             round=round_number,
             manifest_sha256=recorded.sha256,
             cursor=sum(planned.cursors.values()),
+            fragment=recorded.round_strategy.fragment(round_number),
+            tokens=tokens,
             leases=tuple(leases),
             taken=tuple(reopened[span] for span in planned.taken),
             left=tuple(left),
             queues=tuple(self._queues[name] for name in sorted({x.queue for x in leases})),
-            tokens=tokens,
         )
+
+    def tokens_of(self, leases: Iterable[LeaseRecord]) -> int:
+        """How many tokens the rows of `leases` hold."""
+        return sum(lease.stop - lease.start for lease in leases) * self._block
 
     def _sources(self, t: Transaction, cursor: int) -> list[Source]:
         issued = t.datasets.cursors()

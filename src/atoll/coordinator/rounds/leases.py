@@ -1,13 +1,12 @@
 """Whether a contribution names exactly the rows that are leased, and when a lease is over."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from atoll.clock import Clock
 from atoll.errors import LeaseLost
 from atoll.ledger.records import LeaseRecord
+from atoll.strategies.base import Lease
 from atoll.wire.header import FrameHeader
-
-Key = tuple[int, str]  # round, worker_id
 
 
 def check_named(header: FrameHeader, leased: Sequence[LeaseRecord]) -> None:
@@ -21,7 +20,7 @@ def check_named(header: FrameHeader, leased: Sequence[LeaseRecord]) -> None:
 
 
 class Deadlines:
-    """Since when each lease of the open round is held, by the coordinator's own clock.
+    """Since when each lease of an open round is held, by the coordinator's own clock.
 
     Used under the lock of `Rounds`. In memory: after a restart, and after a pause, every lease has
     its full time again.
@@ -29,19 +28,18 @@ class Deadlines:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._since: dict[Key, float] = {}
+        self._since: dict[Lease, float] = {}
 
-    def hold(self, round_number: int, workers: frozenset[str]) -> None:
-        """These workers, and no others, hold leases of the open round."""
+    def hold(self, leases: Iterable[Lease]) -> None:
+        """These, and no others, are the leases of open rounds."""
         now = self._clock.now()
-        keys = [(round_number, worker_id) for worker_id in workers]
-        self._since = {key: self._since.get(key, now) for key in keys}
+        self._since = {lease: self._since.get(lease, now) for lease in leases}
 
     def restart(self) -> None:
         """Every lease has its full time again."""
         self._since = dict.fromkeys(self._since, self._clock.now())
 
-    def overdue(self, *, lease_seconds: float) -> list[str]:
-        """Workers that have held theirs for so long, in order."""
+    def overdue(self, *, lease_seconds: float) -> list[Lease]:
+        """Leases that have been held for so long, in order."""
         now = self._clock.now()
-        return sorted(w for (_, w), since in self._since.items() if now - since >= lease_seconds)
+        return sorted(x for x, since in self._since.items() if now - since >= lease_seconds)

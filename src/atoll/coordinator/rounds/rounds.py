@@ -1,31 +1,25 @@
 """The life of a round: planned, open, frozen, published.
 
-Owns which rows and workers belong to the latest round and when it closes. The ledger is the truth;
-what is kept in memory is a copy of its latest round.
+Owns which rounds are not published yet, who has rows of them, and the moves between their states.
+When a round closes, who gets rows and which round takes a contribution is the strategy's answer.
+The ledger is the truth; what is kept in memory is a copy of its unpublished rounds.
 """
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
 
 from atoll.clock import Clock
 from atoll.coordinator.members.workers import Registry
-from atoll.coordinator.rounds import leases, quorum
+from atoll.coordinator.rounds import leases, under_way
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.leases import Deadlines
-from atoll.coordinator.rounds.quorum import RoundView
+from atoll.coordinator.rounds.under_way import UnderWay
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import (
-    ContributionRecord,
-    LeaseRecord,
-    LeaseState,
-    RoundPlan,
-    RoundRecord,
-    RoundState,
-)
+from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundPlan, RoundRecord, RoundState
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
+from atoll.strategies.base import Lease, RoundView, Strategy
 from atoll.versions import manifests as versions
 from atoll.versions.manifests import Manifests, Recorded
 from atoll.wire.header import FrameHeader
@@ -33,46 +27,11 @@ from atoll.wire.header import FrameHeader
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LatestRound:
-    """A copy of the ledger's latest round. Never changed: a new one takes its place."""
-
-    record: RoundRecord
-    leases: tuple[LeaseRecord, ...]
-    contributions: dict[str, ContributionRecord]
-
-    @property
-    def planned(self) -> frozenset[str]:
-        return frozenset(lease.worker_id for lease in self.leases)
-
-    @property
-    def holding(self) -> frozenset[str]:
-        """Workers with a lease in the round that has not come to an end."""
-        return frozenset(lease.worker_id for lease in self.leases if _is_held(lease))
-
-    def ranges(self, worker_id: str) -> tuple[LeaseRecord, ...]:
-        """The rows leased to one worker, in order."""
-        mine = (lease for lease in self.leases if lease.worker_id == worker_id)
-        return tuple(lease for lease in mine if _is_held(lease))
-
-
-def _is_held(lease: LeaseRecord) -> bool:
-    return lease.state in (LeaseState.LEASED, LeaseState.DONE)
-
-
-def _latest(t: Transaction) -> LatestRound | None:
-    record = t.rounds.latest()
-    if record is None:
-        return None
-    accepted = {c.worker_id: c for c in t.contributions.of_round(record.round)}
-    return LatestRound(record, tuple(t.leases.of_round(record.round)), accepted)
-
-
 class Rounds:
-    """The latest round and the moves between its states. Thread-safe.
+    """The rounds that are not published, and the moves between their states.
 
-    Moves are made under the lock. Request threads read `latest` and `tokens` without it: each is
-    replaced whole, so what is read is one moment's, though the two may be of different ones.
+    Thread-safe: moves are made under one lock; `under_way` and `newest` are replaced whole, so any
+    thread may read them at any time.
     """
 
     def __init__(
@@ -85,55 +44,150 @@ class Rounds:
         self.dispatch = Dispatch(ledger, manifests.newest.manifest)
         self._deadlines = Deadlines(clock)
         self._lock = threading.RLock()
-        self._quorum_since: float | None = None
-        self.latest: LatestRound | None = None
+        self._quorum_since: dict[int, float] = {}  # by round: since when enough are in
+        self.newest: RoundRecord | None = None  # the last one that was planned, whatever its state
+        self.under_way: tuple[UnderWay, ...] = ()  # not published, oldest first
+        self.members: list[str] = []  # who was given rows of the newest round, in order
         with ledger.reading() as t:
             self.tokens = t.contributions.counted_tokens()
         self.refresh()
 
     def refresh(self) -> None:
-        """Copies the latest round from the ledger."""
+        """Copies the unpublished rounds from the ledger."""
         with self._lock:
             with self._ledger.reading() as t:
-                latest = _latest(t)
-            self._remember(latest)
+                self.newest = newest = t.rounds.latest()
+                given = [] if newest is None else t.leases.of_round(newest.round)
+                self.members = sorted({lease.worker_id for lease in given})
+                self.under_way = tuple(
+                    UnderWay(
+                        record,
+                        tuple(t.leases.of_round(record.round)),
+                        {(c.round, c.worker_id): c for c in t.contributions.of_round(record.round)},
+                    )
+                    for record in t.rounds.unpublished()
+                )
+            self._deadlines.hold(
+                {(r.number, worker) for r in self.under_way if r.is_open for worker in r.holding}
+            )
+            self._quorum_since = {
+                r.number: self._quorum_since[r.number]
+                for r in self.under_way
+                if r.number in self._quorum_since
+            }
 
-    def _remember(self, latest: LatestRound | None) -> None:
-        """Takes a copy of the ledger's latest round for what it is, once that is durable."""
-        self.latest = latest
-        if latest is not None:
-            is_open = latest.record.state is RoundState.OPEN
-            self._deadlines.hold(latest.record.round, latest.holding if is_open else frozenset())
+            self._reach()
+
+    def _reach(self) -> None:
+        """The manifest of the newest round is in force; where none is under way, the next one's."""
+        newest = self.newest
+        self._manifests.reach(1 if newest is None else newest.round + self._goes_on(newest))
+
+    # What is asked about rounds
 
     @property
-    def in_force(self) -> Recorded:
-        """The manifest version of the latest round; where none is under way, of the next one."""
-        latest = self.latest
-        if latest is None:
-            return self._manifests.of_round(1)
-        is_next = self._goes_on(latest.record)
-        return self._manifests.of_round(latest.record.round + is_next)
+    def run_strategy(self) -> Strategy:
+        """What answers for the run."""
+        return self._manifests.run_strategy
+
+    def strategy_of(self, round_number: int) -> Strategy:
+        """What answers for a round, under the manifest of that round."""
+        return self._manifests.of_round(round_number).round_strategy
+
+    def find(self, round_number: int) -> UnderWay | None:
+        """The round of that number, while it is not published."""
+        return next((r for r in self.under_way if r.number == round_number), None)
+
+    @property
+    def open_rounds(self) -> list[UnderWay]:
+        """Rounds that take contributions, oldest first."""
+        return [r for r in self.under_way if r.is_open]
 
     @property
     def frozen(self) -> int | None:
-        """The round that is closed and not published yet; its successor is planned, if any is."""
-        latest = self.latest
-        if latest is None:
-            return None
-        behind = {RoundState.FROZEN: 0, RoundState.PLANNED: 1}.get(latest.record.state)
-        return None if behind is None else latest.record.round - behind
+        """The oldest round that is closed and not published yet."""
+        return next((r.number for r in self.under_way if r.state is RoundState.FROZEN), None)
 
-    @property
-    def planned(self) -> tuple[int, ...]:
-        """The rounds that publishing the frozen one opens."""
-        latest = self.latest
-        is_planned = latest is not None and latest.record.state is RoundState.PLANNED
-        return (latest.record.round,) if latest is not None and is_planned else ()
+    def destination(self, made_for: int) -> int | None:
+        """The round that a contribution made for `made_for` goes to now; None: it is stale."""
+        return self.strategy_of(made_for).destination(
+            made_for, [r.number for r in self.open_rounds]
+        )
+
+    def leased(self, round_number: int, worker_id: str) -> tuple[LeaseRecord, ...]:
+        """The rows of a round that the worker has a lease of or has handed in, in order."""
+        found = self.find(round_number)
+        if found is not None:
+            return found.ranges(worker_id)
+        with self._ledger.reading() as t:
+            return under_way.held(t.leases.of_round(round_number), worker_id)
+
+    def contribution(self, round_number: int, worker_id: str) -> ContributionRecord | None:
+        """What was accepted under this key, in any round."""
+        found = self._made(round_number, worker_id)
+        if found is not None or self.find(round_number) is not None:
+            return found
+        with self._ledger.reading() as t:
+            return t.contributions.get(round_number, worker_id)
+
+    def _made(self, round_number: int, worker_id: str) -> ContributionRecord | None:
+        """What the worker made for a round, while the round that folds it is not published."""
+        key = (round_number, worker_id)
+        return next((r.contributions[key] for r in self.under_way if key in r.contributions), None)
+
+    def next_of(self, worker_id: str) -> UnderWay | None:
+        """The oldest open round that the worker has rows of and has handed in nothing for."""
+        for found in self.open_rounds:
+            if worker_id in found.holding and self._made(found.number, worker_id) is None:
+                return found
+        return None
+
+    def waiting_for(self) -> list[str]:
+        """Live workers whose contribution the round that closes next lacks, in order."""
+        closing = self._closes_next()
+        if closing is None:
+            return []
+        return sorted(self.strategy_of(closing.number).waiting_for(self._view(closing)))
+
+    def is_finished(self) -> bool:
+        """Whether the last round is published and none follows."""
+        newest = self.newest
+        if newest is None or newest.state is not RoundState.PUBLISHED:
+            return False
+        return self._ends_after(newest.round, self.tokens)
+
+    def _view(self, round_: UnderWay) -> RoundView:
+        return RoundView(
+            round=round_.number,
+            planned=round_.holding,
+            accepted=round_.accepted,
+            live=self._registry.live(),
+        )
+
+    def _closes_next(self) -> UnderWay | None:
+        """The oldest round, if it is open: rounds close in order."""
+        oldest = self.under_way[0] if self.under_way else None
+        return oldest if oldest is not None and oldest.is_open else None
+
+    def _manifest_of(self, round_number: int) -> Manifest:
+        return self._manifests.of_round(round_number).manifest
+
+    def _goes_on(self, record: RoundRecord) -> bool:
+        """Whether a round follows the last published one because a new manifest moved the end."""
+        published = record.state is RoundState.PUBLISHED
+        return published and not self._ends_after(record.round, self.tokens)
+
+    def _ends_after(self, round_number: int, tokens: int) -> bool:
+        # Whether there is a next round is for the manifest to say that it would be under.
+        stop = self._manifest_of(round_number + 1).stop
+        return (0 < stop.rounds <= round_number) or (0 < stop.tokens <= tokens)
+
+    # How rounds move
 
     def add_manifest(self, change: Callable[[Manifest], Manifest]) -> Recorded:
         """Records what `change` makes of the newest manifest, from the next round on.
 
-        Under the lock that plans are made under: the round after the latest is planned either
+        Under the lock that plans are made under: the round after the newest is planned either
         before this, and keeps its version, or after it. Nothing is recorded when nothing changes.
         """
         with self._lock:
@@ -141,86 +195,67 @@ class Rounds:
             changed = change(newest.manifest)
             if changed == newest.manifest:
                 return newest
-            number = 1 if self.latest is None else self.latest.record.round + 1
+            number = 1 if self.newest is None else self.newest.round + 1
             record = versions.successor(newest, changed, from_round=number)
             with self._ledger.writing() as t:
                 t.manifests.add(record)
             self._manifests.add(record)
+            self._reach()
             return self._manifests.newest
 
     def admit(self) -> None:
-        """Begins a round that none before it has planned, and fills up a round that is short.
+        """Begins rounds that none before has planned, and fills up those that are short.
 
         Called when a worker registers and on every tick, since a death can make a round short.
         """
         with self._lock:
             live = self._registry.live()
-            if self.latest is None or self._goes_on(self.latest.record):
+            if self.newest is None or self._goes_on(self.newest):
                 self._begin(sorted(live))
                 return
-            assert self.latest is not None
-            for worker_id in sorted(live - self.latest.holding):
-                if not self._is_short():
-                    break  # on every tick, however many wait for the next round
-                self._extend(worker_id)
+            for number in [r.number for r in self.under_way if r.is_open or r.is_planned]:
+                self._fill_up(number, live)
 
     def _begin(self, live: list[str]) -> None:
-        """Begins the first round, or the next one of a run that had come to its end before."""
-        before = None if self.latest is None else self.latest.record
-        number = 1 if before is None else before.round + 1
-        if len(live) >= self._manifest_of(number).membership.min_workers:
-            cursor = 0 if before is None else before.cursor
-            with self._ledger.writing() as t:
-                plan = self._plan(t, number, live, cursor=cursor, tokens=self.tokens)
-                t.rounds.begin([plan])
-                latest = _latest(t)
-            self._remember(latest)
-
-    def _goes_on(self, record: RoundRecord) -> bool:
-        """Whether a round follows the last published one because a new manifest moved the end."""
-        published = record.state is RoundState.PUBLISHED
-        return published and not self._ends_after(record.round, self.tokens)
-
-    def _manifest_of(self, round_number: int) -> Manifest:
-        return self._manifests.of_round(round_number).manifest
-
-    def _is_short(self) -> bool:
-        assert self.latest is not None
-        return self.latest.record.state in (
-            RoundState.PLANNED,
-            RoundState.OPEN,
-        ) and quorum.is_short(self.view(), self.in_force.manifest.membership)
-
-    def _extend(self, worker_id: str) -> None:
-        assert self.latest is not None
-        record = self.latest.record
+        """Begins the first rounds, or the next ones of a run that had come to its end before."""
+        before = self.newest
+        first = 1 if before is None else before.round + 1
+        if len(live) < self._manifest_of(first).membership.min_workers:
+            return
         with self._ledger.writing() as t:
-            cursor, tokens = record.cursor, record.tokens
-            t.rounds.extend(self._plan(t, record.round, [worker_id], cursor=cursor, tokens=tokens))
-            latest = _latest(t)
-        log.info("round extended", extra={"round": record.round, "worker": worker_id})
-        self._remember(latest)
+            t.rounds.begin(self._first_plans(t, first, live))
+        self.refresh()
+
+    def _first_plans(self, t: Transaction, first: int, live: list[str]) -> Iterator[RoundPlan]:
+        """The rounds that are open from the start; each is planned when those before are in `t`."""
+        tokens, cursor = self.tokens, self._cursor()
+        for number in range(first, first + 1 + self.run_strategy.lead):
+            if number > first and self._ends_after(number - 1, tokens):
+                return
+            plan = self._plan(t, number, live, cursor=cursor, tokens=tokens)
+            yield plan
+            cursor, tokens = plan.cursor, tokens + self.dispatch.tokens_of(plan.leases)
+
+    def _fill_up(self, number: int, live: Iterable[str]) -> None:
+        """Gives rows of a round that is short to live workers that have none of it."""
+        found = self.find(number)
+        assert found is not None
+        for worker_id in sorted(set(live) - found.holding):
+            found = self.find(number)
+            if found is None or not self.strategy_of(number).is_short(self._view(found)):
+                return  # on every tick, however many wait for the next round
+            with self._ledger.writing() as t:
+                cursor, tokens = self._cursor(), found.record.tokens
+                t.rounds.extend(self._plan(t, number, [worker_id], cursor=cursor, tokens=tokens))
+            log.info("round extended", extra={"round": number, "worker": worker_id})
+            self.refresh()
 
     def _plan(
-        self, t: Transaction, round_number: int, workers: list[str], *, cursor: int, tokens: int
+        self, t: Transaction, round_number: int, live: list[str], *, cursor: int, tokens: int
     ) -> RoundPlan:
         recorded = self._manifests.of_round(round_number)
-        return self.dispatch.plan(t, round_number, workers, recorded, cursor=cursor, tokens=tokens)
-
-    def view(self) -> RoundView:
-        """Sets for the closing rule."""
-        assert self.latest is not None
-        return RoundView(
-            planned=self.latest.holding,
-            accepted=frozenset(self.latest.contributions),
-            live=self._registry.live(),
-        )
-
-    def waiting_for(self) -> list[str]:
-        """Live workers whose contribution to the open round is missing, in order."""
-        if self.latest is None or self.latest.record.state is not RoundState.OPEN:
-            return []
-        return sorted(quorum.waiting_for(self.view()))
+        rows = recorded.round_strategy.rows(round_number, live, self._registry.speeds())
+        return self.dispatch.plan(t, round_number, rows, recorded, cursor=cursor, tokens=tokens)
 
     def accept(self, contribution: ContributionRecord, header: FrameHeader) -> ContributionRecord:
         """Records a validated contribution; returns the first one of its key.
@@ -229,43 +264,39 @@ class Rounds:
         as `expire`: the leases that the header names are the ones that become done.
         """
         with self._lock:
-            latest = self.latest
-            at = None if latest is None else (latest.record.round, latest.record.state)
-            if latest is not None and at == (contribution.round, RoundState.OPEN):
-                leases.check_named(header, latest.ranges(contribution.worker_id))
+            key = contribution.round, contribution.worker_id
+            if self.contribution(*key) is None and self.destination(contribution.round) is not None:
+                leases.check_named(header, self.leased(*key))
             with self._ledger.writing() as t:
                 accepted = t.contributions.accept(contribution)
-            if self.latest is not None and self.latest.record.round == accepted.round:
-                known = {**self.latest.contributions, accepted.worker_id: accepted}
-                self.latest = replace(self.latest, contributions=known)
+            self.under_way = tuple(
+                r.with_contribution(accepted) if r.number == accepted.applied else r
+                for r in self.under_way
+            )
             return accepted
-
-    def contribution(self, round_number: int, worker_id: str) -> ContributionRecord | None:
-        """What was accepted under this key, in any round."""
-        latest = self.latest
-        if latest is not None and latest.record.round == round_number:
-            return latest.contributions.get(worker_id)
-        with self._ledger.reading() as t:
-            return t.contributions.get(round_number, worker_id)
 
     def expire(self) -> list[str]:
         """Ends the leases that are held for too long; whose they were.
 
-        The round goes on without them; what comes of them later is refused.
+        Their rounds go on without them; what comes of them later is refused.
         """
         with self._lock:
-            work = self.in_force.manifest.work
-            if not work.lease_seconds or self.latest is None:
+            work = self._manifests.in_force.manifest.work
+            if not work.lease_seconds:
                 return []
-            late = self._deadlines.overdue(lease_seconds=work.lease_seconds)
-            late = [worker for worker in late if worker not in self.latest.contributions]
+            overdue = self._deadlines.overdue(lease_seconds=work.lease_seconds)
+            late = {
+                (number, worker)
+                for number, worker in overdue
+                if self.contribution(number, worker) is None
+            }
             if late:
-                reissue = work.policy == "exactly_once"
                 with self._ledger.writing() as t:
-                    t.rounds.expire(self.latest.record.round, late, reissue=reissue)
-                    latest = _latest(t)
-                self._remember(latest)
-            return late
+                    for number in sorted({number for number, _ in late}):
+                        workers = [worker for of, worker in late if of == number]
+                        t.rounds.expire(number, workers, reissue=work.policy == "exactly_once")
+                self.refresh()
+            return sorted({worker for _, worker in late})
 
     def restart_deadlines(self) -> None:
         """Every lease has its full time again, as after a time in which nobody could use it."""
@@ -273,57 +304,61 @@ class Rounds:
             self._deadlines.restart()
 
     def is_due(self) -> bool:
-        """Whether the open round closes now."""
+        """Whether the round that closes next closes now."""
         with self._lock:
-            if self.latest is None or self.latest.record.state is not RoundState.OPEN:
+            now = self._clock.now()
+            for waiting in self.open_rounds:
+                if self.strategy_of(waiting.number).has_quorum(self._view(waiting)):
+                    self._quorum_since.setdefault(waiting.number, now)
+                else:
+                    self._quorum_since.pop(waiting.number, None)
+            closing = self._closes_next()
+            if closing is None:
                 return False
-            view, settings = self.view(), self.in_force.manifest.membership
-            if not quorum.has_quorum(view, settings):
-                self._quorum_since = None
-            elif self._quorum_since is None:
-                self._quorum_since = self._clock.now()
-            since = self._quorum_since
-            held = 0.0 if since is None else self._clock.now() - since
-            return quorum.is_due(view, settings, seconds_with_quorum=held)
+            held = now - self._quorum_since.get(closing.number, now)
+            return self.strategy_of(closing.number).is_due(self._view(closing), seconds=held)
 
-    def freeze(self) -> list[ContributionRecord]:
-        """Fixes the open round's ordered set, with the next round's plan; returns the set."""
+    def freeze(self) -> int:
+        """Fixes the ordered set of the round that closes next, and plans another; its number.
+
+        The other is the first that is not planned yet: with a lead, rounds between them are open.
+        """
         with self._lock:
-            assert self.latest is not None
-            record = self.latest.record
-            tokens = self.tokens + sum(c.tokens for c in self.latest.contributions.values())
-            planned = self.latest.planned
-            members = sorted(self._registry.live())
-            reissue = self.in_force.manifest.work.policy == "exactly_once"
+            closing = self._closes_next()
+            assert closing is not None and self.newest is not None
+            folded = sum(c.tokens for c in closing.contributions.values())
+            tokens = self.tokens + folded + self._tokens_after(closing)
+            live = self._registry.live()
+            ended = self.strategy_of(closing.number).ended(
+                self._unused(), closing=closing.number, live=live
+            )
+            policy = self._manifest_of(closing.number).work.policy
             with self._ledger.writing() as t:
                 next_plan = None
-                if not self._ends_after(record.round, tokens):
-                    # Leases that this very freeze reopens are given out from the round after the
-                    # next: the plan must not depend on what the transaction is about to change.
-                    next_plan = self._plan(
-                        t, record.round + 1, members, cursor=record.cursor, tokens=tokens
-                    )
-                frozen = t.rounds.freeze(
-                    record.round,
-                    next_plan,
-                    ended=[(record.round, worker_id) for worker_id in planned],
-                    reissue=reissue,
+                if not self._ends_after(self.newest.round, tokens):
+                    # Before the freeze: rows that it reopens are given out from a later round on.
+                    number, cursor = self.newest.round + 1, self._cursor()
+                    next_plan = self._plan(t, number, sorted(live), cursor=cursor, tokens=tokens)
+                t.rounds.freeze(
+                    closing.number, next_plan, ended=ended, reissue=policy == "exactly_once"
                 )
-                latest = _latest(t)
-            self.tokens = tokens
-            self._quorum_since = None
+            self.tokens += folded
             # From here on the round is closed for everybody who asks.
-            self._remember(latest)
-            return frozen
+            self.refresh()
+            return closing.number
 
-    def _ends_after(self, round_number: int, tokens: int) -> bool:
-        # Whether there is a next round is for the manifest to say that it would be under.
-        stop = self._manifest_of(round_number + 1).stop
-        return (0 < stop.rounds <= round_number) or (0 < stop.tokens <= tokens)
+    def _cursor(self) -> int:
+        """Rows issued for the first time so far; a round that was filled up late may know best."""
+        known = [r.record.cursor for r in self.under_way]
+        return max([*known, 0 if self.newest is None else self.newest.cursor])
 
-    def is_finished(self) -> bool:
-        """Whether the last round is published and none follows."""
-        latest = self.latest
-        if latest is None or latest.record.state is not RoundState.PUBLISHED:
-            return False
-        return self._ends_after(latest.record.round, self.tokens)
+    def _unused(self) -> set[Lease]:
+        """Leases of unpublished rounds that no contribution has used and that have not ended."""
+        held = {(r.number, worker_id) for r in self.under_way for worker_id in r.holding}
+        return held.difference(*(r.contributions for r in self.under_way))
+
+    def _tokens_after(self, closing: UnderWay) -> int:
+        """Tokens of the rounds between the one that closes and the one that is planned next."""
+        return sum(
+            self.dispatch.tokens_of(r.leases) for r in self.under_way if r.number > closing.number
+        )

@@ -1,11 +1,13 @@
 """The run's weights in memory: restored at start, moved on by one round at a time, published.
 
-Owns the outer state and the frames made from it. Only the closing thread calls `compute`,
-`publish` and `snapshot`; any thread may ask for a download.
+Owns the outer state and the frames made from it; what a round does to the weights is `replay`'s.
+Only the closing thread calls `compute`, `publish` and `snapshot`; any thread may ask for a
+download or for what is published.
 """
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,13 +19,13 @@ from atoll.codecs.fp32.codec import Fp32
 from atoll.compiled.base import compiled
 from atoll.coordinator.rounds.spool import Spool, SpooledFrame
 from atoll.errors import Diverged, NotReady, StateDamaged
-from atoll.layout import TILE_BYTES, Layout, Span
+from atoll.layout import TILE_BYTES, Fragment, Layout, Span
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
-from atoll.strategies.diloco import OuterState
-from atoll.versions import replay, weights
+from atoll.strategies.base import ALL
+from atoll.versions import weights
 from atoll.versions.manifests import Manifests
-from atoll.versions.replay import Digests
+from atoll.versions.replay import Digests, Replay, Version
 from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,13 @@ class Current:
     """Which version is published."""
 
     version: int
-    digests: Digests
+    digests: Digests  # of the whole model
+    parts: tuple[Digests, ...]  # of each fragment
+
+    @classmethod
+    def of(cls, version: Version) -> "Current":
+        """What `version` is now; it may move on afterwards."""
+        return cls(version.number, version.digests, tuple(version.parts))
 
 
 class RunWeights:
@@ -61,102 +69,117 @@ class RunWeights:
         self._blobs = blobs
         self._spool = spool
         self._manifests = manifests
+        self._strategy = manifests.run_strategy
         self._layout = layout
         self._run_id = run_id
-        self._threads = threads
+        self._replay = Replay(ledger, blobs, manifests=manifests, layout=layout, threads=threads)
         self._lock = threading.Lock()  # held while the buffers change or are read whole
         self._settled = True  # whether the buffers hold `current`: not between compute and publish
         self._torn = False  # whether a compute ended halfway
-        self._computed: tuple[int, Digests] | None = None  # the round that the buffers are ahead by
+        self._computed: _Computed | None = None  # the round that the buffers are ahead by
+        # Published digests of the newest versions: islands may be behind by the strategy's lead.
+        self._recent: dict[int, str] = {}
         manifests.newest.manifest.upload.build()  # so that its loops are compiled with the others
         compiled.prepare(layout.size)
-        self._state, self.current = self._restore()
+        self._version = self._restore()
+        self.current = Current.of(self._version)
+        self._remember(self.current)
 
-    def _restore(self) -> tuple[OuterState, Current]:
+    def _restore(self) -> Version:
         with self._ledger.reading() as t:
             snapshots = t.snapshots.all()
-        newest = snapshots[-1] if snapshots else None
-        version = 0 if newest is None else newest.version
-        state, digests = replay.restore(
-            self._ledger,
-            self._blobs,
-            newest,
-            manifests=self._manifests,
-            layout=self._layout,
-            threads=self._threads,
-        )
-        rounds = replay.replay(
-            state,
-            self._ledger,
-            self._blobs,
-            manifests=self._manifests,
-            after_version=version,
-            threads=self._threads,
-        )
-        for replayed in rounds:
-            difference = replay.difference(self._layout, replayed)
+        version = self._replay.restore(snapshots[-1] if snapshots else None)
+        for replayed in self._replay.onward(version):
+            difference = replayed.difference()
             if difference is not None:
                 raise StateDamaged(
                     f"replay of round {replayed.record.round} gives other bits than the ledger "
                     f"records ({difference}); the last good round is "
                     f"{replayed.record.round - 1}; restore the state directory from a copy"
                 )
-            version, digests = replayed.record.round, replayed.digests
-        log.info("weights restored", extra={"version": version, "digest": digests.master.root})
-        return state, Current(version, digests)
+        log.info(
+            "weights restored",
+            extra={"version": version.number, "digest": version.digests.master.root},
+        )
+        return version
+
+    def _remember(self, current: Current) -> None:
+        kept = {v: d for v, d in self._recent.items() if v >= current.version - self._strategy.lead}
+        self._recent = {**kept, current.version: current.digests.published.root}
+
+    def has_been(self, version: int | None, digest: str | None) -> bool:
+        """Whether `digest` is that of published `version`, one of the newest."""
+        return version is not None and self._recent.get(version) == digest
+
+    def base_digest(self, round_number: int) -> str | None:
+        """The digest that a contribution made for the round starts from.
+
+        It is that of the round's fragment in the version before the round; None when that version
+        is not published yet.
+        """
+        current, carried = self.current, self._strategy.fragment(round_number)
+        base = self._last_round_of(carried, limit=min(round_number - 1, current.version))
+        if base == self._last_round_of(carried, limit=current.version):
+            found = current.digests if carried == ALL else current.parts[carried]
+            return found.published.root
+        if base == 0:
+            return self._manifests.first.manifest.model.initial_digest
+        with self._ledger.reading() as t:
+            [record] = t.rounds.all(first=base, last=base)
+        return record.published_digest
+
+    def _last_round_of(self, carried: int, *, limit: int) -> int:
+        """The newest round up to `limit` that moved the fragment; 0: it is as it was initially."""
+        moving = (carried, ALL)
+        while limit and carried != ALL and self._strategy.fragment(limit) not in moving:
+            limit -= 1
+        return limit
 
     def compute(self, round_number: int, contributions: list[ContributionRecord]) -> Digests:
         """Applies a frozen round to the weights and spools its frame; `publish` offers it.
 
-        May be called again for the same round: after StorageFull, which leaves the published
-        version as it is, or when the ledger could not record what was computed. Diverged when a
-        weight or the optimizer's state is not finite any more: the round stays frozen.
+        Gives the digests of the round's fragment. May be called again for the same round: after
+        StorageFull, which leaves the published version as it is, or when the ledger could not
+        record what was computed. Diverged when a weight or the optimizer's state is not finite any
+        more: the round stays frozen.
         """
-        if self._computed is not None and self._computed[0] == round_number:
-            return self._computed[1]
-        manifest = self._manifests.of_round(round_number).manifest
-        download = manifest.download.build()
-        header = self._header_of_round(round_number, download)
+        if self._computed is not None and self._computed.round == round_number:
+            return self._computed.digests
+        fragment = self._replay.carried(round_number)
+        download = self._manifests.of_round(round_number).manifest.download.build()
+        header = self._header_of_round(round_number, fragment, download)
         with self._lock:
             self._mend()
-            with self._spool.spooler(self._layout, download, header) as spooler:
+            with self._spool.spooler(fragment.layout, download, header) as spooler:
                 self._settled, self._torn = False, True
 
                 def checked(span: Span, payload: Tensor) -> None:
-                    self._check_finite(round_number, span)
+                    self._check_finite(round_number, fragment, span)
                     spooler(span, payload)
 
-                digests = replay.apply_round(
-                    self._state,
-                    self._blobs,
-                    manifest=manifest,
-                    round_number=round_number,
-                    contributions=contributions,
-                    sink=checked,
-                    threads=self._threads,
-                )
-                self._pending = spooler.finish(result_digest=digests.published.root)
+                digests = self._replay.apply(self._version, round_number, contributions, checked)
+                frame = spooler.finish(result_digest=digests.published.root)
             self._torn = False
-            self._computed = round_number, digests
+            self._computed = _Computed(round_number, contributions, digests, frame)
             return digests
 
     def _mend(self) -> None:
         """Puts `current` back into buffers that a compute without room left half done."""
         if self._torn:
-            self._state, found = self._restore()
-            assert found.version == self.current.version, (found.version, self.current.version)
+            self._version = self._restore()
+            assert self._version.number == self.current.version, self._version.number
             self._settled, self._torn = True, False
 
-    def _check_finite(self, round_number: int, span: Span) -> None:
+    def _check_finite(self, round_number: int, fragment: Fragment, span: Span) -> None:
         """Looks at a tile that was just computed, while it is in the processor's cache."""
-        state = self._state
+        state = self._version.state.of(fragment)
         buffers = {"master": state.master, "published": state.published, **state.slots}
         if state.published is state.master:
             del buffers["published"]
         for name, buffer in buffers.items():
             place = finite.first_not_finite(buffer[span.start : span.stop])
             if place is not None:
-                tensor = self._layout.name_at(span.start + place)
+                tensor = fragment.layout.name_at(span.start + place)
                 raise Diverged(
                     f"round {round_number} makes tensor {tensor!r} of {name!r} NaN or infinite and "
                     f"is not published; it is frozen under its settings and no later ones change "
@@ -165,44 +188,54 @@ class RunWeights:
                     f"{round_number - 1} and begin a new run"
                 )
 
-    def publish(self, round_number: int, digests: Digests) -> None:
+    def publish(self) -> None:
         """Offers what `compute` made; called after the ledger has recorded it."""
         with self._lock:
-            self._spool.put(self._pending)
-            self.current = Current(round_number, digests)
+            done = self._computed
+            assert done is not None, "only what was computed is published"
+            self._replay.moved(self._version, done.round, done.contributions, done.digests)
+            self._spool.put(done.frame)
+            self.current = Current.of(self._version)
+            self._remember(self.current)
             self._settled = True
             self._computed = None
 
-    def _header_of_round(self, version: int, download: Codec) -> FrameHeader:
+    def _header_of_round(self, version: int, fragment: Fragment, download: Codec) -> FrameHeader:
         lossless = download.lossless
         return FrameHeader.of(
-            self._layout,
+            fragment.layout,
             download,
             kind="weights" if lossless else "update",
             run_id=self._run_id,
             manifest_sha256=self._manifests.of_round(version).sha256,
             round=version,
-            base_digest=None if lossless else self.current.digests.published.root,
+            fragment=self._strategy.fragment(version),
+            base_digest=None if lossless else self.base_digest(version),
             result_digest=STAND_IN_DIGEST,
         )
 
-    def frame_for(self, *, have_digest: str) -> SpooledFrame:
-        """The frame that brings an island to the current version.
+    def frame_for(self, *, round_number: int, have_digest: str) -> SpooledFrame:
+        """The frame of a round for an island that lacks it, or the current weights whole.
 
-        The update, when it applies to what the island has; else the whole published weights, which
-        are spooled when somebody first asks. NotReady while the buffers are ahead of the ledger.
+        The round's frame, while it is the newest of its fragment and applies to what the island
+        has of that fragment; else the whole published weights, which are spooled when somebody
+        first asks. NotReady while the buffers are ahead of the ledger.
         """
-        current = self.current
-        update = self._spool.get("update", version=current.version)
-        if update is not None and update.header.base_digest == have_digest:
-            return update
-        whole = self._spool.get("weights", version=current.version)
-        return whole if whole is not None else self._spool_whole()
+        if round_number:
+            layout = self._replay.carried(round_number).layout
+            for kind in ("update", "weights"):
+                found = self._spool.get(kind, layout)
+                if found is not None and found.leads(round_number, have_digest):
+                    return found
+        return self._current_whole() or self._spool_whole()
+
+    def _current_whole(self) -> SpooledFrame | None:
+        whole = self._spool.get("weights", self._layout)
+        return whole if whole is not None and whole.header.round == self.current.version else None
 
     def _spool_whole(self) -> SpooledFrame:
         with self._lock:
-            current = self.current
-            whole = self._spool.get("weights", version=current.version)
+            current, whole = self.current, self._current_whole()
             if whole is not None:
                 return whole
             if not self._settled:
@@ -221,7 +254,7 @@ class RunWeights:
             )
             with self._spool.spooler(self._layout, codec, header) as spooler:
                 for span in self._layout.tiles(TILE_BYTES):
-                    tile = self._state.published[span.start : span.stop]
+                    tile = self._version.state.published[span.start : span.stop]
                     spooler(span, codec.encode(tile, noise=None, first_group=span.first_group))
                 spooled = spooler.finish(result_digest=current.digests.published.root)
             self._spool.put(spooled)
@@ -235,10 +268,10 @@ class RunWeights:
     def snapshot(self) -> SnapshotRecord:
         """Writes the current version's buffers as blobs; the caller records them."""
         assert self._settled, "a snapshot is of a published version"
-        version = self.current.version
+        version, state = self.current.version, self._version.state
 
         def stored(buffer: str, digest: str) -> str:
-            flat = {"master": self._state.master, "published": self._state.published}.get(buffer)
+            flat = {"master": state.master, "published": state.published}.get(buffer)
             header = weights.weights_header(
                 self._layout,
                 run_id=self._run_id,
@@ -246,11 +279,21 @@ class RunWeights:
                 version=version,
                 digest=digest,
             )
-            source = flat if flat is not None else self._state.slots[buffer]
+            source = flat if flat is not None else state.slots[buffer]
             return weights.store(self._blobs, header, source, layout=self._layout)
 
         master = stored("master", self.current.digests.master.root)
-        lossless = self._state.published is self._state.master
+        lossless = state.published is state.master
         published = master if lossless else stored("published", self.current.digests.published.root)
-        slots = tuple((name, stored(name, STAND_IN_DIGEST)) for name in sorted(self._state.slots))
+        slots = tuple((name, stored(name, STAND_IN_DIGEST)) for name in sorted(state.slots))
         return SnapshotRecord(version, master, published, slots)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A round that is computed and not published yet."""
+
+    round: int
+    contributions: Sequence[ContributionRecord]
+    digests: Digests
+    frame: SpooledFrame

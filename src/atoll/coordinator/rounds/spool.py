@@ -34,6 +34,11 @@ class SpooledFrame:
         """Up to `nbytes` from `offset`."""
         return os.pread(self._fd, nbytes, offset)
 
+    def leads(self, round_number: int, have_digest: str) -> bool:
+        """Whether it brings an island that has `have_digest` of its part to that round."""
+        header = self.header
+        return header.round == round_number and header.base_digest in (None, have_digest)
+
     def remove(self) -> None:
         """Takes the file's name away; readers go on until they are done."""
         self.path.unlink(missing_ok=True)
@@ -105,7 +110,7 @@ class FrameSpooler:
 
 
 class Spool:
-    """The frames that islands may download now: at most one update and one whole-weights frame.
+    """The frames that islands may download now: the newest of each kind and part of the model.
 
     Thread-safe: the closing thread puts, request threads get.
     """
@@ -116,7 +121,7 @@ class Spool:
         for leftover in directory.iterdir():
             leftover.unlink()
         self._lock = threading.Lock()
-        self._frames: dict[str, SpooledFrame] = {}
+        self._frames: dict[tuple[str, str], SpooledFrame] = {}  # by kind and layout
         self._serial = 0
 
     def spooler(self, layout: Layout, codec: Codec, header: FrameHeader) -> FrameSpooler:
@@ -127,15 +132,15 @@ class Spool:
         return FrameSpooler(path, layout, codec, header)
 
     def put(self, spooled: SpooledFrame) -> None:
-        """Offers `spooled` in place of the earlier frame of its kind."""
+        """Offers `spooled` in place of the earlier frame of its kind and part of the model."""
+        key = spooled.header.kind, spooled.header.layout_digest
         with self._lock:
-            old = self._frames.get(spooled.header.kind)
-            self._frames[spooled.header.kind] = spooled
+            old = self._frames.get(key)
+            self._frames[key] = spooled
         if old is not None:
             old.remove()
 
-    def get(self, kind: str, *, version: int) -> SpooledFrame | None:
-        """The frame of `kind` if it gives `version`."""
+    def get(self, kind: str, layout: Layout) -> SpooledFrame | None:
+        """The newest frame of `kind` over `layout`, a fragment's or the run's."""
         with self._lock:
-            found = self._frames.get(kind)
-        return found if found is not None and found.header.round == version else None
+            return self._frames.get((kind, layout.digest))

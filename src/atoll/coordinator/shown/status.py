@@ -68,20 +68,20 @@ class Report:
         )
 
     def _is_at_work(self, worker_id: str, begun: Mapping[str, int] | None) -> bool:
-        """Whether the worker has begun the latest round, or nothing keeps it from doing so."""
-        latest = self._rounds.latest
-        if begun is None or latest is None:
+        """Whether the worker has begun the round that closes next, or nothing keeps it from it."""
+        oldest = next(iter(self._rounds.under_way), None)
+        if begun is None or oldest is None:
             return True
         # An earlier life of the coordinator may have given it; the worker tells what it trains.
         told = self._heartbeats.telemetry(worker_id).round
-        return latest.record.round in (begun.get(worker_id), told)
+        return oldest.number in (begun.get(worker_id), told)
 
     def _state(self, *, is_paused: bool) -> Literal["waiting", "training", "paused", "finished"]:
         if self._rounds.is_finished():
             return "finished"
         if is_paused:
             return "paused"
-        return "waiting" if self._rounds.latest is None else "training"
+        return "waiting" if self._rounds.newest is None else "training"
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
         live = self._registry.live()

@@ -21,6 +21,17 @@ def check(adopted: Info, found: Info) -> None:
         raise _refusal("manifest_version", adopted.manifest_version, found.manifest_version)
 
 
+def check_version(adopted: Info, found: Info, wanted: str) -> None:
+    """ManifestMismatch unless `found` is version `wanted` of the run that was joined."""
+    if found.run_id != adopted.run_id:
+        raise _refusal("run_id", adopted.run_id, found.run_id)
+    if found.manifest_sha256 != wanted:
+        raise _refusal("manifest_sha256", wanted, found.manifest_sha256)
+    for difference in differences(adopted.settings(), found.settings()):
+        if difference.is_fixed:
+            raise _refusal(difference.field, difference.mine, difference.theirs)
+
+
 def _refusal(field: str, mine: object, theirs: object) -> ManifestMismatch:
     return ManifestMismatch(
         f"{field} was {mine!r} when this island joined and the coordinator now says {theirs!r}; "

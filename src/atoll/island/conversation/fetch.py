@@ -1,4 +1,4 @@
-"""Bringing an island to the published version: the update if it applies, else the whole weights."""
+"""Bringing an island one round further: the round's frame if it applies, else the whole weights."""
 
 import logging
 
@@ -7,6 +7,7 @@ from atoll.island.conversation.intents import Download, Steps, led
 from atoll.island.conversation.session import Session
 from atoll.island.link.base import DownloadProgress
 from atoll.island.state.weights import IslandWeights
+from atoll.layout import Span
 
 log = logging.getLogger(__name__)
 
@@ -14,15 +15,15 @@ MAX_TRIES = 3  # of one frame; each costs a whole download
 
 
 def fetch(session: Session, weights: IslandWeights) -> Steps[None]:
-    """Collective: brings every rank to the published version; the leader alone downloads."""
+    """Collective: brings every rank to the next version, or the newest; the leader downloads."""
 
-    def download() -> Steps[tuple[int, str]]:
+    def download() -> Steps[tuple[int, str, int, int]]:
         yield from receive(session, weights)
         assert weights.version is not None and weights.digest is not None
-        return weights.version, weights.digest
+        return weights.version, weights.digest, weights.newest.start, weights.newest.stop
 
-    version, digest = yield from led(download)
-    weights.adopt(version, digest)
+    version, digest, start, stop = yield from led(download)
+    weights.adopt(version, digest, Span(start, stop))
 
 
 def receive(session: Session, weights: IslandWeights) -> Steps[None]:
@@ -50,10 +51,12 @@ def receive(session: Session, weights: IslandWeights) -> Steps[None]:
 
 def _try(session: Session, weights: IslandWeights, progress: DownloadProgress) -> Steps[None]:
     receiver = weights.receive(run_id=session.standing.info.run_id)
-    have_digest = weights.digest or ""
+    held = weights.version
+    number = 0 if held is None else held + 1
+    have = weights.base_digest(session.adopted.asked.fragment(number)) if number else ""
 
     def download() -> Steps[None]:
-        yield Download(session.standing.identity(), have_digest, progress, receiver.feed)
+        yield Download(session.standing.identity(), number, have, progress, receiver.feed)
 
     yield from session.call(download)
     receiver.finish()

@@ -20,7 +20,6 @@ from atoll.island.state import encoding
 from atoll.island.state.base import Frame, Saved
 from atoll.island.state.continuity import Continuity
 from atoll.island.state.weights import IslandWeights
-from atoll.layout import Layout
 from atoll.protocol.messages import Assignment
 from atoll.strategies import build
 from atoll.wire.header import FrameHeader
@@ -31,12 +30,23 @@ log = logging.getLogger(__name__)
 _ROUND_IS_OVER = (StaleContribution, Conflict, LeaseLost, WrongBase, WrongRound)
 
 
-def header_of(session: Session, layout: Layout, given: Assignment, trained: Trained) -> FrameHeader:
-    """The header of the contribution of what was `trained` of the `given` rows."""
+def header_of(
+    session: Session,
+    weights: IslandWeights,
+    given: Assignment,
+    trained: Trained,
+    *,
+    began: int,
+) -> FrameHeader:
+    """The header of the contribution of what was `trained` of the `given` rows.
+
+    The island set out from published weights at the start of round `began`.
+    """
     assert given.round is not None
-    info, standing = session.adopted.info, session.standing
+    info, standing, strategy = session.adopted.info, session.standing, session.adopted.asked
+    carried, first = strategy.fragment(given.round), strategy.first(given.round, began)
     return FrameHeader.of(
-        layout,
+        weights.fragment(carried).layout,
         session.adopted.upload,
         kind="contribution",
         run_id=info.run_id,
@@ -44,8 +54,10 @@ def header_of(session: Session, layout: Layout, given: Assignment, trained: Trai
         round=given.round,
         worker_id=standing.island.worker_id,
         incarnation=standing.incarnation,
-        base_digest=given.digest,
-        weight=1 if info.weighting == "equal" else trained.tokens,
+        base_digest=weights.base_digest(carried),
+        fragment=carried,
+        first=0 if first == given.round else first,
+        weight=strategy.weight(tokens=trained.tokens),
         rows=trained.rows,
         tokens=trained.tokens,
         loss_sum=trained.loss_sum,
@@ -106,7 +118,7 @@ def resume(session: Session, continuity: Continuity) -> Steps[None]:
 
     def read() -> tuple[int | None, int | None]:
         nonlocal found
-        found = continuity.resume(version=session.standing.version)
+        found = continuity.resume(version=session.standing.version, lead=session.adopted.asked.lead)
         return continuity.rounds()
 
     checkpoint, pending = yield from decided(read)

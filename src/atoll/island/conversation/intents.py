@@ -38,10 +38,11 @@ class Upload:
 
 @dataclass(frozen=True)
 class Download:
-    """Streams the frame that leads from `have_digest` to the current version into `sink`."""
+    """Streams the frame of a round, or the whole current weights, into `sink`."""
 
     identity: Identity
-    have_digest: str
+    round_number: int  # the one that follows what the island has; 0: it needs all
+    have_digest: str  # of the part that the round carries
     progress: DownloadProgress
     sink: Callable[[bytes | memoryview], None]
 

@@ -26,15 +26,24 @@ WAIT_SECONDS = 20.0  # a long poll; well below any proxy's idle limit
 
 
 def question(
-    identity: Identity, version: int | None, digest: str | None, *, upcoming: int = 0
+    identity: Identity,
+    version: int | None,
+    digest: str | None,
+    *,
+    upcoming: int = 0,
+    awaits: int = 0,
 ) -> AssignmentRequest:
-    """What next, for an island that holds these weights and knows the rows of round `upcoming`?"""
+    """What next, for an island that holds these weights and knows the rows of round `upcoming`?
+
+    With `awaits`: it must merge that round before it goes on.
+    """
     return AssignmentRequest(
         identity=identity,
         version=version,
         digest=digest,
         wait_seconds=WAIT_SECONDS,
         upcoming=upcoming,
+        awaits=awaits,
     )
 
 
@@ -46,25 +55,67 @@ class Rounds:
         self.weights = weights
         self.continuity = continuity
         self.stale_rounds = 0
+        self._began: int | None = None  # the round at which it set out from published weights
+        self._trained = 0  # the last round that it trained
         self._upcoming = 0  # the newest planned round whose rows are known
 
     def take_part(self) -> Steps[None]:
         """From what an earlier life left to the end of the run; yields `Train` for each round."""
         yield from hand_in.resume(self.session, self.continuity)
         while (given := (yield from self._next())) is not None:
+            began = self._begin(given)
             trained = yield Train(given)
-            header = hand_in.header_of(self.session, self.weights.layout, given, trained)
+            header = hand_in.header_of(self.session, self.weights, given, trained, began=began)
             accepted = yield from hand_in.hand_in(
                 self.session, self.continuity, self.weights, header
             )
-            self.stale_rounds += not accepted
+            if not accepted:
+                self.stale_rounds += 1
+                # Else rows that did not count would be in the next contribution.
+                self._set_out_anew()
         yield from self.session.leave()
 
-    def ask(self) -> Steps[Assignment]:
-        """What next? Says which published weights this island holds."""
+    def _begin(self, given: Assignment) -> int:
+        """Training of a round begins; since which round it goes on without setting out anew."""
+        assert given.round is not None
+        if self._began is not None and given.round < self._trained:
+            # Filled up late: what was trained since would be in none of the rounds counted.
+            self._set_out_anew()
+        self._began = given.round if self._began is None else self._began
+        self._trained = given.round
+        self.weights.train()
+        return self._began
+
+    def _set_out_anew(self) -> None:
+        """Local weights are the published ones again."""
+        self.weights.reset()
+        self._began = None
+
+    def merge(self, round_number: int) -> Steps[None]:
+        """Waits until the round is published, and takes it into the local weights."""
+        while self.weights.version is None or self.weights.version < round_number:
+            reply = yield from self.session.call(lambda: self.ask(awaits=round_number))
+            if reply.action == "stop":
+                return
+            if reply.action == "fetch":
+                yield from self._fetch()
+
+    def _fetch(self) -> Steps[None]:
+        yield from fetch(self.session, self.weights)
+        if len(self.weights.newest) == self.weights.layout.size:
+            self._began = None  # it sets out from the published weights
+
+    def ask(self, *, awaits: int = 0) -> Steps[Assignment]:
+        """What next? Says which published weights this island holds, and what it waits for."""
         standing, weights = self.session.standing, self.weights
         reply = yield from send(
-            question(standing.identity(), weights.version, weights.digest, upcoming=self._upcoming)
+            question(
+                standing.identity(),
+                weights.version,
+                weights.digest,
+                upcoming=self._upcoming,
+                awaits=awaits,
+            )
         )
         standing.told(reply.generation)
         return reply
@@ -77,9 +128,8 @@ class Rounds:
                 self._upcoming = reply.upcoming
                 yield Foresee(reply.upcoming_ranges)
             if reply.action == "fetch":
-                yield from fetch(self.session, self.weights)
+                yield from self._fetch()
                 continue
-            self.weights.reset()
             if reply.evaluation is not None:
                 yield from self._evaluate(reply.evaluation)
             if reply.action == "stop":
@@ -92,24 +142,23 @@ class Rounds:
                     },
                 )
                 return None
-            if reply.action == "train" and (yield from self._adopt(reply)):
-                self.weights.train()
+            if reply.action == "train":
+                yield from self._adopt(reply)
                 return reply
 
-    def _adopt(self, given: Assignment) -> Steps[bool]:
-        """Takes over the manifest that the round is under; False when this island must ask again.
+    def _adopt(self, given: Assignment) -> Steps[None]:
+        """Takes over the manifest that the round is under.
 
-        The one place where settings change: between two rounds.
+        The one place where settings change: between two rounds. It may be an older version than the
+        one in force: rounds that were planned before a change keep theirs.
         """
-        session = self.session
-        unknown = given.manifest_sha256 not in (None, session.standing.info.manifest_sha256)
-        # All ranks ask again when one must: the leader may have heard of it while it sent.
-        if any(one for (one,) in session.group.gather([unknown])):
-            yield from session.call(session.refresh)
-            return False
+        session, wanted = self.session, given.manifest_sha256
+        if wanted in (None, session.adopted.info.manifest_sha256):
+            return
         info = session.standing.info
-        if info.manifest_sha256 == session.adopted.info.manifest_sha256:
-            return True
+        # All ranks look when one must: the leader may have heard of it while it sent.
+        if any(one for (one,) in session.group.gather([wanted != info.manifest_sha256])):
+            info = yield from session.call(lambda: session.version(wanted))
         session.adopted = Adopted.of(info)
         self.weights.download = session.adopted.download
         self.continuity.adopt(info, session.adopted.upload)
@@ -117,11 +166,11 @@ class Rounds:
             "settings adopted from the coordinator",
             extra={"manifest": session.adopted.manifest.body()},
         )
-        return True
 
     def _evaluate(self, task: EvaluationTask) -> Steps[None]:
         """This island's share of the held-out loss: a partial sum with its honest count."""
-        found: Partial | None = yield Evaluate(task)
+        with self.weights.published_shown():
+            found: Partial | None = yield Evaluate(task)
         if found is None or not found.tokens or not math.isfinite(found.loss_sum):
             return
 

@@ -195,6 +195,13 @@ class Session:
             )
         return moved
 
+    def version(self, manifest_sha256: str) -> Steps[Info]:
+        """The settings of one version, by its hash; ManifestMismatch when it is not of this run."""
+        found = yield from send(InfoRequest(manifest=manifest_sha256))
+        adoption.check_version(self.standing.info, found, manifest_sha256)
+        self.standing.heard_of(found)
+        return found
+
     def look(self) -> Steps[str]:
         """The hash of the manifest in force, without taking it over; from any thread.
 

@@ -10,6 +10,8 @@ from atoll.codecs.base import Codec
 from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Identity, Info, RegisterReply, RegisterRequest
+from atoll.strategies import registry
+from atoll.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,19 @@ class Adopted:
     manifest: Manifest
     upload: Codec
     download: Codec
+    asked: Strategy  # what answers for the round
 
     @classmethod
     def of(cls, info: Info) -> "Adopted":
+        """ConfigError for a strategy that this program does not have."""
         manifest = info.manifest()
-        return cls(info, manifest, manifest.upload.build(), manifest.download.build())
+        return cls(
+            info,
+            manifest,
+            manifest.upload.build(),
+            manifest.download.build(),
+            registry.of(manifest),
+        )
 
 
 class Standing:

@@ -102,11 +102,16 @@ class Link(Protocol):
         self,
         identity: Identity,
         *,
+        round_number: int,
         have_digest: str,
         progress: DownloadProgress,
         sink: Callable[[bytes | memoryview], None],
     ) -> None:
-        """Streams the frame that leads from `have_digest` to the current version into `sink`.
+        """Streams a round's frame, or the whole current weights, into `sink`.
+
+        The round's where it applies to `have_digest`, which the caller has of the part of the model
+        that the round carries, and while it is the newest of that part. Else, and for round 0, the
+        weights whole.
 
         `progress` is kept up to date; the same call with the same progress and sink resumes a
         broken stream. FrameError when the coordinator now offers another frame than the one begun.

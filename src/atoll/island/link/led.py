@@ -47,12 +47,19 @@ class LedLink:
         self,
         identity: Identity,
         *,
+        round_number: int,
         have_digest: str,
         progress: DownloadProgress,
         sink: Callable[[bytes | memoryview], None],
     ) -> None:
         """The leader's alone: called within `lead`."""
-        self._real.download(identity, have_digest=have_digest, progress=progress, sink=sink)
+        self._real.download(
+            identity,
+            round_number=round_number,
+            have_digest=have_digest,
+            progress=progress,
+            sink=sink,
+        )
 
     def close(self) -> None:
         """Closes the leader's connections."""

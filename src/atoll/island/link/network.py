@@ -153,6 +153,7 @@ class NetworkLink:
         self,
         identity: Identity,
         *,
+        round_number: int,
         have_digest: str,
         progress: DownloadProgress,
         sink: Callable[[bytes | memoryview], None],
@@ -161,6 +162,7 @@ class NetworkLink:
             parts = self._calls().download(
                 transfer_pb2.DownloadRequest(
                     identity=_identity(identity),
+                    round=round_number,
                     have_digest=have_digest,
                     tag=progress.tag,
                     offset=progress.offset,

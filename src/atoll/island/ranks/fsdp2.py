@@ -89,10 +89,12 @@ class ShardedWeights:
     def write(self, span: Span, published: Tensor) -> None:
         """Nothing yet: shards are set tensor by tensor, by all ranks together."""
 
-    def share(self, published: Tensor | None) -> None:
+    def share(self, published: Tensor | None, span: Span) -> None:
         """Each rank takes its shards of the leader's tensors."""
         with torch.no_grad():
             for spec, parameter in self._sharded():
+                if not span.start <= spec.offset < span.stop:
+                    continue
                 if published is None:
                     whole = torch.empty(len(spec.span), dtype=torch.float32)
                 else:

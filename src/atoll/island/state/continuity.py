@@ -110,15 +110,17 @@ class Continuity:
             self._residual = feedback.new_residual(codec, self._elements) if kept is None else kept
             self._next_residual = feedback.new_residual(codec, self._elements)
 
-    def resume(self, *, version: int) -> Saved | None:
+    def resume(self, *, version: int, lead: int) -> Saved | None:
         """Adopts an earlier life's checkpoint; returns a round that still waits for its receipt.
 
-        `version` is the coordinator's. State of another run, or of rounds that a coordinator
+        `version` is the coordinator's, and `lead` rounds may be open beyond the one after it.
+        State of another run, or of rounds that a coordinator
         restored from an older copy has not come to, is of another history and is dropped.
         """
         saved, pending = self._store.checkpoint(), self._store.pending()
         found = [s for s in (saved, pending) if s is not None]
-        if any(s.meta["run_id"] != self._info.run_id or s.round > version + 1 for s in found):
+        newest = version + 1 + lead
+        if any(s.meta["run_id"] != self._info.run_id or s.round > newest for s in found):
             log.warning("the island's state belongs to another history and is dropped")
             self.drop()
             return None

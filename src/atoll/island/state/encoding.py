@@ -9,7 +9,7 @@ from atoll.codecs import feedback
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
 from atoll.island.state.weights import IslandWeights
-from atoll.layout import TILE_BYTES, byte_view
+from atoll.layout import TILE_BYTES, Span, byte_view
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
@@ -30,6 +30,13 @@ class Feedback:
     after: Tensor  # bf16, filled by `encode`
     write: Callable[[memoryview], object]  # gets the bytes of `after` in order
 
+    def keep(self, span: Span) -> None:
+        """A part of the model that is not handed in keeps its residual."""
+        if len(span):
+            kept = self.after[span.start : span.stop]
+            kept.copy_(self.before[span.start : span.stop])
+            self.write(byte_view(kept))
+
 
 def encode(
     weights: IslandWeights,
@@ -40,22 +47,28 @@ def encode(
     feed: Feedback | None,
     noise: Noise,
 ) -> Encoded:
-    """Writes the contribution's frame, and with `feed` the residual after it.
+    """Writes the frame of the header's fragment, and with `feed` the residual after it.
 
     The residual before it is left as it was: a refusal goes back to it.
     """
     sink = frame.FrameWriter(header, write)
-    for span in weights.layout.tiles(TILE_BYTES):
-        delta = weights.displacement(span)
+    fragment = weights.fragment(header.fragment)
+    start = fragment.span.start  # of the residual: it is kept for the whole model
+    if feed is not None:
+        feed.keep(Span(0, start))
+    for span in fragment.layout.tiles(TILE_BYTES):
+        delta = weights.displacement(fragment, span)
         if feed is None:
             payload = codec.encode(delta, noise=noise, first_group=span.first_group)
         else:
-            residual = feed.after[span.start : span.stop]
-            residual.copy_(feed.before[span.start : span.stop])
+            residual = feed.after[start + span.start : start + span.stop]
+            residual.copy_(feed.before[start + span.start : start + span.stop])
             payload = feedback.encode_with_feedback(
                 codec, delta, residual, noise=noise, first_group=span.first_group
             )
             feed.write(byte_view(residual))
         sink.payload(byte_view(payload))
+    if feed is not None:
+        feed.keep(Span(fragment.span.stop, weights.layout.size))
     sums = sink.finish()
     return Encoded(frame.preamble(header), sums.blob_sha256)

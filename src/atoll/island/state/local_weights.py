@@ -19,8 +19,11 @@ class LocalWeights(Protocol):
         """The leader takes a tile of new weights; others see them after `share`."""
         ...
 
-    def share(self, published: Tensor | None) -> None:
-        """Collective: every rank's local weights and buffers are the leader's."""
+    def share(self, published: Tensor | None, span: Span) -> None:
+        """Collective: within `span`, which cuts no tensor, every rank's weights are the leader's.
+
+        `published` are the leader's, whole; None on other ranks. Buffers are shared too.
+        """
         ...
 
     def gather(self) -> None:
@@ -62,11 +65,11 @@ class FlatWeights:
         with torch.no_grad():
             self._local[span.start : span.stop].copy_(published)
 
-    def share(self, published: Tensor | None) -> None:
+    def share(self, published: Tensor | None, span: Span) -> None:
         """The leader's flat buffer, piece by piece."""
         if self._group.size == 1:
             return
-        for tile in self._layout.tiles(_PIECE_BYTES):
+        for tile in self._layout.tiles(_PIECE_BYTES, span):
             if published is not None:
                 piece = published[tile.start : tile.stop]
                 self._group.broadcast(piece)

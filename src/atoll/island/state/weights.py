@@ -4,6 +4,9 @@ The model's parameters are views into one flat buffer, so a tile of them is a sl
 to be packed. Owns what a downloaded frame does to the buffers and what a displacement is made of.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -14,58 +17,104 @@ from atoll.compiled.base import compiled
 from atoll.errors import FrameError, ManifestMismatch
 from atoll.island.ranks.group import SOLO, Group
 from atoll.island.state import local_weights
-from atoll.layout import TILE_BYTES, Layout, Span
-from atoll.strategies import diloco
-from atoll.sums.digest import RunningDigest
+from atoll.layout import TILE_BYTES, Fragment, Layout, Span
+from atoll.strategies import outer
+from atoll.strategies.base import ALL, Fragments, Strategy
+from atoll.sums import digest as digests
+from atoll.sums.digest import ParamsDigest, RunningDigest
 from atoll.wire import frame
 from atoll.wire.frame import FrameReader
 from atoll.wire.header import FrameHeader
 
 
 class IslandWeights:
-    """θ̂ as published, and the local weights of `model`, which start from it.
+    """θ̂ as published, and the local weights of `model`, which set out from it.
 
-    The model's parameters are `layout`'s by name; their own order does not matter. For the thread
-    that trains.
+    The model's parameters are `layout`'s by name; their own order does not matter. Local weights
+    live on from round to round; a fragment of them becomes the published one when a round that
+    carries it is merged. Used by the training thread alone.
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, *, download: Codec, group: Group = SOLO
+        self,
+        model: nn.Module,
+        layout: Layout,
+        *,
+        strategy: Strategy,
+        download: Codec,
+        group: Group = SOLO,
     ) -> None:
         self.layout = layout
         self.version: int | None = None
         self.digest: str | None = None
         self.download = download  # moves with the manifest, between two rounds
-        self._trained = True
+        self._strategy = strategy
+        self._fragments = Fragments.of(strategy, layout)
+        self._parts: list[ParamsDigest] = []  # of each fragment of θ̂; empty before the first
+        self.newest = Span(0, 0)  # the part that was last fetched
         self._is_leader = group.is_leader
+        # Fragments whose local weights are the published ones; training changes all of them.
+        self._same: set[Span] = set()
         if group.is_leader:
             compiled.prepare(layout.size)
         # Followers hold no published copy: theirs is the leader's.
         self._published = self.layout.zeros() if group.is_leader else torch.empty(0)
         self._local = local_weights.of(model, self.layout, group)
 
-    def displacement(self, span: Span) -> Tensor:
-        """Δ of a tile, fp32 on the CPU."""
-        base = self._published[span.start : span.stop]
-        return diloco.displacement(base, self._local.read(span))
+    def fragment(self, number: int) -> Fragment:
+        """The fragment of that number, or the whole model."""
+        return self._fragments[number]
+
+    def base_digest(self, number: int) -> str:
+        """The digest of a fragment of the published weights that this island holds."""
+        if self.digest is None:
+            return ""
+        return self.digest if number == ALL else self._parts[number].root
+
+    def displacement(self, fragment: Fragment, span: Span) -> Tensor:
+        """Δ of a tile of a fragment, fp32 on the CPU; `span` counts from the fragment's start."""
+        start = fragment.span.start
+        where = Span(start + span.start, start + span.stop)
+        base = self._published[where.start : where.stop]
+        return outer.displacement(base, self._local.read(where))
 
     def receive(self, *, run_id: str | None = None) -> "Receiver":
-        """A sink for the frame that leads to the next version; of `run_id` only, when given."""
+        """A sink for the frame that leads to a later version; of `run_id` only, when given."""
         return Receiver(self, self.download, run_id=run_id)
 
     def reset(self) -> None:
-        """Local weights are the published ones, also after a round that did not count."""
-        if self._trained:
-            if self._is_leader:
-                self._local.write(Span(0, self.layout.size), self._published)
-            self._local.share(self._published if self._is_leader else None)
-        self._trained = False
+        """Collective: local weights are the published ones, as after a round that did not count."""
+        for fragment in self._fragments.parts:
+            if fragment.span not in self._same:
+                if self._is_leader:
+                    self._local.write(fragment.span, fragment.of(self._published))
+                self._share(fragment.span)
 
-    def adopt(self, version: int, digest: str) -> None:
-        """Collective, after the leader has fetched: every rank holds this version."""
+    def adopt(self, version: int, digest: str, span: Span) -> None:
+        """Collective, after the leader has fetched: every rank holds this version of `span`."""
         self.version, self.digest = version, digest
-        self._local.share(self._published if self._is_leader else None)
-        self._trained = False
+        self._share(span)
+
+    def _share(self, span: Span) -> None:
+        self._local.share(self._published if self._is_leader else None, span)
+        inside = (part.span for part in self._fragments.parts)
+        self._same |= {s for s in inside if span.start <= s.start and s.stop <= span.stop}
+
+    @contextmanager
+    def published_shown(self) -> Iterator[None]:
+        """While it lasts the model holds the published weights; then its own again, bit for bit."""
+        own = [
+            (part.span, self._local.read(part.span).clone())
+            for part in self._fragments.parts
+            if part.span not in self._same
+        ]
+        for span, _ in own:
+            self._local.write(span, self._published[span.start : span.stop])
+        try:
+            yield
+        finally:
+            for span, values in own:
+                self._local.write(span, values)
 
     def gather(self) -> None:
         """Collective: makes the leader's displacement that of all ranks' weights."""
@@ -73,28 +122,51 @@ class IslandWeights:
 
     def train(self) -> None:
         """Training begins: from now on the local weights are their own."""
-        self._trained = True
+        self._same = set()
 
     def forget(self) -> None:
         """The published copy is torn or wrong: only a whole download makes it good."""
+        self.torn()
+        self._parts = []
+
+    def torn(self) -> None:
+        """A part of the published copy is between two versions, until it has arrived."""
         self.version, self.digest = None, None
 
-    def _store(self, span: Span, payload: Tensor, header: FrameHeader) -> None:
-        published = self._published[span.start : span.stop]
+    def part_of(self, header: FrameHeader) -> int:
+        """Which part of the model a frame brings: the fragment that its round carries, or ALL."""
+        is_whole = header.layout_digest == self.layout.digest
+        return ALL if is_whole else self._strategy.fragment(header.round)
+
+    def store(self, fragment: Fragment, span: Span, payload: Tensor, header: FrameHeader) -> None:
+        """Takes a tile of a fragment's frame into the published and the local weights."""
+        start = fragment.span.start
+        where = Span(start + span.start, start + span.stop)
+        published = self._published[where.start : where.stop]
         if header.kind == "weights":
             published.copy_(payload.view(torch.float32))
         else:
-            diloco.apply_update(published, payload, codec=self.download)
-        self._local.write(span, published)
+            outer.apply_update(published, payload, codec=self.download)
+        self._local.write(where, published)
 
-    def _finish(self, header: FrameHeader, found: str) -> None:
-        if found != header.result_digest:
+    def digest_of(self, fragment: Fragment) -> RunningDigest:
+        """The digest of a fragment of the published weights, as it becomes final."""
+        return RunningDigest(fragment.layout, fragment.of(self._published))
+
+    def arrived(self, header: FrameHeader, number: int, found: ParamsDigest) -> None:
+        """A frame is complete: FrameError unless its part of the weights is what was published."""
+        if found.root != header.result_digest:
             raise FrameError(
-                f"version {header.round} arrived with digest {found}, published is "
+                f"version {header.round} arrived with digest {found.root}, published is "
                 f"{header.result_digest}; the island fetches the weights whole"
             )
-        self.version, self.digest = header.round, found
-        self._trained = False  # each tile was copied to the local weights as it came in
+        self.newest = self._fragments[number].span
+        if number == ALL:
+            parts = self._fragments.parts
+            self._parts = digests.cut(found, [part.layout for part in parts])
+        else:
+            self._parts[number] = found
+        self.version, self.digest = header.round, digests.composed(self._parts).root
 
 
 class Receiver:
@@ -106,12 +178,9 @@ class Receiver:
         self._download = download
         self._reader = FrameReader(self._take)
         self._header: FrameHeader | None = None
-        self._spans = iter(weights.layout.tiles(TILE_BYTES))
         self._buffer = np.empty(TILE_BYTES, np.uint8)
         self._filled = 0
         self._span: Span | None = None
-        # Hashed as it comes in, so that the network's time is used.
-        self._digest = RunningDigest(weights.layout, weights._published)
 
     def feed(self, chunk: bytes | memoryview) -> None:
         """The next bytes of the frame."""
@@ -121,7 +190,7 @@ class Receiver:
         """Checks the whole: the local and published weights are the version's now."""
         self._reader.finish()
         assert self._header is not None
-        self._weights._finish(self._header, self._digest.finish().root)
+        self._weights.arrived(self._header, self._number, self._digest.finish())
 
     def _take(self, piece: memoryview) -> None:
         if self._header is None:
@@ -145,20 +214,30 @@ class Receiver:
                 f"the download is of run {header.run_id!r}, this island takes part in "
                 f"{self._run_id!r}; join the coordinator of that run"
             )
-        whole = header.kind == "weights"
-        codec: Codec = Fp32() if whole else self._download
-        frame.expect(
-            header, layout=weights.layout, codec=codec, kind="weights" if whole else "update"
-        )
-        if header.kind == "update" and header.base_digest != weights.digest:
+        self._number = weights.part_of(header)
+        self._fragment = weights.fragment(self._number)
+        held, base = weights.version, weights.base_digest(self._number)
+        is_full = header.kind == "weights"
+        codec: Codec = Fp32() if is_full else self._download
+        kind = "weights" if is_full else "update"
+        frame.expect(header, layout=self._fragment.layout, codec=codec, kind=kind)
+        if not is_full and header.base_digest != base:
             raise FrameError(
                 f"the update applies to weights {header.base_digest}, the island holds "
-                f"{weights.digest}; it fetches the weights whole"
+                f"{base or None}; it fetches the weights whole"
+            )
+        if self._number != ALL and header.round != (held or 0) + 1:
+            raise FrameError(
+                f"the frame brings a fragment of version {header.round}, the island holds version "
+                f"{held}; it fetches the weights whole"
             )
         self._header, self._codec = header, codec
+        self._spans = iter(self._fragment.layout.tiles(TILE_BYTES))
         self._span = next(self._spans)
+        # Hashed as it comes in, so that the network's time is used.
+        self._digest = weights.digest_of(self._fragment)
         # From here on the published copy is between two versions.
-        weights.forget()
+        weights.torn()
 
     def _wanted(self) -> int:
         if self._span is None:
@@ -168,7 +247,7 @@ class Receiver:
     def _apply(self, nbytes: int) -> None:
         assert self._span is not None and self._header is not None
         payload = torch.from_numpy(self._buffer[:nbytes])
-        self._weights._store(self._span, payload, self._header)
+        self._weights.store(self._fragment, self._span, payload, self._header)
         self._digest.reached(self._span.stop)
         self._span = next(self._spans, None)
         self._filled = 0

@@ -27,6 +27,7 @@ _COUNTED_TOKENS = (
     .join(_ROUNDS, _ROUNDS.c.round == _TABLE.c.applied)
     .where(_ROUNDS.c.state.in_((RoundState.FROZEN.value, RoundState.PUBLISHED.value)))
 )
+_FOLDED = select(func.count()).select_from(_TABLE).where(_TABLE.c.applied <= bindparam("last"))
 _TOTALS = (
     select(_TABLE.c.applied, func.count(), func.sum(_TABLE.c.tokens), func.sum(_TABLE.c.loss_sum))
     .where(_TABLE.c.applied >= bindparam("first"), _TABLE.c.applied <= bindparam("last"))
@@ -75,6 +76,10 @@ class ContributionTable:
     def every(self) -> Generator[ContributionRecord, None, None]:
         """Those of all rounds, as the rounds fold them, read as they are used."""
         return (ContributionRecord(*row) for row in self._connection.stream(_EVERY))
+
+    def folded(self, *, last: int) -> int:
+        """How many contributions the rounds up to `last` fold."""
+        return int(self._connection.value(_FOLDED, {"last": last}))
 
     def counted_tokens(self) -> int:
         """Tokens in what every frozen and published round folds."""

@@ -4,7 +4,7 @@ Several may be unpublished at once: those that follow the newest published one. 
 published in the order of their numbers.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 
 from sqlalchemy import bindparam, func, insert, select, update
 
@@ -78,11 +78,11 @@ class RoundTable:
         """Rounds that are not published, oldest first."""
         return [rows.round_(row) for row in self._connection.rows(_UNPUBLISHED)]
 
-    def begin(self, plans: Sequence[RoundPlan]) -> None:
+    def begin(self, plans: Iterable[RoundPlan]) -> None:
         """Inserts rounds that no freeze has planned, open, with their leases.
 
         The first ones, or those after a published round that was to be the last; StoreError when
-        the latest round is not published.
+        the latest round is not published. Each plan is taken when those before it are in.
         """
         latest = self.latest()
         if latest is not None and latest.state is not RoundState.PUBLISHED:

@@ -47,7 +47,7 @@ class View:
 
     @cached_property
     def contributions(self) -> dict[tuple[int, str], Row]:
-        """What was accepted, by round and worker."""
+        """What was accepted, by the round it was made for and its worker."""
         return {(row["round"], row["worker_id"]): row for row in self.rows("contributions")}
 
     @cached_property
@@ -84,9 +84,9 @@ class View:
         }
 
     def accepted(self, round_number: int) -> list[Row]:
-        """The round's contributions in worker_id order, by code point."""
-        found = [row for (n, _), row in self.contributions.items() if n == round_number]
-        return sorted(found, key=lambda row: str(row["worker_id"]))
+        """What the round folds, in worker_id order, by code point."""
+        found = [row for row in self.contributions.values() if row["applied"] == round_number]
+        return sorted(found, key=lambda row: (str(row["worker_id"]), row["round"]))
 
     def manifest_body(self, round_number: int) -> str:
         """Of the version that the round is under."""

@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.blobs.directory import DirectoryBlobs
+from atoll.coordinator import boot
+from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, CoordinatorUnreachable
@@ -98,17 +100,11 @@ class Host:
         self._checker.recorded(self.view())
         blobs = DirectoryBlobs(self.home / "blobs", files=seams.SteppedFiles(fresh))
         self._blobs = blobs
-        blobs.sweep()
         self.clock = LoopClock(
             self._loop, started=1000.0 * self.life, wall_offset=self.clock.wall_offset
         )
-        coordinator = Coordinator(
-            seams.SteppedLedger(database, fresh),
-            blobs,
-            Spool(self.home / "spool"),
-            self.clock,
-            layout=standin.LAYOUT,
-        )
+        stores = Stores(seams.SteppedLedger(database, fresh), blobs, Spool(self.home / "spool"))
+        coordinator = boot.open_coordinator(stores, self.clock, layout=standin.LAYOUT)
         coordinator.on_change(self._wake)
         return coordinator
 

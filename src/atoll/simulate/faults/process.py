@@ -40,6 +40,7 @@ from atoll.island.state.continuity import Continuity
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
 from atoll.island.telemetry import Samples
+from atoll.layout import Span
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.exchange import Ask, Waiting
 from atoll.protocol.messages import (
@@ -64,6 +65,7 @@ from atoll.simulate.faults.standin import Frame, Inner
 from atoll.wire.header import FrameHeader
 
 CHUNK_BYTES = 900
+_STEPS = 1  # of a simulated round: what it moves, it moves at once
 WAIT_SECONDS = 0.7  # how long a question waits for something to tell
 _KINDS: dict[type[Ask[Any]], str] = {
     InfoRequest: "info",
@@ -80,11 +82,11 @@ Events = Generator[Call | float, Any, Any]
 class _Weights(IslandWeights):
     """An island's weights, whose bits may flip as they arrive."""
 
-    arrived: Callable[[], None] = staticmethod(lambda: None)
+    on_adopted: Callable[[], None] = staticmethod(lambda: None)
 
-    def adopt(self, version: int, digest: str) -> None:
-        super().adopt(version, digest)
-        self.arrived()
+    def adopt(self, version: int, digest: str, span: Span) -> None:
+        super().adopt(version, digest, span)
+        self.on_adopted()
 
 
 class Process:
@@ -152,8 +154,10 @@ class Process:
         info = yield from sessions.look(self.rng)
         session = Session(IslandIdentity(self.worker_id, self.disk.key), info, self.rng)
         adopted = session.adopted
-        weights = _Weights(self._model, standin.LAYOUT, download=adopted.download)
-        weights.arrived = self._flip
+        weights = _Weights(
+            self._model, standin.LAYOUT, strategy=adopted.asked, download=adopted.download
+        )
+        weights.on_adopted = self._flip
         continuity = Continuity(
             self.disk.store,
             info,
@@ -285,7 +289,9 @@ class Process:
         identity = intent.identity
 
         def work(coordinator: Coordinator) -> tuple[str, bytes]:
-            spooled = coordinator.download(identity, have_digest=intent.have_digest)
+            spooled = coordinator.download(
+                identity, round_number=intent.round_number, have_digest=intent.have_digest
+            )
             coordinator.sent(identity, spooled.nbytes)
             return spooled.tag, spooled.read(0, spooled.nbytes)
 
@@ -293,6 +299,7 @@ class Process:
         intent.progress.opened(tag, 0)
         intent.sink(data)
         intent.progress.offset = len(data)
+        self._check.fetched(data)
 
     # Rounds
 
@@ -305,6 +312,8 @@ class Process:
             yield from self._misbehave(given)
         delta = standin.values(f"{self._seed}/{self.name}/{given.round}/{given.ranges}", scale=0.01)
         standin.move(self._model, delta)
+        for number in self._rounds.session.adopted.asked.due(given.round or 0, _STEPS):
+            yield from self._drive(self._rounds.merge(number), ThreadCheck(self.name, trains=True))
         self._inner.rounds += 1
         self._check.trained(Work(given, delta))
         return _trained(given)
@@ -360,7 +369,10 @@ class Process:
         """Sends a frame that must be refused: a bug of an island must not harm the run."""
         assert self._rounds is not None
         session = self._rounds.session
-        header = hand_in.header_of(session, standin.LAYOUT, given, _trained(given))
+        assert given.round is not None
+        header = hand_in.header_of(
+            session, self._rounds.weights, given, _trained(given), began=given.round
+        )
         wrong = self.rng.choice(_wrong(header))
         label = f"{self._seed}/{self.name}/{header.round}/rogue"
         yield from self._add(standin.contribution(wrong, session.adopted.manifest, label))

@@ -4,7 +4,6 @@ Reads the recorded contributions' blobs as files and folds them in worker_id ord
 code under test only the frame's header and the params digest.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from atoll.layout import Fragment, Layout
 from atoll.simulate.faults import standin
+from atoll.simulate.faults.asked import Asked
 from atoll.simulate.faults.durable import Row, View
+from atoll.strategies.base import Fragments, Strategy
 from atoll.sums import digest as digests
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -32,19 +34,31 @@ class Version:
     published: Floats
     slots: dict[str, Floats]
     master_digest: str
-    published_digest: str
+    published_digest: str  # of the whole model, as `master_digest` is
+
+    def digests(self, fragment: Fragment) -> tuple[str, str]:
+        """The digests of a fragment's part of the master and of the published weights."""
+        where = slice(fragment.span.start, fragment.span.stop)
+        return (
+            digest_of(self.master[where], fragment.layout),
+            digest_of(self.published[where], fragment.layout),
+        )
 
 
-def digest_of(values: Floats) -> str:
+def digest_of(values: Floats, layout: Layout = standin.LAYOUT) -> str:
     """The params digest of a flat buffer."""
-    return digests.digest(standin.LAYOUT, torch.from_numpy(values)).root
+    return digests.digest(layout, torch.from_numpy(values)).root
 
 
 class Reference:
     """Every version so far, from the initial weights on."""
 
-    def __init__(self, blobs: Path) -> None:
+    def __init__(self, blobs: Path, asked: Asked, strategy: Strategy) -> None:
         self._blobs = blobs
+        self._asked = asked
+        self._strategy = strategy
+        self._fragments = Fragments.of(strategy, standin.LAYOUT)
+        self._ticks = 0  # contributions folded so far
         initial = standin.INITIAL.numpy().copy()
         digest = digest_of(initial)
         self.versions = [Version(0, initial, initial, {}, digest, digest)]
@@ -63,10 +77,20 @@ class Reference:
         header, offset = frame.read_preamble(_Bytes(data))
         return header, data[offset : offset + header.payload_bytes]
 
+    def fragment(self, number: int) -> Fragment:
+        """The fragment that a round carries."""
+        return self._fragments[self._strategy.fragment(number)]
+
+    def base(self, number: int) -> str:
+        """The digest that contributions made for a round start from, as far as it is published."""
+        before = self.versions[min(number - 1, self.newest.number)]
+        return before.digests(self.fragment(number))[1]
+
     def advance(self, view: View, number: int) -> list[tuple[Row, FrameHeader]]:
         """Computes round `number` from what the ledger says was accepted; what was folded."""
-        settings = json.loads(view.manifest_body(number))
-        before = self.newest
+        settings = self._asked.settings(view, number)
+        before, fragment = self.newest, self.fragment(number)
+        where = slice(fragment.span.start, fragment.span.stop)
         assert before.number == number - 1, (before.number, number)
         total: Floats | None = None
         count = 0
@@ -75,18 +99,22 @@ class Reference:
             header, payload = self.frame(row["sha256"])
             folded.append((row, header))
             weight = 1 if settings["weighting"] == "equal" else header.tokens
-            delta = decode(payload, settings["upload"])
+            delta = decode(payload, settings["upload"], len(fragment.span))
             term = delta if weight == 1 else delta * F(weight)
             total = term if total is None else total + term
             count += weight
         assert total is not None, f"round {number} has no contribution"
         slots = {name: values.copy() for name, values in before.slots.items()}
-        master = before.master.copy()
-        _step(master, total / F(count), slots, settings=settings["outer"], step=number)
-        published = master
-        if settings["download"]["codec"] != "fp32":
-            sent = encode(master - before.published, settings["download"])
-            published = before.published + sent
+        master, published = before.master.copy(), before.published.copy()
+        step = self._asked.strategy_of(view, number).outer(number, self._ticks).step
+        mean = total / F(count)
+        _step(master, where, mean, slots, settings=settings["outer"], step=step)
+        if settings["download"]["codec"] == "fp32":
+            published[where] = master[where]
+        else:
+            sent = encode(master[where] - before.published[where], settings["download"])
+            published[where] = before.published[where] + sent
+        self._ticks += len(folded)
         self.versions.append(
             Version(number, master, published, slots, digest_of(master), digest_of(published))
         )
@@ -105,21 +133,31 @@ class _Bytes:
 
 
 def _step(
-    master: Floats, mean: Floats, slots: dict[str, Floats], *, settings: dict[str, Any], step: int
+    whole: Floats,
+    where: slice,
+    mean: Floats,
+    slots: dict[str, Floats],
+    *,
+    settings: dict[str, Any],
+    step: int,
 ) -> None:
     """The published rules of SGD, Nesterov and Adam, one rounding per operation, in place."""
-    lr = settings["lr"]
+
+    def slot(name: str) -> Floats:
+        return slots.setdefault(name, np.zeros_like(whole))[where]
+
+    lr, master = settings["lr"], whole[where]
     if settings["optimizer"] == "sgd":
         master -= mean * F(lr)
     elif settings["optimizer"] == "nesterov":
-        m = slots.setdefault("momentum", np.zeros_like(master))
+        m = slot("momentum")
         m *= F(settings["momentum"])
         m += mean
         master -= (mean + m * F(settings["momentum"])) * F(lr)
     else:
         b1, b2 = settings["beta1"], settings["beta2"]
-        first = slots.setdefault("first_moment", np.zeros_like(master))
-        second = slots.setdefault("second_moment", np.zeros_like(master))
+        first = slot("first_moment")
+        second = slot("second_moment")
         first *= F(b1)
         first += mean * F(1 - b1)
         second *= F(b2)
@@ -140,9 +178,8 @@ def _power(factor: float, exponent: int) -> float:
     return result
 
 
-def decode(payload: bytes, settings: dict[str, Any]) -> Floats:
+def decode(payload: bytes, settings: dict[str, Any], size: int = standin.LAYOUT.size) -> Floats:
     """The values of a payload of the stand-in, which is smaller than one codec group."""
-    size = standin.LAYOUT.size
     if settings["codec"] == "fp32":
         return np.frombuffer(payload, "<f4").astype(np.float32)
     if settings["codec"] == "bf16":

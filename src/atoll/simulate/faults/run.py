@@ -21,6 +21,7 @@ from atoll.simulate.faults.loop import EventLoop
 from atoll.simulate.faults.nemesis import Nemesis
 from atoll.simulate.faults.network import Network
 from atoll.simulate.faults.scenario import Scenario, Size
+from atoll.strategies import registry
 
 # A FULL commit costs 3 ms on a disk and 0.4 ms here; what a kill leaves is the same.
 TMPFS = Path("/dev/shm")
@@ -73,8 +74,8 @@ class _Simulation:
 
         self.scenario = scenario
         self.loop = EventLoop()
-        self.checker = Checker(scenario, home, self.loop)
         made = standin.manifest(scenario.settings, scenario.data)
+        self.checker = Checker(scenario, home, self.loop, registry.of(made))
         self.host = Host(home, made, self.loop, stream("host"), self.checker)
         network = Network(scenario, self.loop, self.host, stream("network"))
         self.fleet = Fleet(scenario, self.loop, network, self.host, self.checker, stream("fleet"))

@@ -33,10 +33,11 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a simulated run is; None leaves it to the seed."""
+    """How large a simulated run is, and by which strategy it trains; None leaves it to the seed."""
 
     islands: int | None = None
     rounds: int | None = None
+    strategy_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         },
     }
     _add_islands(settings, random.Random(f"islands {seed}"))
+    if wanted.strategy_name is not None:
+        settings = {"strategy": wanted.strategy_name, **settings}
     kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
     made = Scenario(
         seed=seed,

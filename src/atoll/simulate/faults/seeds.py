@@ -27,4 +27,5 @@ def command(seed: int, size: Size) -> str:
     """What repeats a seed exactly."""
     islands = "" if size.islands is None else f" --islands {size.islands}"
     rounds = "" if size.rounds is None else f" --rounds {size.rounds}"
-    return f"atoll simulate --faults {seed}{islands}{rounds}"
+    named = "" if size.strategy_name is None else f" --strategy {size.strategy_name}"
+    return f"atoll simulate --faults {seed}{islands}{rounds}{named}"

@@ -119,7 +119,8 @@ class Frame:
 def contribution(header: FrameHeader, made: Manifest, label: str) -> Frame:
     """A frame under `header` whose displacement depends on `label`."""
     codec, noise = made.upload.build(), build.upload_noise(made, header.round, label)
-    payload = codec.encode(values(label, scale=0.01), noise=noise, first_group=0)
+    delta = values(label, scale=0.01)[: header.elements]
+    payload = codec.encode(delta, noise=noise, first_group=0)
     data = bytearray()
     writer = frame.FrameWriter(header, data.extend)
     writer.payload(byte_view(payload))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61toll/wire/proto/transfer.proto\x12\x08\x61toll.v1\"\x83\x01\n\x08Identity\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x12\n\nisland_key\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x04\"t\n\nUploadOpen\x12$\n\x08identity\x18\x01 \x01(\x0b\x32\x12.atoll.v1.Identity\x12\x10\n\x08preamble\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"\x1e\n\x0cUploadOffset\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"\\\n\nUploadPart\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.atoll.v1.UploadOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x63ommit\x18\x03 \x01(\x08H\x00\x42\x06\n\x04part\"L\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0f\n\x07receipt\x18\x04 \x01(\t\"i\n\x0f\x44ownloadRequest\x12$\n\x08identity\x18\x01 \x01(\x0b\x32\x12.atoll.v1.Identity\x12\x13\n\x0bhave_digest\x18\x02 \x01(\t\x12\x0b\n\x03tag\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"L\n\x0c\x44ownloadOpen\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\"N\n\x0c\x44ownloadPart\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.atoll.v1.DownloadOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"4\n\x0cPresenceOpen\x12$\n\x08identity\x18\x01 \x01(\x0b\x32\x12.atoll.v1.Identity\"#\n\rPresenceState\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x32\xf7\x01\n\x08Transfer\x12\x36\n\x06Offset\x12\x14.atoll.v1.UploadOpen\x1a\x16.atoll.v1.UploadOffset\x12\x33\n\x06Upload\x12\x14.atoll.v1.UploadPart\x1a\x11.atoll.v1.Receipt(\x01\x12?\n\x08\x44ownload\x12\x19.atoll.v1.DownloadRequest\x1a\x16.atoll.v1.DownloadPart0\x01\x12=\n\x08Presence\x12\x16.atoll.v1.PresenceOpen\x1a\x17.atoll.v1.PresenceState0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61toll/wire/proto/transfer.proto\x12\x08\x61toll.v1\"\x83\x01\n\x08Identity\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x12\n\nisland_key\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\x04\"t\n\nUploadOpen\x12$\n\x08identity\x18\x01 \x01(\x0b\x32\x12.atoll.v1.Identity\x12\x10\n\x08preamble\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"\x1e\n\x0cUploadOffset\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"\\\n\nUploadPart\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.atoll.v1.UploadOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x63ommit\x18\x03 \x01(\x08H\x00\x42\x06\n\x04part\"L\n\x07Receipt\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x0f\n\x07receipt\x18\x04 \x01(\t\"x\n\x0f\x44ownloadRequest\x12$\n\x08identity\x18\x01 \x01(\x0b\x32\x12.atoll.v1.Identity\x12\x13\n\x0bhave_digest\x18\x02 \x01(\t\x12\x0b\n\x03tag\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\r\n\x05round\x18\x05 \x01(\x04\"L\n\x0c\x44ownloadOpen\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\"N\n\x0c\x44ownloadPart\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.atoll.v1.DownloadOpenH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"4\n\x0cPresenceOpen\x12$\n\x08identity\x18\x01 \x01(\x0b\x32\x12.atoll.v1.Identity\"#\n\rPresenceState\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x32\xf7\x01\n\x08Transfer\x12\x36\n\x06Offset\x12\x14.atoll.v1.UploadOpen\x1a\x16.atoll.v1.UploadOffset\x12\x33\n\x06Upload\x12\x14.atoll.v1.UploadPart\x1a\x11.atoll.v1.Receipt(\x01\x12?\n\x08\x44ownload\x12\x19.atoll.v1.DownloadRequest\x1a\x16.atoll.v1.DownloadPart0\x01\x12=\n\x08Presence\x12\x16.atoll.v1.PresenceOpen\x1a\x17.atoll.v1.PresenceState0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,15 +42,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECEIPT']._serialized_start=423
   _globals['_RECEIPT']._serialized_end=499
   _globals['_DOWNLOADREQUEST']._serialized_start=501
-  _globals['_DOWNLOADREQUEST']._serialized_end=606
-  _globals['_DOWNLOADOPEN']._serialized_start=608
-  _globals['_DOWNLOADOPEN']._serialized_end=684
-  _globals['_DOWNLOADPART']._serialized_start=686
-  _globals['_DOWNLOADPART']._serialized_end=764
-  _globals['_PRESENCEOPEN']._serialized_start=766
-  _globals['_PRESENCEOPEN']._serialized_end=818
-  _globals['_PRESENCESTATE']._serialized_start=820
-  _globals['_PRESENCESTATE']._serialized_end=855
-  _globals['_TRANSFER']._serialized_start=858
-  _globals['_TRANSFER']._serialized_end=1105
+  _globals['_DOWNLOADREQUEST']._serialized_end=621
+  _globals['_DOWNLOADOPEN']._serialized_start=623
+  _globals['_DOWNLOADOPEN']._serialized_end=699
+  _globals['_DOWNLOADPART']._serialized_start=701
+  _globals['_DOWNLOADPART']._serialized_end=779
+  _globals['_PRESENCEOPEN']._serialized_start=781
+  _globals['_PRESENCEOPEN']._serialized_end=833
+  _globals['_PRESENCESTATE']._serialized_start=835
+  _globals['_PRESENCESTATE']._serialized_end=870
+  _globals['_TRANSFER']._serialized_start=873
+  _globals['_TRANSFER']._serialized_end=1120
 # @@protoc_insertion_point(module_scope)

@@ -169,11 +169,14 @@ class DownloadRequest(_message.Message):
     HAVE_DIGEST_FIELD_NUMBER: _builtins.int
     TAG_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     have_digest: _builtins.str
-    """empty: nothing yet"""
+    """of the part of the model that the round carries; empty: nothing yet"""
     tag: _builtins.str
     """of the frame a broken download was reading"""
     offset: _builtins.int
+    round: _builtins.int
+    """the one after those the island has; 0: it needs all"""
     @_builtins.property
     def identity(self) -> Global___Identity: ...
     def __init__(
@@ -183,10 +186,11 @@ class DownloadRequest(_message.Message):
         have_digest: _builtins.str = ...,
         tag: _builtins.str = ...,
         offset: _builtins.int = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["have_digest", b"have_digest", "identity", b"identity", "offset", b"offset", "tag", b"tag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["have_digest", b"have_digest", "identity", b"identity", "offset", b"offset", "round", b"round", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

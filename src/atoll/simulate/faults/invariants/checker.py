@@ -7,8 +7,8 @@ from typing import Any
 
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, NotReady
-from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Assignment
+from atoll.simulate.faults.asked import Asked
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.invariants.base import Seen, must
@@ -22,6 +22,7 @@ from atoll.simulate.faults.invariants.weights import WeightsCheck
 from atoll.simulate.faults.loop import EventLoop
 from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.scenario import Scenario
+from atoll.strategies.base import Strategy
 
 # Messages that are no sign of life, or no worker's.
 _SILENT = frozenset({"offset", "commit", "info", "operator", "absent", "leave", "evaluation"})
@@ -30,22 +31,21 @@ _SILENT = frozenset({"offset", "commit", "info", "operator", "absent", "leave", 
 class Checker:
     """Compares what the coordinator says and records with what it may."""
 
-    def __init__(self, scenario: Scenario, home: Path, loop: EventLoop) -> None:
+    def __init__(self, scenario: Scenario, home: Path, loop: EventLoop, strategy: Strategy) -> None:
         self.scenario = scenario
         self.checks = 0
         self.seen = Seen(scenario)
-        self.reference = Reference(home / "blobs")
+        self.asked = Asked()
+        self.reference = Reference(home / "blobs", self.asked, strategy)
         self.rows = Rows()
         self.dispatch = Dispatch(scenario)
-        self.rounds = RoundsCheck(self.seen)
+        self.rounds = RoundsCheck(self.seen, self.asked)
         self.members = Members(self.seen, lambda: loop.now)
-        self.uploads = UploadsCheck(self.reference)
+        self.uploads = UploadsCheck(self.reference, self.asked)
         self.weights = WeightsCheck(self.reference, self.rows)
         self.storage = Storage(home, self.reference, workers=scenario.islands)
         self._loop = loop
         self._last = View()
-        self._manifests: dict[str, Manifest] = {}
-        self._weighting: str = scenario.settings["weighting"]
         self._call: Call | None = None  # the message that is being handled
         self._is_quiet = True  # whether nothing interrupted the round that is closing
 
@@ -57,8 +57,8 @@ class Checker:
         if view is before:
             return
         self._last = view
-        self.uploads.changed(self._call, before, view, weighting=self._weighting)
-        self.rounds.changed(before, view, now=self._loop.now, manifest=self._manifest(view))
+        self.uploads.changed(self._call, before, view)
+        self.rounds.changed(before, view, now=self._loop.now)
         self.rows.changed(before, view)
         self.dispatch.changed(before, view, now=self._loop.now)
         self.members.changed(before, view)
@@ -69,16 +69,6 @@ class Checker:
         self.weights.changed(view)
         self.members.acknowledged(view)
         self.uploads.acknowledged(view)
-
-    def _manifest(self, view: View) -> Manifest | None:
-        """The one that the latest round is under."""
-        latest = view.latest
-        if latest is None:
-            return None
-        body = view.manifest_body(latest["round"])
-        if body not in self._manifests:
-            self._manifests[body] = Manifest.model_validate_json(body)
-        return self._manifests[body]
 
     def recorded(self, view: View) -> None:
         """A transaction ended, or the coordinator and this is what it left."""
@@ -128,7 +118,12 @@ class Checker:
 
     def _check_training(self, call: Call, given: Assignment, view: View) -> None:
         assert given.round is not None
-        self.weights.trains(call.sender, digest=call.facts["digest"], round_number=given.round)
+        self.weights.trains(
+            call.sender,
+            digest=call.facts["digest"],
+            needs=self.asked.strategy_of(view, given.round).needs(given.round),
+            round_number=given.round,
+        )
         self.rows.told(call.worker_id, given.round, given.ranges, view)
         must(
             view.control.get("action", "run") == "run",
@@ -160,10 +155,10 @@ class Checker:
         self._changed(view)
         self.members.restarted(view)
         self.dispatch.restarted(view, now=self._loop.now)
-        self.rounds.restarted(view, now=self._loop.now, manifest=self._manifest(view))
+        self.rounds.restarted(view, now=self._loop.now)
         self.storage.complete(view)
         self.weights.restored(coordinator, view)
-        self.storage.bounded()
+        self.storage.bounded(self.asked.strategy_of(view, 1))
 
     def finished(self, view: View, coordinator: Coordinator) -> None:
         """The run is over."""
@@ -171,4 +166,4 @@ class Checker:
         self.rows.finished(view)
         self.weights.restored(coordinator, view)
         self.storage.complete(view)
-        self.storage.bounded()
+        self.storage.bounded(self.asked.strategy_of(view, 1))

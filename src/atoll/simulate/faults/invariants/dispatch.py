@@ -107,12 +107,14 @@ class Dispatch:
     # Deadlines
 
     def _hold(self, view: View, *, now: float) -> None:
-        latest = view.latest
         # While the operator keeps everybody from training, no time runs.
         is_running = view.control.get("action") != "pause"
-        is_open = latest is not None and latest["state"] == "open" and is_running
-        number = latest["round"] if latest is not None and is_open else 0
-        keys = [(number, worker_id) for worker_id in sorted(view.holding(number))]
+        keys = [
+            (number, worker_id)
+            for number, row in sorted(view.rounds.items())
+            if row["state"] == "open" and is_running
+            for worker_id in sorted(view.holding(number))
+        ]
         self._since = {key: self._since.get(key, now) for key in keys}
 
     def _check_end(self, was: Row | None, lease: Row, view: View, *, now: float) -> None:

@@ -21,10 +21,13 @@ from atoll.errors import (
 from atoll.layout import byte_view
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Assignment, Identity, InfoRequest
+from atoll.simulate.faults import standin
 from atoll.simulate.faults.invariants.base import must
-from atoll.simulate.faults.reference import Reference
+from atoll.simulate.faults.reference import Reference, digest_of
 from atoll.simulate.faults.standin import Frame
-from atoll.strategies import build
+from atoll.strategies import build, registry
+from atoll.strategies.base import Strategy
+from atoll.wire import frame as wire
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,10 @@ class IslandCheck:
         self._name = name
         self._memory = memory
         self._reference = reference
+        self._published = torch.zeros(standin.LAYOUT.size)  # what it was given of the weights
+        self._local = torch.zeros(standin.LAYOUT.size)  # the same, moved by what it trained
+        self._began: int | None = None  # the round at which both were last the same
+        self._trained = 0  # the last round that moved them apart
         self._work: Work | None = None  # trained, and not seen in a frame yet
         self._is_sending = False  # a contribution, in this life
 
@@ -83,8 +90,26 @@ class IslandCheck:
             self._memory.receipts,
         )
 
+    def fetched(self, data: bytes) -> None:
+        """A frame has arrived: that part of the weights is the version's, published and local."""
+        header, _ = wire.parse_preamble(data)
+        right = torch.from_numpy(self._reference.versions[header.round].published)
+        where, is_whole = slice(0, len(right)), header.elements == len(right)
+        if not is_whole:
+            span = self._reference.fragment(header.round).span
+            where = slice(span.start, span.stop)
+        else:
+            self._began = None
+        self._published[where] = right[where]
+        self._local[where] = right[where]
+
     def trained(self, work: Work) -> None:
         """It has moved its weights."""
+        number = work.given.round or 0
+        if number < self._trained:
+            self._local, self._began = self._published.clone(), None
+        self._local = self._local - work.delta
+        self._began, self._trained = self._began or number, number
         self._work = work
 
     def sends(self, frame: Frame, manifest: Manifest) -> None:
@@ -103,13 +128,21 @@ class IslandCheck:
             )
             return
         work, self._work = self._work, None
-        self._check_header(frame, work.given)
-        self._memory.unanswered = self._check_payload(frame, work, manifest)
+        self._check_header(frame, work.given, registry.of(manifest))
+        self._memory.unanswered = self._check_payload(frame, manifest)
 
-    def _check_header(self, frame: Frame, given: Assignment) -> None:
-        header = frame.header
-        found = header.round, header.base_digest, header.manifest_sha256, tuple(header.ranges)
-        wanted = given.round, given.digest, given.manifest_sha256, tuple(given.ranges)
+    def _check_header(self, frame: Frame, given: Assignment, strategy: Strategy) -> None:
+        header, number = frame.header, given.round or 0
+        fragment = self._reference.fragment(number)
+        base = digest_of(fragment.of(self._published).numpy(), fragment.layout)
+        found = (
+            *(header.round, header.fragment, header.first or header.round, header.base_digest),
+            *(header.manifest_sha256, tuple(header.ranges)),
+        )
+        wanted = (
+            *(number, strategy.fragment(number), strategy.first(number, self._began or 0), base),
+            *(given.manifest_sha256, tuple(given.ranges)),
+        )
         must(
             found == wanted,
             "sends-what-it-was-given",
@@ -119,13 +152,14 @@ class IslandCheck:
             wanted,
         )
 
-    def _check_payload(self, frame: Frame, work: Work, manifest: Manifest) -> Made:
+    def _check_payload(self, frame: Frame, manifest: Manifest) -> Made:
         """The displacement and what rounding lost before it, through the codec."""
         codec = manifest.upload.build()
-        base = torch.from_numpy(self._reference.versions[frame.header.round - 1].published)
-        values = base - (base - work.delta)
-        if self._memory.residual is not None:
-            values = values + self._memory.residual
+        fragment = self._reference.fragment(frame.header.round)
+        values = fragment.of(self._published) - fragment.of(self._local)
+        before = self._memory.residual
+        if before is not None:
+            values = values + fragment.of(before)
         worker_id = str(frame.header.worker_id)
         noise = build.upload_noise(manifest, frame.header.round, worker_id)
         payload = codec.encode(values, noise=noise, first_group=0)
@@ -137,7 +171,9 @@ class IslandCheck:
         if not manifest.upload.keeps_residual:
             return Made(frame.sha256, None)
         lost = values - codec.decode(payload, len(values))
-        return Made(frame.sha256, lost.bfloat16().float())
+        after = torch.zeros(standin.LAYOUT.size) if before is None else before.clone()
+        fragment.of(after).copy_(lost.bfloat16().float())
+        return Made(frame.sha256, after)
 
     def received(self) -> None:
         """There is a receipt."""
@@ -152,6 +188,7 @@ class IslandCheck:
         is_over = isinstance(error, (ProtocolError, RoundError, LeaseLost)) and not error.retry
         # Under another manifest the same is sent again.
         if is_over and not isinstance(error, ManifestMismatch):
+            self._local, self._began = self._published.clone(), None
             self._settle()
 
     def ended(self, error: AtollError) -> None:

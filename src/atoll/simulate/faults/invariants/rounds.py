@@ -1,8 +1,9 @@
 """Rounds: their order, what a freeze leaves behind, and when one may close."""
 
-from atoll.protocol.manifest import Manifest
+from atoll.simulate.faults.asked import Asked
 from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, must
+from atoll.strategies.base import RoundView
 
 _ORDER = ("planned", "open", "frozen", "published")
 
@@ -10,16 +11,17 @@ _ORDER = ("planned", "open", "frozen", "published")
 class RoundsCheck:
     """Follows every round through its life."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: Seen, asked: Asked) -> None:
         self._seen = seen
+        self._asked = asked
         self._quorum_at: dict[int, float] = {}
 
-    def restarted(self, view: View, *, now: float, manifest: Manifest | None) -> None:
-        """The grace period is in memory: it runs anew."""
+    def restarted(self, view: View, *, now: float) -> None:
+        """Grace periods are in memory: they run anew."""
         self._quorum_at.clear()
-        self._note_quorum(view, now=now, manifest=manifest)
+        self._note_quorum(view, now=now)
 
-    def changed(self, before: View, after: View, *, now: float, manifest: Manifest | None) -> None:
+    def changed(self, before: View, after: View, *, now: float) -> None:
         """The rounds moved as they may."""
         if before.tables.get("rounds") != after.tables.get("rounds"):
             self._check_together(after)
@@ -27,19 +29,26 @@ class RoundsCheck:
             for number, row in after.rounds.items():
                 was = before.rounds.get(number)
                 if row["state"] == "frozen" and (was is None or was["state"] != "frozen"):
-                    assert manifest is not None
-                    held = before.holding(number)
-                    self._check_freeze(after, number, held, now=now, manifest=manifest)
-        self._note_quorum(after, now=now, manifest=manifest)
+                    self._check_freeze(after, number, before.holding(number), now=now)
+        self._note_quorum(after, now=now)
 
-    def _note_quorum(self, view: View, *, now: float, manifest: Manifest | None) -> None:
-        latest = view.latest
-        if latest is None or manifest is None or latest["state"] != "open":
-            return
-        number, settings = latest["round"], manifest.membership
-        needed = max(settings.quorum or len(view.holding(number)), settings.min_workers)
-        if len(view.accepted(number)) >= needed:
-            self._quorum_at.setdefault(number, now)
+    def _note_quorum(self, view: View, *, now: float) -> None:
+        for number, row in view.rounds.items():
+            if row["state"] == "open":
+                seen = self._seen_of(view, number, view.holding(number), now=now)
+                if self._asked.strategy_of(view, number).has_quorum(seen):
+                    self._quorum_at.setdefault(number, now)
+
+    def _seen_of(self, view: View, number: int, held: set[str], *, now: float) -> RoundView:
+        """The round as a closing rule sees it: live is who was heard in time."""
+        timeout = self._asked.manifest(view, number).heartbeat_timeout - ROUNDING_SECONDS
+        live = {
+            worker_id
+            for worker_id, row in view.workers.items()
+            if row["active"] and self._seen.silence(worker_id, now=now) < timeout
+        }
+        accepted = {row["worker_id"] for row in view.accepted(number)}
+        return RoundView(round=number, planned=held, accepted=accepted, live=live)
 
     def _check_order(self, before: View, after: View) -> None:
         numbers = sorted(after.rounds)
@@ -64,16 +73,17 @@ class RoundsCheck:
                 was["cursor"],
                 row["cursor"],
             )
-        states = [after.rounds[number]["state"] for number in numbers]
-        allowed: tuple[list[str], ...] = (
-            [],
-            ["open"],
-            ["frozen"],
-            ["frozen", "planned"],
-        )
-        rest = [state for state in states if state != "published"]
+        self._check_states([after.rounds[number]["state"] for number in numbers], after)
+
+    def _check_states(self, states: list[str], view: View) -> None:
+        """Published rounds, at most one frozen, those open, and one planned while one is frozen."""
+        lead = self._asked.strategy_of(view, max(1, len(states))).lead
+        count = {state: states.count(state) for state in _ORDER}
+        in_order = [state for state in reversed(_ORDER) for _ in range(count[state])]
         must(
-            rest in allowed and states == ["published"] * (len(states) - len(rest)) + rest,
+            states == in_order
+            and count["planned"] <= count["frozen"] <= 1
+            and count["open"] <= 1 + lead - count["frozen"],
             "round-order",
             "the rounds are {}",
             states,
@@ -93,36 +103,22 @@ class RoundsCheck:
                 digests[:3],
             )
 
-    def _check_freeze(
-        self, view: View, number: int, held: set[str], *, now: float, manifest: Manifest
-    ) -> None:
-        accepted = {row["worker_id"] for row in view.accepted(number)}
-        settings = manifest.membership
-        must(
-            len(accepted) >= settings.min_workers,
-            "closes-by-rule",
-            f"round {number} closed with {sorted(accepted)}, min_workers={settings.min_workers}",
+    def _check_freeze(self, view: View, number: int, held: set[str], *, now: float) -> None:
+        seen = self._seen_of(view, number, held, now=now)
+        strategy, manifest = (
+            self._asked.strategy_of(view, number),
+            self._asked.manifest(view, number),
         )
-        is_last = 0 < manifest.stop.rounds <= number
+        last = number + 1 + strategy.lead
         must(
-            is_last != (number + 1 in view.rounds),
+            (0 < manifest.stop.rounds < last) != (last in view.rounds),
             "next-is-planned",
             f"round {number} of {manifest.stop.rounds} froze, the ledger has {sorted(view.rounds)}",
         )
-        waiting = {
-            worker_id
-            for worker_id in held - accepted
-            if view.workers[worker_id]["active"]
-            and self._seen.silence(worker_id, now=now)
-            < manifest.heartbeat_timeout - ROUNDING_SECONDS
-        }
-        if waiting:
-            seconds = now - self._quorum_at.get(number, now)
-            must(
-                0 < settings.quorum <= len(accepted)
-                and seconds >= settings.grace_seconds - ROUNDING_SECONDS,
-                "closes-by-rule",
-                f"round {number} closed without {sorted(waiting)}, who are live; accepted "
-                f"{len(accepted)}, quorum {settings.quorum} for {seconds:.3f} of "
-                f"{settings.grace_seconds} s",
-            )
+        seconds = now - self._quorum_at.get(number, now)
+        must(
+            strategy.is_due(seen, seconds=seconds + ROUNDING_SECONDS),
+            "closes-by-rule",
+            f"round {number} closed with {seen}, after {seconds:.3f} s with a quorum, under "
+            f"{manifest.membership}",
+        )

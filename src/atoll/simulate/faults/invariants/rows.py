@@ -31,6 +31,12 @@ def pairs(before: View, after: View) -> Iterable[tuple[Row | None, Row]]:
     must(not earlier, "row-not-lost", "leases vanished: {}", sorted(earlier))
 
 
+def _is_folded(lease: Row, view: View) -> bool:
+    """Whether the contribution with these rows is in a published version."""
+    made = view.contributions[lease["round"], lease["worker_id"]]
+    return bool(view.rounds[made["applied"]]["state"] == "published")
+
+
 class Rows:
     """Follows every lease from its issue to its end."""
 
@@ -116,7 +122,7 @@ class Rows:
                 continue
             for row in range(lease["start"], lease["stop"]):
                 now = holder[lease["dataset_id"], row]
-                later = now["round"] >= lease["round"] or now["state"] == "reopened"
+                later = now["lease_epoch"] > lease["lease_epoch"] or now["state"] == "reopened"
                 must(
                     later, "row-issued-once", "row {} of {} was issued again as {}", row, lease, now
                 )
@@ -172,7 +178,7 @@ class Rows:
         done = {
             (lease["dataset_id"], row)
             for lease in view.leases
-            if lease["state"] == "done" and view.rounds[lease["round"]]["state"] == "published"
+            if lease["state"] == "done" and _is_folded(lease, view)
             for row in range(lease["start"], lease["stop"])
         }
         must(

@@ -5,9 +5,11 @@ import json
 import os
 from pathlib import Path
 
+from atoll.simulate.faults import standin
 from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.invariants.base import must
 from atoll.simulate.faults.reference import Reference
+from atoll.strategies.base import Strategy
 
 
 class Storage:
@@ -30,7 +32,7 @@ class Storage:
         for snapshot in view.snapshots.values():
             names |= {snapshot["master_sha256"], snapshot["published_sha256"]}
             names |= {sha256 for _, sha256 in json.loads(snapshot["slots_sha256"])}
-        names |= {row["sha256"] for (n, _), row in view.contributions.items() if n > first}
+        names |= {row["sha256"] for row in view.contributions.values() if row["applied"] > first}
         return names
 
     def complete(self, view: View) -> None:
@@ -54,10 +56,12 @@ class Storage:
         orphans = sorted(stored - self.referenced(view))
         must(not orphans, "no-orphans", f"nothing needs {orphans}")
 
-    def bounded(self) -> None:
-        """At most one upload of each worker is under way, and few frames are spooled."""
+    def bounded(self, strategy: Strategy) -> None:
+        """One upload of each worker and open round is under way, and few frames are spooled."""
         drafts = len(os.listdir(self._home / "blobs" / "tmp"))
         # What a kill left is swept at the start; a snapshot's own draft may be among them.
-        must(drafts <= self._workers + 1, "bounded", f"{drafts} drafts of {self._workers} workers")
+        most = self._workers * (1 + strategy.lead) + 1
+        must(drafts <= most, "bounded", f"{drafts} drafts of {self._workers} workers")
         frames = len(os.listdir(self._home / "spool"))
-        must(frames <= 4, "bounded", f"{frames} spooled frames")
+        fragments = len(strategy.cut(standin.LAYOUT))
+        must(frames <= 2 + 2 * fragments, "bounded", f"{frames} spooled frames")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from atoll.ledger.records import ContributionRecord
+from atoll.simulate.faults.asked import Asked
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import must
@@ -15,11 +16,12 @@ from atoll.simulate.faults.standin import Frame
 class UploadsCheck:
     """Remembers every receipt that was given."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: Reference, asked: Asked) -> None:
         self._reference = reference
+        self._asked = asked
         self._receipts: dict[tuple[int, str], tuple[str, str]] = {}
 
-    def changed(self, call: Call | None, before: View, after: View, *, weighting: str) -> None:
+    def changed(self, call: Call | None, before: View, after: View) -> None:
         """What the ledger accepted since, and by which message, was right."""
         for key in sorted(after.contributions.keys() - before.contributions.keys()):
             row = after.contributions[key]
@@ -30,7 +32,7 @@ class UploadsCheck:
             )
             assert call is not None and call.frame is not None
             self._check_accepted(call, call.frame, row, before)
-            self._check_weight(row, before, weighting)
+            self._check_weight(row, before)
 
     def answered(self, call: Call, value: Any, after: View) -> None:
         """A message was answered, perhaps with a receipt."""
@@ -49,7 +51,7 @@ class UploadsCheck:
             "accepted-from-holder",
             f"{call.sender} got {row} accepted, the ledger had {worker}",
         )
-        open_round = before.rounds.get(row["round"])
+        open_round = before.rounds.get(row["applied"])
         leased = [
             lease
             for lease in before.leases
@@ -60,10 +62,11 @@ class UploadsCheck:
             open_round is not None
             and open_round["state"] == "open"
             and row["round"] == header.round
+            and row["applied"] == self._destination(row["round"], before)
             and sorted(map(span_of, leased)) == sorted(header.ranges),
             "accepted-in-open-round",
             f"a contribution to round {header.round} with rows {header.ranges} was accepted for "
-            f"{row['round']}; the round was {open_round}, leased were {leased}",
+            f"{row['round']} by {row['applied']}; the round was {open_round}, leased {leased}",
         )
         must(
             all(lease["incarnation"] == row["incarnation"] for lease in leased),
@@ -71,14 +74,18 @@ class UploadsCheck:
             f"life {row['incarnation']} of {row['worker_id']} got rows accepted that are leased "
             f"as {leased}",
         )
-        base = self._reference.versions[row["round"] - 1].published_digest
+        base = self._reference.base(row["round"])
         must(
             header.base_digest == base,
             "accepted-base",
             f"{row['worker_id']} started from {header.base_digest}, published was {base}",
         )
 
-    def _check_weight(self, row: Row, before: View, weighting: str) -> None:
+    def _destination(self, made_for: int, view: View) -> int | None:
+        open_rounds = sorted(n for n, row in view.rounds.items() if row["state"] == "open")
+        return self._asked.strategy_of(view, made_for).destination(made_for, open_rounds)
+
+    def _check_weight(self, row: Row, before: View) -> None:
         rows = sum(
             lease["stop"] - lease["start"]
             for lease in before.leases
@@ -86,7 +93,8 @@ class UploadsCheck:
             == (row["round"], row["worker_id"], "leased")
         )
         tokens = rows * BLOCK
-        right = (rows, tokens, 1 if weighting == "equal" else tokens)
+        weight = self._asked.strategy_of(before, row["round"]).weight(tokens=tokens)
+        right = (rows, tokens, weight)
         must(
             (row["rows"], row["tokens"], row["weight"]) == right,
             "weight-by-rule",

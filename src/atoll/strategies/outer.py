@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
-from atoll.layout import TILE_BYTES, Layout, Span
+from atoll.layout import TILE_BYTES, Fragment, Layout, Span
 from atoll.optim.base import OuterOptimizer
 from atoll.sums import fold
 
@@ -56,16 +56,24 @@ class OuterState:
         """Master and published weights; one buffer where they are the same."""
         return (self.master,) if self.published is self.master else (self.master, self.published)
 
-    def publish_with(self, download: Codec) -> None:
-        """Before the next round: θ̂ has a buffer of its own exactly when `download` is lossy.
+    def of(self, fragment: Fragment) -> "OuterState":
+        """The state of one fragment: parts of the same buffers, so what moves one moves both."""
+        master = fragment.of(self.master)
+        published = master if self.published is self.master else fragment.of(self.published)
+        slots = {name: fragment.of(buffer) for name, buffer in self.slots.items()}
+        return OuterState(fragment.layout, master, slots, published)
 
-        From lossless to lossy θ̂ starts as what was published, which is θ; from lossy to lossless
-        the next round publishes θ whole, so the difference carried so far ends with it.
+    def publish_with(self, download: Codec, span: Span) -> None:
+        """Before a round of `span`: sees that θ̂ has a buffer of its own where it needs one.
+
+        From lossless to lossy θ̂ starts as what was published, which is θ. From lossy to lossless a
+        round publishes θ itself, so the difference carried so far ends with it; where the round is
+        of one fragment of several, the others still have theirs.
         """
         aliased = self.published is self.master
         if aliased and not download.lossless:
             self.published = self.master.clone()
-        elif download.lossless and not aliased:
+        elif download.lossless and not aliased and len(span) == self.layout.size:
             self.published = self.master
 
 
@@ -84,7 +92,7 @@ class OuterStep:
     optimizer: OuterOptimizer
     download: Codec
     noise: Noise | None
-    step: int  # counts from 1; equals the round
+    step: int  # counts from 1: how many steps this part of the weights has made with this one
     tile_bytes: int = TILE_BYTES
 
     def apply(
@@ -126,9 +134,11 @@ class OuterStep:
             sink(span, payload)
 
     def _publish(self, state: OuterState, master: Tensor, span: Span) -> Tensor:
-        if self.download.lossless:
-            return self.download.encode(master, noise=None, first_group=span.first_group)
         published = state.published[span.start : span.stop]
+        if self.download.lossless:
+            if state.published is not state.master:
+                published.copy_(master)
+            return self.download.encode(master, noise=None, first_group=span.first_group)
         payload = torch.empty(self.download.encoded_bytes(len(span)), dtype=torch.uint8)
         fused = self.download.fused(payload, len(span))
         if fused is not None:

@@ -1,18 +1,9 @@
 """When a round may close: a pure rule over sets, with time as an argument."""
 
 from collections.abc import Set
-from dataclasses import dataclass
 
 from atoll.protocol.manifest import MembershipSettings
-
-
-@dataclass(frozen=True, slots=True)
-class RoundView:
-    """What the rule needs to know about an open round."""
-
-    planned: Set[str]  # workers with a lease in the round
-    accepted: Set[str]
-    live: Set[str]
+from atoll.strategies.base import RoundView
 
 
 def has_quorum(view: RoundView, settings: MembershipSettings) -> bool:
@@ -21,7 +12,7 @@ def has_quorum(view: RoundView, settings: MembershipSettings) -> bool:
     return len(view.accepted) >= max(needed, settings.min_workers)
 
 
-def is_due(view: RoundView, settings: MembershipSettings, *, seconds_with_quorum: float) -> bool:
+def is_due(view: RoundView, settings: MembershipSettings, *, seconds: float) -> bool:
     """Whether the round closes now.
 
     Never with fewer than `min_workers` contributions. Otherwise when no live planned worker is
@@ -31,7 +22,7 @@ def is_due(view: RoundView, settings: MembershipSettings, *, seconds_with_quorum
         return False
     if not waiting_for(view):
         return True
-    return has_quorum(view, settings) and seconds_with_quorum >= settings.grace_seconds
+    return has_quorum(view, settings) and seconds >= settings.grace_seconds
 
 
 def waiting_for(view: RoundView) -> Set[str]:

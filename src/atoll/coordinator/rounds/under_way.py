@@ -1,0 +1,72 @@
+"""A round that is not published, as the coordinator remembers it: a copy of the ledger's rows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from atoll.ledger.records import (
+    ContributionRecord,
+    LeaseRecord,
+    LeaseState,
+    RoundRecord,
+    RoundState,
+)
+from atoll.strategies.base import Lease
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """One unpublished round. Never changed: a new one takes its place. Read by any thread."""
+
+    record: RoundRecord
+    leases: tuple[LeaseRecord, ...]
+    contributions: dict[Lease, ContributionRecord]  # that it folds, by what they were made for
+
+    @property
+    def number(self) -> int:
+        return self.record.round
+
+    @property
+    def state(self) -> RoundState:
+        return self.record.state
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is RoundState.OPEN
+
+    @property
+    def is_planned(self) -> bool:
+        return self.state is RoundState.PLANNED
+
+    @property
+    def planned(self) -> frozenset[str]:
+        """Workers that were ever given rows of the round."""
+        return frozenset(lease.worker_id for lease in self.leases)
+
+    @property
+    def holding(self) -> frozenset[str]:
+        """Workers with a lease in the round that has not come to an end."""
+        return frozenset(lease.worker_id for lease in self.leases if _is_held(lease))
+
+    @property
+    def accepted(self) -> frozenset[str]:
+        """Workers whose contribution the round folds."""
+        return frozenset(worker_id for _, worker_id in self.contributions)
+
+    def with_contribution(self, accepted: ContributionRecord) -> "UnderWay":
+        """The round once it folds this one too."""
+        known = {**self.contributions, (accepted.round, accepted.worker_id): accepted}
+        return replace(self, contributions=known)
+
+    def ranges(self, worker_id: str) -> tuple[LeaseRecord, ...]:
+        """The rows leased to one worker, in order."""
+        return held(self.leases, worker_id)
+
+
+def held(leases: Iterable[LeaseRecord], worker_id: str) -> tuple[LeaseRecord, ...]:
+    """Those of one worker that have not come to an end without a contribution."""
+    mine = (lease for lease in leases if lease.worker_id == worker_id)
+    return tuple(lease for lease in mine if _is_held(lease))
+
+
+def _is_held(lease: LeaseRecord) -> bool:
+    return lease.state in (LeaseState.LEASED, LeaseState.DONE)

@@ -1,0 +1,155 @@
+"""The strategy seam: pure questions about a run, which coordinator, island and proofs ask.
+
+A strategy is a frozen value made from a manifest (`registry.of`). It decides who trains what, which
+part of the model a round carries, when a round closes and how its contributions move the weights.
+It knows no ledger, clock, network or file: what it needs to know is an argument, so the same
+question has the same answer live, in replay and in a proof. Whoever asks must not look behind the
+answer: no other module knows which strategy it is talking to.
+"""
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.layout import Fragment, Layout, Span, cut
+from atoll.strategies.outer import OuterStep
+
+ALL = -1  # in place of a fragment's number: the whole model
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """What a closing rule may know about an open round."""
+
+    round: int
+    planned: Set[str]  # workers that hold a lease in the round
+    accepted: Set[str]  # workers whose contribution this round will fold
+    live: Set[str]
+
+
+Lease = tuple[int, str]  # the round it was given for, and the worker_id
+
+
+class Strategy(Protocol):
+    """One way to train a model together."""
+
+    @property
+    def lead(self) -> int:
+        """How many rounds are open beyond the one that closes next; the same for the whole run.
+
+        So rounds 1 to 1 + lead are open from the start, and publishing round r opens r + 1 + lead.
+        """
+        ...
+
+    @property
+    def dials(self) -> bool:
+        """Whether islands dial each other; others only dial out, so they work behind NAT."""
+        ...
+
+    # The model
+
+    def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
+        """The names of each fragment's tensors: a pure function of names and sizes.
+
+        The run's layout holds its tensors in this order, whatever order the model has them in.
+        """
+        ...
+
+    def fragment(self, round_number: int) -> int:
+        """Which fragment the round carries, or ALL."""
+        ...
+
+    # Who trains what
+
+    def rows(
+        self, round_number: int, live: Collection[str], speeds: Mapping[str, float]
+    ) -> dict[str, int]:
+        """How many rows each of the `live` islands is leased in the round; who is not named, none.
+
+        `speeds` are tokens per second, of those whose speed is known.
+        """
+        ...
+
+    def needs(self, round_number: int) -> int:
+        """The version that an island must have reached before it begins the round."""
+        ...
+
+    def first(self, round_number: int, began: int) -> int:
+        """The first round whose rows are in a contribution made for `round_number`.
+
+        By an island that set out from published weights at the start of round `began`.
+        """
+        ...
+
+    def due(self, round_number: int, step: int) -> Sequence[int]:
+        """Rounds that an island merges after `step` steps of the round, in this order.
+
+        Asked after every step. The island waits until they are published, so what it computes
+        depends on no clock.
+        """
+        ...
+
+    # Rounds
+
+    def destination(self, made_for: int, open_rounds: Sequence[int]) -> int | None:
+        """The round that takes a contribution made for `made_for`; None: none does, it is stale.
+
+        `open_rounds` are those that accept contributions, oldest first.
+        """
+        ...
+
+    def weight(self, *, tokens: int) -> int:
+        """What the fold multiplies a contribution over so many tokens by."""
+        ...
+
+    def has_quorum(self, view: RoundView) -> bool:
+        """Whether enough contributions are in for the grace period of the round to run."""
+        ...
+
+    def is_due(self, view: RoundView, *, seconds: float) -> bool:
+        """Whether the round closes now; it has had its quorum for so many `seconds`."""
+        ...
+
+    def waiting_for(self, view: RoundView) -> Set[str]:
+        """Live workers whose contribution the round still waits for."""
+        ...
+
+    def is_short(self, view: RoundView) -> bool:
+        """Whether the round cannot close by itself, so that a live island must be added to it."""
+        ...
+
+    def ended(
+        self, leases: Collection[Lease], *, closing: int, live: Collection[str]
+    ) -> set[Lease]:
+        """Which of the `leases` that no contribution has used end when round `closing` freezes."""
+        ...
+
+    # Weights
+
+    def outer(self, round_number: int, ticks_before: int) -> OuterStep:
+        """The outer step of the round; `ticks_before` counts the contributions of rounds before."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """A run's layout with its fragments: what a round's number means in the flat buffer."""
+
+    layout: Layout
+    parts: tuple[Fragment, ...]
+
+    @classmethod
+    def of(cls, strategy: Strategy, layout: Layout) -> "Fragments":
+        """The fragments of a run's `layout`, which holds its tensors in their order."""
+        return cls(layout, cut(layout, strategy.cut(layout)))
+
+    def __getitem__(self, number: int) -> Fragment:
+        """The fragment of that number; of ALL the whole layout."""
+        if number == ALL:
+            return Fragment(self.layout, Span(0, self.layout.size))
+        return self.parts[number]
+
+
+def run_layout(strategy: Strategy, model: Layout) -> Layout:
+    """The layout of a run over `model`: its tensors in the order of the strategy's fragments."""
+    return model.ordered(name for part in strategy.cut(model) for name in part)

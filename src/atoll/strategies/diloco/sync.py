@@ -1,0 +1,89 @@
+"""Synchronous DiLoCo: every island hands in every round, and all start the next one alike.
+
+One fragment, one open round. Also what other strategies are made from: each differs from this one
+in a few answers.
+"""
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from atoll.codecs.noise import Noise
+from atoll.errors import ConfigError
+from atoll.layout import Layout
+from atoll.protocol.manifest import Manifest
+from atoll.strategies import quorum
+from atoll.strategies.base import Lease, RoundView
+from atoll.strategies.outer import NOISE_LANE_DOWNLOAD, OuterStep
+
+
+@dataclass(frozen=True)
+class Sync:
+    """The answers of a synchronous run; fulfils `base.Strategy`."""
+
+    manifest: Manifest
+
+    lead = 0
+    dials = False
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Sync":
+        """Refuses settings that belong to other modes, by name."""
+        if manifest.num_fragments != 1:
+            raise ConfigError(
+                f"num_fragments={manifest.num_fragments} needs mode 'streaming'; a sync round "
+                f"carries the whole model, so leave it at 1"
+            )
+        if manifest.dylu:
+            raise ConfigError("dylu=true needs mode 'async'; sync islands train equally many steps")
+        return cls(manifest)
+
+    def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
+        return [[tensor.name for tensor in layout.tensors]]
+
+    def fragment(self, round_number: int) -> int:
+        return 0
+
+    def rows(
+        self, round_number: int, live: Collection[str], speeds: Mapping[str, float]
+    ) -> dict[str, int]:
+        return dict.fromkeys(live, self.manifest.rows_per_round)
+
+    def needs(self, round_number: int) -> int:
+        return round_number - 1 - self.lead
+
+    def first(self, round_number: int, began: int) -> int:
+        return round_number
+
+    def due(self, round_number: int, step: int) -> Sequence[int]:
+        return ()
+
+    def destination(self, made_for: int, open_rounds: Sequence[int]) -> int | None:
+        return made_for if made_for in open_rounds else None
+
+    def weight(self, *, tokens: int) -> int:
+        return 1 if self.manifest.weighting == "equal" else tokens
+
+    def has_quorum(self, view: RoundView) -> bool:
+        return quorum.has_quorum(view, self.manifest.membership)
+
+    def is_due(self, view: RoundView, *, seconds: float) -> bool:
+        return quorum.is_due(view, self.manifest.membership, seconds=seconds)
+
+    def waiting_for(self, view: RoundView) -> Set[str]:
+        return quorum.waiting_for(view)
+
+    def is_short(self, view: RoundView) -> bool:
+        return quorum.is_short(view, self.manifest.membership)
+
+    def ended(
+        self, leases: Collection[Lease], *, closing: int, live: Collection[str]
+    ) -> set[Lease]:
+        return {lease for lease in leases if lease[0] == closing}
+
+    def outer(self, round_number: int, ticks_before: int) -> OuterStep:
+        return OuterStep(
+            optimizer=self.manifest.outer.build(),
+            download=self.manifest.download.build(),
+            noise=Noise(self.manifest.seed, round_number, NOISE_LANE_DOWNLOAD),
+            step=round_number,
+        )

@@ -1,0 +1,61 @@
+"""Strategies by the names a manifest gives: the only reader of `strategy` and `mode`.
+
+Atoll's own are listed here. Others are found by the entry-point group `atoll.strategies` of
+installed distributions: the entry's name is the run's `strategy`, and it points to a callable that
+makes a `base.Strategy` from a manifest, or raises ConfigError for settings it does not take.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from atoll.errors import ConfigError
+from atoll.protocol.manifest import Manifest
+from atoll.strategies.base import Strategy
+from atoll.strategies.diloco.sync import Sync
+
+GROUP = "atoll.strategies"
+BUILT_IN = "diloco"
+_MODES: Mapping[str, Callable[[Manifest], Strategy]] = {"sync": Sync.of}
+# What later versions will know; asking for it now is refused by name instead of as a typing error.
+_NOT_BUILT = {"mode": ("streaming", "async"), "strategy": ("sharded", "gather", "pools")}
+
+Factory = Callable[[Manifest], Strategy]
+
+
+def of(manifest: Manifest) -> Strategy:
+    """The strategy of a run under `manifest`; ConfigError when this program has no such one."""
+    return _factory(manifest.strategy, manifest.mode)(manifest)
+
+
+def refuse_unknown(settings: Mapping[str, Any]) -> None:
+    """ConfigError when a run file asks for a strategy or mode that this program does not have."""
+    for name, coming in _NOT_BUILT.items():
+        if settings.get(name) in coming:
+            raise ConfigError(f"{name}={settings[name]!r} is not built in this version; {_known()}")
+    _factory(str(settings.get("strategy", BUILT_IN)), str(settings.get("mode", "sync")))
+
+
+def _factory(strategy: str, mode: str) -> Factory:
+    if strategy == BUILT_IN:
+        if mode not in _MODES:
+            raise ConfigError(f"mode={mode!r} is not a mode of strategy 'diloco'; {_known()}")
+        return _MODES[mode]
+    found = _installed().get(strategy)
+    if found is None:
+        raise ConfigError(
+            f"strategy={strategy!r} is not installed here; {_known()}; install the distribution "
+            f"that brings it (entry-point group {GROUP!r}), the same on coordinator and islands"
+        )
+    factory: Factory = found.load()
+    return factory
+
+
+def _installed() -> dict[str, EntryPoint]:
+    """Strategies of other distributions, by name; Atoll's own name is not theirs to take."""
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name != BUILT_IN}
+
+
+def _known() -> str:
+    others = "".join(f", {name!r}" for name in sorted(_installed()))
+    return f"it runs strategy 'diloco' in mode {', '.join(map(repr, sorted(_MODES)))}{others}"
