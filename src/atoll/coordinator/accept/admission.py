@@ -70,7 +70,6 @@ class Admission:
 
     def receipt(self, request: UploadRequest) -> ContributionRecord | None:
         """The accepted record when these very bytes are in; Conflict when others are."""
-        self._registry.check(request.identity)
         header, _ = frame.parse_preamble(request.preamble)
         accepted = self._rounds.contribution(header.round, request.identity.worker_id)
         if accepted is None:
@@ -83,9 +82,13 @@ class Admission:
             )
         return accepted
 
-    def check(self, request: UploadRequest) -> FrameHeader:
-        """The header, if a contribution that says this may be sent now."""
+    def check_again(self, request: UploadRequest) -> FrameHeader:
+        """`check`, some time after who sends it was found good: it may be out or fenced by now."""
         self._registry.check(request.identity)
+        return self.check(request)
+
+    def check(self, request: UploadRequest) -> FrameHeader:
+        """The header, if a contribution that says this may be sent now by who sends it."""
         header, payload_offset = frame.parse_preamble(request.preamble)
         if payload_offset != len(request.preamble):
             raise FrameError(

@@ -236,7 +236,7 @@ class Uploads:
             self._check_stream(stream)
             try:
                 # The round may have closed while the body came in.
-                self._admission.check(upload.request)
+                self._admission.check_again(upload.request)
                 with self._lock:
                     self._recording.add(upload.request.sha256)
                 norm = upload.finish()
@@ -278,7 +278,7 @@ class Uploads:
     def _check_stream(self, stream: UploadStream) -> None:
         if stream.number != stream.upload.stream or not self._is_open(stream.upload):
             # A round that closed meanwhile is the better reason: the sender can go on from it.
-            self._admission.check(stream.upload.request)
+            self._admission.check_again(stream.upload.request)
             raise FrameError("a later stream of this upload has taken over; ask for the offset")
 
     def _is_open(self, upload: Upload) -> bool:

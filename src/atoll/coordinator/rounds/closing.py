@@ -98,9 +98,10 @@ class Closing:
 
     def _publish(self, round_number: int, link: Published) -> None:
         """Records the version, then offers it: what an island was given is there after a crash."""
-        opened = self._rounds.find(round_number + 1 + self._rounds.run_strategy.lead)
+        last = round_number + 1 + self._rounds.run_strategy.lead
+        planned = [r.number for r in self._rounds.under_way if r.is_planned]
         with self._ledger.writing() as t:
-            t.rounds.publish(round_number, link, opens=[] if opened is None else [opened.number])
+            t.rounds.publish(round_number, link, opens=[n for n in planned if n <= last])
         self._weights.publish()
 
     def _link(
