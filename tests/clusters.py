@@ -308,7 +308,7 @@ class Cluster:
         return closed
 
     def run_clock(self, *, seconds: float, tick_seconds: float = TICK_SECONDS) -> int:
-        """Lets virtual time pass with the closer's ticks; how many rounds closed."""
+        """Lets virtual time pass with the closing thread's ticks; how many rounds closed."""
         closed = self.settle()
         for _ in range(round(seconds / tick_seconds)):
             self.clock.advance(seconds=tick_seconds)

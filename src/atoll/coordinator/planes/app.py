@@ -93,7 +93,7 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
     app.state.changes = changes
     _install_errors(app, coordinator)
     app.add_middleware(
-        request_guard.Gate,
+        request_guard.RequestGuard,
         access=access,
         count=coordinator.refused,
         open_paths={k.route.path for k in handlers.HANDLERS if k.route.sender == "anyone"},
@@ -156,7 +156,7 @@ def _add_route(
         description=kind.__doc__ or "",
         response_model=kind.reply(),
         dependencies=[admin] if route.sender == "admin" else [],
-        responses={} if is_open else _REFUSALS,  # the gate has seen a token of either role
+        responses={} if is_open else _REFUSALS,  # the guard has seen a token of either role
     )
 
 

@@ -24,7 +24,7 @@ class ClosingThread:
         self._on_failure = on_failure
         self._wake = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="closer", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="closing", daemon=True)
         coordinator.on_change(self._wake.set)
 
     def start(self) -> None:

@@ -22,7 +22,7 @@ MAX_BODY_BYTES = 1 << 20
 _MAX_DIGITS = 10  # of a Content-Length; longer ones need not be read to be too large
 
 
-class Gate:
+class RequestGuard:
     """Refuses strangers and unbounded bodies; answers for exceptions that nobody expected."""
 
     def __init__(

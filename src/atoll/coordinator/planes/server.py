@@ -121,10 +121,10 @@ class Server:
         http = _Http(self._http_config(self.app))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         heartbeat = self._coordinator.manifest.heartbeat_interval
-        closer = ClosingThread(
+        closing = ClosingThread(
             self._coordinator, tick_seconds=min(0.25, heartbeat / 4), on_failure=fail
         )
-        closer.start()
+        closing.start()
         self._coordinator.on_lost(fail)
         on_ready(Address(self._listen.host, listener.getsockname()[1], transfer_port))
         over = asyncio.create_task(self._over())
@@ -136,7 +136,7 @@ class Server:
         is_over = over.done()
         over.cancel()
         # Beside the transports' end, not after it: the seconds would add up.
-        closed = asyncio.create_task(asyncio.to_thread(closer.stop, timeout_seconds=STOP_SECONDS))
+        closed = asyncio.create_task(asyncio.to_thread(closing.stop, timeout_seconds=STOP_SECONDS))
         self.app.state.changes.close()  # long polls end now; islands ask again after a restart
         self._coordinator.stop_watching()
         http.should_exit = True

@@ -26,7 +26,7 @@ from atoll.simulate.faults.loop import EventLoop, LoopClock
 from atoll.simulate.faults.seams import Crash, Seams
 
 TICK_SECONDS = 1.0
-WAKE_SECONDS = 0.01  # from a change to the closer's next look
+WAKE_SECONDS = 0.01  # from a change to the closing thread's next look
 
 
 class Host:

@@ -171,7 +171,7 @@ class Members:
         self._ordered = max(self._ordered, number)
 
     def scanned(self, before: View, after: View, *, now: float, timeout: float) -> None:
-        """After the closer's look: the silent are out, the others are in."""
+        """After the closing thread's look: the silent are out, the others are in."""
         for worker_id, row in after.workers.items():
             silence = self._seen.silence(worker_id, now=now)
             if row["active"]:
