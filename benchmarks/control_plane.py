@@ -32,7 +32,7 @@ from atoll.island.driver import Driver
 from atoll.island.link.network import NetworkLink
 from atoll.island.state.store import IslandIdentity, StoredFrame
 from atoll.launch import local, memory
-from atoll.layout import byte_view
+from atoll.layout import Fragment, Layout, Span, byte_view
 from atoll.models import registry as models
 from atoll.protocol.messages import HeartbeatRequest, Identity, InfoRequest
 from atoll.wire import frame
@@ -167,6 +167,20 @@ def upload_until(url: str, identities: list[Identity], home: str, stop: Any, res
     results.put(len(done))
 
 
+@dataclass(frozen=True)
+class Initial:
+    """The initial weights in one fragment, as far as a header speaks of them."""
+
+    layout: Layout
+    digest: str
+
+    def fragment(self, _: int) -> Fragment:
+        return Fragment(self.layout, Span(0, self.layout.size))
+
+    def base_digest(self, _: int) -> str:
+        return self.digest
+
+
 def _frame(url: str, who: Identity, home: Path) -> tuple[Identity, StoredFrame]:
     link = NetworkLink(url, token=TOKENS.worker)
     info = link.send(InfoRequest())
@@ -176,7 +190,10 @@ def _frame(url: str, who: Identity, home: Path) -> tuple[Identity, StoredFrame]:
     session = Session(IslandIdentity(who.worker_id, who.island_key), info, random.Random(0))
     session.standing.move(who.incarnation, who.generation, 0)
     rows = sum(map(len, given.ranges))
-    header = header_of(session, layout, given, Trained(1.0, rows * 64, rows))
+    held = Initial(layout, info.model.initial_digest)
+    assert given.round is not None
+    trained = Trained(1.0, rows * 64, rows)
+    header = header_of(session, held, given, trained, began=given.round)
     path = home / who.worker_id
     with path.open("wb") as file:
         sink = frame.FrameWriter(header, file.write)

@@ -32,8 +32,9 @@ from atoll.ledger.records import (
 )
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
-from atoll.versions import recorded, replay, weights
+from atoll.versions import recorded, weights
 from atoll.versions.manifests import Manifests
+from atoll.versions.replay import Replay
 from benchmarks.report import Bar, report, show
 from benchmarks.sync import TOKENS, processor_seconds
 
@@ -96,7 +97,8 @@ def fill(directory: Path, file: Path, *, rounds: int, key_sha256: str = "0" * 64
 def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
     ledger, layout = stores.ledger, recorded.layout_of(manifest)
     known = Manifests.of(ledger)
-    outer, digests = replay.restore(ledger, stores.blobs, None, manifests=known, layout=layout)
+    initial = Replay(ledger, stores.blobs, manifests=known, layout=layout).restore(None)
+    outer, digests = initial.state, initial.digests
     with ledger.reading() as t:
         run = t.run.get()
     assert run is not None
@@ -107,7 +109,8 @@ def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
 
     def plan(t: Transaction, number: int) -> RoundPlan:
         nonlocal cursor
-        planned = dispatch.plan(t, number, WORKERS, known.first, cursor=cursor, tokens=0)
+        rows = dict.fromkeys(WORKERS, manifest.rows_per_round)
+        planned = dispatch.plan(t, number, rows, known.first, cursor=cursor, tokens=0)
         cursor = planned.cursor
         return planned
 

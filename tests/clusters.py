@@ -25,7 +25,7 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.codecs.base import Codec
 from atoll.config import RunFile
-from atoll.coordinator import handlers
+from atoll.coordinator import boot, handlers
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import UploadStream
 from atoll.coordinator.boot import Stores
@@ -41,7 +41,7 @@ from atoll.island.conversation.standing import Adopted
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
 from atoll.island.telemetry import Samples
-from atoll.layout import Layout, byte_view
+from atoll.layout import Fragment, Layout, byte_view
 from atoll.ledger import engines
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import (
@@ -56,8 +56,11 @@ from atoll.proof import audit as auditing
 from atoll.proof.audit import AuditReport
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.protocol.messages import Assignment, Identity, Info, RegisterRequest, Telemetry
+from atoll.strategies.base import Fragments
 from atoll.sums import digest as digests
 from atoll.versions import recorded, weights
+from atoll.versions.manifests import Manifests
+from atoll.versions.replay import Replay
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 from tests.ledgers import alone, bare
@@ -266,15 +269,8 @@ class Cluster:
         )
 
     def _coordinator(self) -> Coordinator:
-        self.blobs.sweep()
-        return Coordinator(
-            self.ledger,
-            self.blobs,
-            self.spool,
-            self.clock,
-            layout=self.layout,
-            threads=self.threads,
-        )
+        stores = Stores(self.ledger, self.blobs, self.spool)
+        return boot.open_coordinator(stores, self.clock, layout=self.layout, threads=self.threads)
 
     def close(self) -> None:
         """Lets the directory go, as a process that ends does."""
@@ -288,6 +284,11 @@ class Cluster:
         self._open_stores()
         self.coordinator = self._coordinator()
         return self
+
+    def replay(self, *, manifests: Manifests | None = None, threads: int = 1) -> Replay:
+        """What computes its weights again, under these manifests in place of the recorded ones."""
+        known = self.coordinator.manifests if manifests is None else manifests
+        return Replay(self.ledger, self.blobs, manifests=known, layout=self.layout, threads=threads)
 
     # Time
 
@@ -403,6 +404,30 @@ class Cluster:
         return a, b, joined
 
 
+@dataclass(frozen=True)
+class Held:
+    """The published weights of an island that keeps none of them: what its headers say."""
+
+    fragments: Fragments
+    digests: tuple[str, ...]  # of each fragment
+
+    @classmethod
+    def of(cls, coordinator: Coordinator, given: Assignment) -> Self:
+        """Those of the version that `given` names."""
+        current = coordinator.weights.current
+        digests = tuple(part.published.root for part in current.parts)
+        if given.digest != current.digests.published.root:
+            digests = (given.digest,)  # of an earlier version: known where it is in one piece
+        strategy = coordinator.manifests.run_strategy
+        return cls(Fragments.of(strategy, coordinator.layout), digests)
+
+    def fragment(self, number: int) -> Fragment:
+        return self.fragments[number]
+
+    def base_digest(self, number: int) -> str:
+        return self.digests[number]
+
+
 class HandIsland:
     """Speaks as an island does, message by message, with displacements made by hand.
 
@@ -473,7 +498,14 @@ class HandIsland:
         """An honest header for `assignment`, with `changes`."""
         rows = sum(map(len, assignment.ranges))
         trained = Trained(2.0 * rows * BLOCK, rows * BLOCK, rows)
-        honest = header_of(self.session, self.cluster.layout, assignment, trained)
+        assert assignment.round is not None
+        honest = header_of(
+            self.session,
+            Held.of(self.coordinator, assignment),
+            assignment,
+            trained,
+            began=assignment.round,
+        )
         return replace(honest, **changes)
 
     def frame(
@@ -483,7 +515,8 @@ class HandIsland:
         given = self.assignment() if assignment is None else assignment
         header = self.header(given, **changes)
         if delta is None:
-            delta = displacement(self.cluster.layout, self.name, header.round)
+            carried = Held.of(self.coordinator, given).fragment(header.fragment)
+            delta = displacement(carried.layout, self.name, header.round)
         return make_frame(header, encode(self.codec, delta))
 
     def request(self, sent: Frame, **changes: Any) -> UploadRequest:
@@ -557,13 +590,17 @@ class TrackingIsland(HandIsland):
         self.weights = IslandWeights(
             self.model,
             cluster.layout,
+            strategy=cluster.coordinator.manifests.run_strategy,
             download=cluster.manifest.download.build(),
         )
         self.kinds: list[str] = []  # of the frames it was given
 
     def fetch(self) -> Tensor:
         """Brings its weights to the published version; returns them."""
-        spooled = self.coordinator.download(self.identity, have_digest=self.weights.digest or "")
+        wanted = 0 if self.weights.version is None else self.weights.version + 1
+        carried = self.coordinator.manifests.run_strategy.fragment(wanted)
+        have = self.weights.base_digest(carried)
+        spooled = self.coordinator.download(self.identity, round_number=wanted, have_digest=have)
         receiver = self.weights.receive()
         for offset in range(0, spooled.nbytes, 100_000):
             receiver.feed(spooled.read(offset, 100_000))

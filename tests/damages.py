@@ -77,7 +77,7 @@ def start(home: Path) -> Served | Refused:
             soundness.check_start(stores.ledger, stores.blobs)
             manifest = recorded.manifest_of(stores.ledger)
             assert manifest is not None
-            coordinator = boot.open_coordinator(stores, ManualClock(), manifest)
+            coordinator = boot.open_coordinator(stores, ManualClock())
             current = coordinator.weights.current
             return Served(
                 stores.ledger.state_hash(),

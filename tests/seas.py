@@ -89,9 +89,7 @@ class Sea:
         self.manifest = boot.create_or_check(
             self.stores, self.file, self.scheduler, new_run_id=RUN_ID
         )
-        self.coordinator: Coordinator = boot.open_coordinator(
-            self.stores, self.scheduler, self.manifest
-        )
+        self.coordinator: Coordinator = boot.open_coordinator(self.stores, self.scheduler)
 
     def restart(self) -> None:
         self.stores.ledger.close()

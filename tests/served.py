@@ -148,14 +148,14 @@ def serving(
     directory.mkdir(parents=True, exist_ok=True)
     stores = clusters.stores_in(directory, ledger=ledger)
     opened = stores.ledger
-    manifest = boot.create_or_check(
+    boot.create_or_check(
         stores, config.parse(run_table(**changes)), clock, new_run_id="run-of-the-tests"
     )
     with opened.writing() as transaction:
         transaction.credentials.set(
             {role.value: access.token_hash(t) for role, t in TOKENS.items()}
         )
-    coordinator = boot.open_coordinator(stores, clock, manifest)
+    coordinator = boot.open_coordinator(stores, clock)
     server = Server(
         coordinator,
         Access.of(opened),
@@ -289,7 +289,14 @@ class Worker:
         self.session.adopted = Adopted.of(self.standing.info)
         rows = sum(map(len, assignment.ranges))
         tokens = rows * int(coordinator.manifest.data.identity["block"])
-        return header_of(self.session, coordinator.layout, assignment, Trained(1.0, tokens, rows))
+        assert assignment.round is not None
+        return header_of(
+            self.session,
+            clusters.Held.of(coordinator, assignment),
+            assignment,
+            Trained(1.0, tokens, rows),
+            began=assignment.round,
+        )
 
     def frame(self, assignment: Assignment | None = None, **changes: Any) -> BytesFrame:
         """A good fp32 contribution to the next round; `changes` go into its header."""

@@ -107,12 +107,12 @@ def idle(round_number: int, die: Die) -> None:
 
     def advanced(self: Coordinator) -> bool:
         moved = advance(self)
-        latest = self._rounds.latest
+        latest = next(iter(self._rounds.open_rounds), None)
         if moved:
             sending.clear()
         if moved or latest is None or sending or latest.contributions:
             return moved
-        current = latest.record.round
+        current = latest.number
         busy = [worker for number, worker in training if number == current]
         if current >= round_number and len(busy) == NUM_ISLANDS:
             die(open_round=current)

@@ -41,6 +41,7 @@ class FullDisk:
         got = bytearray()
         self.worker.link.download(
             self.worker.identity(),
+            round_number=0,
             have_digest="0" * 64,
             progress=DownloadProgress(),
             sink=got.extend,

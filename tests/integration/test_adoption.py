@@ -50,7 +50,7 @@ class NewFile:
         sea.manifest = boot.create_or_check(
             sea.stores, sea.file, sea.scheduler, new_run_id="sea", new_manifest=True
         )
-        sea.coordinator = boot.open_coordinator(sea.stores, sea.scheduler, sea.manifest)
+        sea.coordinator = boot.open_coordinator(sea.stores, sea.scheduler)
         return call()
 
 

@@ -283,7 +283,7 @@ def test_download_in_progress_is_a_sign_of_life(cluster):
     [
         lambda c, i: c.coordinator.deregister(i),
         lambda c, i: c.coordinator.heartbeat(HeartbeatRequest(identity=i)),
-        lambda c, i: c.coordinator.download(i, have_digest=""),
+        lambda c, i: c.coordinator.download(i, round_number=0, have_digest=""),
         lambda c, i: c.coordinator.evaluation(
             EvaluationReport(identity=i, version=0, loss_sum=1.0, tokens=1)
         ),
@@ -357,7 +357,7 @@ def test_download_never_mixes_two_versions(tmp_path, codec):
 
 def test_download_begun_before_a_round_closed_stays_whole(cluster):
     a, b = cluster.pair()
-    before = cluster.coordinator.download(a.identity, have_digest="")
+    before = cluster.coordinator.download(a.identity, round_number=0, have_digest="")
     digest = cluster.published_digest
     half = before.read(0, before.nbytes // 2)
     cluster.rounds(1, a, b)

@@ -217,7 +217,7 @@ def test_run_starts_from_the_files_weights(tmp_path):
     named = tensors()
     stores, manifest = start(tmp_path, named)
 
-    coordinator = boot.open_coordinator(stores, ManualClock(), manifest)
+    coordinator = boot.open_coordinator(stores, ManualClock())
 
     flat = torch.cat([tensor.flatten() for tensor in named.values()])
     expected = digests.digest(recorded.layout_of(manifest), flat).root

@@ -11,7 +11,6 @@ from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.errors import ConfigError, ManifestMismatch, StaleContribution, WrongRound
 from atoll.protocol.manifest import FIXED
-from atoll.versions import replay
 from atoll.versions.manifests import Manifests
 from tests import clusters
 from tests.clusters import (
@@ -203,16 +202,9 @@ def test_run_with_two_versions_passes_its_audit(changed_run):
 def test_replay_with_the_old_rate_for_all_rounds_differs_from_the_change_on(changed_run):
     """The control: it is the version of each round that replay needs."""
     only_first = Manifests(alone(changed_run.ledger).manifests.all()[:1])
-    state, _ = replay.restore(
-        changed_run.ledger, changed_run.blobs, None, manifests=only_first, layout=SMALL
-    )
+    replay = changed_run.replay(manifests=only_first)
 
-    found = [
-        replay.difference(SMALL, replayed) is None
-        for replayed in replay.replay(
-            state, changed_run.ledger, changed_run.blobs, manifests=only_first, after_version=0
-        )
-    ]
+    found = [replayed.difference() is None for replayed in replay.onward(replay.restore(None))]
 
     assert found == [True, True, False, False]
 
@@ -535,15 +527,15 @@ def test_everything_fixed_that_a_file_can_say_is_tried():
 
 
 def test_change_made_while_serving_stands_after_a_restart_with_the_same_file(created):
-    manifest = files(created, {})
-    boot.open_coordinator(created, ManualClock(), manifest).set_outer_lr(0.25)
+    files(created, {})
+    boot.open_coordinator(created, ManualClock()).set_outer_lr(0.25)
 
     assert files(created, {}).outer.lr == 0.25
 
 
 def test_flag_puts_the_file_in_place_of_a_change_made_while_serving(created):
-    manifest = files(created, {})
-    boot.open_coordinator(created, ManualClock(), manifest).set_outer_lr(0.25)
+    files(created, {})
+    boot.open_coordinator(created, ManualClock()).set_outer_lr(0.25)
 
     made = files(created, {}, new_manifest=True)
 

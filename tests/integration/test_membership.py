@@ -2,11 +2,11 @@
 
 import pytest
 
-from atoll.coordinator.members import membership
 from atoll.coordinator.members.presence import GRACE_SECONDS, Presence
 from atoll.errors import AddressUnreachable, Evicted, Fenced, StaleGeneration
 from atoll.ledger.records import ContributionRecord, RoundState
 from atoll.protocol.messages import AssignmentRequest, BarrierRequest, HeartbeatRequest
+from atoll.strategies.diloco.sync import Sync
 from tests.clusters import TICK_SECONDS, Cluster, HandIsland
 from tests.ledgers import alone
 
@@ -398,7 +398,7 @@ def test_barrier_ends_when_the_generation_does(cluster):
 
 
 def test_unreachable_worker_is_refused_where_ranks_dial_each_other(cluster, monkeypatch):
-    monkeypatch.setattr(membership, "DIALLING", frozenset({"diloco"}))
+    monkeypatch.setattr(Sync, "dials", True)
     before = cluster.coordinator.state_hash()
 
     with pytest.raises(AddressUnreachable, match="advertises no port"):

@@ -11,7 +11,6 @@ from atoll.errors import StorageFull
 from atoll.layout import GROUP_ELEMENTS, TILE_BYTES, Layout
 from atoll.optim.settings import NesterovSettings
 from atoll.strategies.outer import PayloadSink
-from atoll.versions import replay
 from tests.clusters import Cluster
 from tests.ledgers import alone
 
@@ -70,15 +69,9 @@ def test_rounds_with_compiled_loops_have_the_bits_of_those_without(tmp_path, cod
 
 
 def apply_first_round(cluster: Cluster, sink: PayloadSink, *, threads: int) -> None:
-    replay.apply_round(
-        replay.initial_state(cluster.ledger, cluster.blobs, cluster.manifest, DEEP),
-        cluster.blobs,
-        manifest=cluster.manifest,
-        round_number=1,
-        contributions=alone(cluster.ledger).contributions.of_round(1),
-        sink=sink,
-        threads=threads,
-    )
+    replay = cluster.replay(threads=threads)
+    contributions = alone(cluster.ledger).contributions.of_round(1)
+    replay.apply(replay.restore(None), 1, contributions, sink)
 
 
 def test_step_that_fails_in_one_thread_has_ended_in_all(tmp_path):

@@ -101,8 +101,8 @@ def questions_at_start(directory: Path, file: Path) -> list[str]:
     ):
         clock = SystemClock()
         soundness.check_start(stores.ledger, stores.blobs)
-        found = boot.create_or_check(stores, config.load(file), clock, new_run_id="new")
-        boot.open_coordinator(stores, clock, found)
+        boot.create_or_check(stores, config.load(file), clock, new_run_id="new")
+        boot.open_coordinator(stores, clock)
     return asked
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.errors import CoordinatorUnreachable, Fenced, FrameError
 from atoll.island.link.base import DownloadProgress
 from tests.ledgers import alone
@@ -41,6 +42,13 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def sea(tmp_path: Path) -> Sea:
     return Sea(tmp_path)
+
+
+def offered(sea: Sea) -> SpooledFrame:
+    """The frame that the island asks for in this call."""
+    return sea.coordinator.weights.frame_for(
+        round_number=sea.kwargs["round_number"], have_digest=sea.kwargs["have_digest"]
+    )
 
 
 FAULTS: dict[str, dict[tuple[str, str, int], Fault]] = {
@@ -93,9 +101,10 @@ def test_fault_leaves_one_contribution_of_each_island_in_each_round(sea, monkeyp
     counts = []
     publish = RunWeights.publish
 
-    def counting(self: RunWeights, number: int, *more: Any) -> None:
+    def counting(self: RunWeights) -> None:
+        number = self.current.version + 1
         counts.append([c.norm > 0 for c in alone(sea.stores.ledger).contributions.of_round(number)])
-        publish(self, number, *more)
+        publish(self)
 
     monkeypatch.setattr(RunWeights, "publish", counting)
 
@@ -131,7 +140,7 @@ def test_download_that_breaks_off_resumes_where_it_stood(sea, calm):
     def broken(sea: Sea, call: Call) -> Any:
         progress: DownloadProgress = sea.kwargs["progress"]
         sink = sea.kwargs["sink"]
-        spooled = sea.coordinator.weights.frame_for(have_digest=sea.kwargs["have_digest"])
+        spooled = offered(sea)
         progress.opened(spooled.tag, 0)
         sink(spooled.read(0, 1000))
         progress.offset = 1000
@@ -149,7 +158,7 @@ def test_download_overtaken_by_a_newer_version_is_fetched_whole(sea, calm):
 
     def overtaken(sea: Sea, _: Call) -> Any:
         progress: DownloadProgress = sea.kwargs["progress"]
-        spooled = sea.coordinator.weights.frame_for(have_digest=sea.kwargs["have_digest"])
+        spooled = offered(sea)
         progress.opened(spooled.tag, 0)
         sea.kwargs["sink"](spooled.read(0, 1000))
         progress.offset, progress.tag = 1000, "weights-0-gone"
@@ -162,7 +171,7 @@ def test_download_overtaken_by_a_newer_version_is_fetched_whole(sea, calm):
 
 def test_damaged_download_is_fetched_whole(sea, calm):
     def damaged(sea: Sea, _: Call) -> Any:
-        spooled = sea.coordinator.weights.frame_for(have_digest=sea.kwargs["have_digest"])
+        spooled = offered(sea)
         data = bytearray(spooled.read(0, spooled.nbytes))
         data[3000] ^= 1
         sea.kwargs["sink"](bytes(data))
@@ -213,9 +222,10 @@ def test_stale_island_contributes_to_a_later_round(slow, monkeypatch):
     by: list[set[str]] = []
     publish = RunWeights.publish
 
-    def watching(self: RunWeights, number: int, *more: Any) -> None:
+    def watching(self: RunWeights) -> None:
+        number = self.current.version + 1
         by.append({c.worker_id for c in alone(slow.stores.ledger).contributions.of_round(number)})
-        publish(self, number, *more)
+        publish(self)
 
     monkeypatch.setattr(RunWeights, "publish", watching)
 

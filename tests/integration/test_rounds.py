@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from atoll.coordinator.rounds.dispatch import Dispatch
-from atoll.coordinator.rounds.rounds import LatestRound, Rounds
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.under_way import UnderWay
 from atoll.errors import AtollError
 from atoll.layout import GROUP_ELEMENTS
 from atoll.ledger.records import LeaseRecord, LeaseState, RoundState
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.queues import DatasetTable
-from atoll.strategies import build
+from atoll.strategies import registry
 from atoll.sums import digest as digests
-from atoll.versions import replay, sources
+from atoll.versions import sources
 from tests import clusters
 from tests.clusters import SMALL, WIDE, Cluster, HandIsland, TrackingIsland
 from tests.ledgers import alone
@@ -124,15 +125,15 @@ def test_island_that_comes_late_waits_for_the_next_round(cluster):
 
 
 def test_round_that_a_request_has_read_does_not_change_under_it(cluster, monkeypatch):
-    """Requests read the latest round without its lock: it is replaced, never written to."""
+    """Requests read them without a lock: they are replaced, never written to."""
     a, _ = cluster.pair()
     accept = Rounds.accept
-    read: list[LatestRound | None] = []
+    read: list[UnderWay] = []
 
     def accept_while_read(self, contribution, header):
-        read.append(self.latest)
+        read.extend(self.under_way)
         accepted = accept(self, contribution, header)
-        read.append(self.latest)
+        read.extend(self.under_way)
         return accepted
 
     monkeypatch.setattr(Rounds, "accept", accept_while_read)
@@ -140,7 +141,7 @@ def test_round_that_a_request_has_read_does_not_change_under_it(cluster, monkeyp
 
     a.contribute()
 
-    assert [list(latest.contributions) for latest in read if latest] == [[], ["a"]]
+    assert [list(found.contributions) for found in read] == [[], [(1, "a")]]
 
 
 def test_all_in_closes_at_once(cluster):
@@ -260,7 +261,7 @@ def test_rest_of_a_reopened_range_stays_reopened(cluster, monkeypatch):
 
     recorded = cluster.coordinator.manifests.of_round(3)
     with cluster.ledger.reading() as t:
-        plan = dispatch.plan(t, 3, ["z"], recorded, cursor=100, tokens=5)
+        plan = dispatch.plan(t, 3, {"z": 6}, recorded, cursor=100, tokens=5)
 
     assert [(x.start, x.stop) for x in plan.leases] == [(0, 4), (10, 12)]
     assert [x.lease_epoch for x in plan.leases] == [3, 3]
@@ -465,23 +466,18 @@ def test_weight_of_a_contribution_is_its_share_of_the_mean(tmp_path):
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
     heavy, light = alone(cluster.ledger).contributions.of_round(1)
-    state = replay.initial_state(cluster.ledger, cluster.blobs, cluster.manifest, SMALL)
+    replay = cluster.replay()
+    version = replay.restore(None)
 
-    replay.apply_round(
-        state,
-        cluster.blobs,
-        manifest=cluster.manifest,
-        round_number=1,
-        contributions=[replace(heavy, weight=3), replace(light, weight=1)],
-    )
+    replay.apply(version, 1, [replace(heavy, weight=3), replace(light, weight=1)])
 
     terms = [
         (clusters.displacement(SMALL, "a", 1), 3),
         (clusters.displacement(SMALL, "b", 1), 1),
     ]
     expected = reference(SMALL, [terms], lr=1.0)
-    assert torch.allclose(state.master, expected, rtol=0, atol=8 * EPSILON * 8)
-    assert not torch.allclose(state.master, master_of(cluster), rtol=0, atol=1e-4)
+    assert torch.allclose(version.state.master, expected, rtol=0, atol=8 * EPSILON * 8)
+    assert not torch.allclose(version.state.master, master_of(cluster), rtol=0, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -508,11 +504,11 @@ def torch_threads() -> Iterator[Callable[[int], None]]:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bits_do_not_depend_on_tiles_or_threads(wide, groups, threads, torch_threads):
     torch_threads(threads)
-    state = replay.initial_state(wide.ledger, wide.blobs, wide.manifest, WIDE)
+    state = wide.replay().restore(None).state
 
     for number in (1, 2, 3):
         step = replace(
-            build.outer_step(wide.manifest, number),
+            registry.of(wide.manifest).outer(number, 0),
             tile_bytes=groups * GROUP_ELEMENTS * 4,
         )
         codec = wide.manifest.upload.build()
@@ -651,7 +647,7 @@ def test_island_that_holds_other_weights_is_refused_the_update(tmp_path):
     a, b = cluster.pair()
     cluster.rounds(1, a, b)
 
-    frame = cluster.coordinator.download(a.identity, have_digest="f" * 64)
+    frame = cluster.coordinator.download(a.identity, round_number=0, have_digest="f" * 64)
 
     assert frame.header.kind == "weights"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.coordinator.rounds import evaluation, quorum
+from atoll.coordinator.rounds import evaluation
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, ConfigError, NotFinite, WrongRound
 from atoll.island import inner_optimizer, presence, trainer
@@ -15,6 +15,7 @@ from atoll.models import registry as models
 from atoll.simulate import cluster as simulation
 from atoll.simulate.cluster import Outage, Simulated
 from atoll.simulate.fibers import Stopped
+from atoll.strategies import quorum
 from tests import clusters
 from tests.tiny import ROUNDS, TABLE, simulate
 

@@ -119,7 +119,9 @@ def test_right_fingerprint_works_end_to_end(coordinator: Served) -> None:
     receipt = alice.link.upload(alice.identity(), alice.frame(), before_commit=lambda: None)
     alice.assignment()
     progress = DownloadProgress()
-    alice.link.download(alice.identity(), have_digest="", progress=progress, sink=taken.extend)
+    alice.link.download(
+        alice.identity(), round_number=0, have_digest="", progress=progress, sink=taken.extend
+    )
 
     assert len(receipt) == 64
     assert taken.startswith(b"ATOL")
@@ -269,7 +271,11 @@ def test_impostor_on_the_data_port_is_refused_before_the_token_is_sent(
 
         with pytest.raises(CoordinatorUnreachable):
             bob.link.download(
-                bob.identity(), have_digest="", progress=DownloadProgress(), sink=lambda _: None
+                bob.identity(),
+                round_number=0,
+                have_digest="",
+                progress=DownloadProgress(),
+                sink=lambda _: None,
             )
 
         assert stranger.ended.wait(SOCKET_SECONDS)
@@ -330,7 +336,11 @@ def test_garbage_on_secured_ports_closes_the_connection_and_the_next_one_is_serv
     for port in (coordinator.address.port, coordinator.address.transfer_port):
         served.knock(port, data)
     dan.link.download(
-        dan.identity(), have_digest="", progress=DownloadProgress(), sink=lambda _: None
+        dan.identity(),
+        round_number=0,
+        have_digest="",
+        progress=DownloadProgress(),
+        sink=lambda _: None,
     )
 
     assert caplog.records == []

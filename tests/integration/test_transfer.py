@@ -400,7 +400,9 @@ def test_island_resumes_a_broken_download_where_it_was_cut(alice: Worker) -> Non
     progress.opened(opened.tag, 0)
     progress.offset = len(taken)
 
-    alice.link.download(alice.identity(), have_digest="", progress=progress, sink=taken.extend)
+    alice.link.download(
+        alice.identity(), round_number=0, have_digest="", progress=progress, sink=taken.extend
+    )
 
     assert bytes(taken) == data
     assert progress.offset == len(data)
@@ -410,7 +412,7 @@ def test_download_of_a_spool_file_that_was_cut_is_refused_and_ends(
     coordinator: Served, alice: Worker
 ) -> None:
     alice.assignment()
-    current = coordinator.coordinator.download(alice.identity(), have_digest="")
+    current = coordinator.coordinator.download(alice.identity(), round_number=0, have_digest="")
     whole = current.path.read_bytes()
 
     os.truncate(current.path, 5000)
@@ -418,6 +420,7 @@ def test_download_of_a_spool_file_that_was_cut_is_refused_and_ends(
         with pytest.raises(StoreError, match="ends at byte 5000"):
             alice.link.download(
                 alice.identity(),
+                round_number=0,
                 have_digest="",
                 progress=DownloadProgress(),
                 sink=lambda _: None,

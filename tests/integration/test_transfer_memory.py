@@ -86,6 +86,7 @@ def test_large_download_never_holds_a_whole_payload(large: Served, traced: None)
 
     dave.link.download(
         dave.identity(),
+        round_number=0,
         have_digest="",
         progress=progress,
         sink=lambda data: largest.append(len(data)),

@@ -9,11 +9,13 @@ import os
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.protocol.messages import Status
 from tests import processes
 from tests.processes import ATOLL, ISLANDS, KILLED, LIMIT_SECONDS, Cluster, Settings
 
@@ -155,9 +157,7 @@ def test_processes_that_are_killed_leave_a_run_that_replays(installed, tmp_path)
         coordinator = cluster.serve()
         cluster.join_all()
         for version in (1, 3, 5, 7):
-            cluster.wait_status(
-                f"version {version}", lambda s, version=version: s.version >= version
-            )
+            cluster.wait_status(f"version {version}", partial(has_reached, version))
             victim = chance.choice(ISLANDS)
             cluster.islands[victim].kill()
             assert cluster.islands[victim].popen.returncode == KILLED
@@ -171,6 +171,10 @@ def test_processes_that_are_killed_leave_a_run_that_replays(installed, tmp_path)
     assert audited["clean"], audited["problems"]
     assert audited["replayed_rounds"] == 12
     assert set(finished.island_digests.values()) == {island_digest(finished.directory)}
+
+
+def has_reached(version: int, status: Status) -> bool:
+    return status.version >= version
 
 
 def island_digest(directory: Path) -> str:

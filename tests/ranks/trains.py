@@ -21,14 +21,16 @@ from atoll.island.ranks.batch_slice import BatchSlice
 from atoll.island.ranks.parallel import Parallel
 from atoll.island.ranks.torch_group import TorchGroup
 from atoll.island.state.weights import IslandWeights
-from atoll.layout import Layout
+from atoll.layout import Layout, Span
+from atoll.strategies import registry
+from atoll.strategies.base import Strategy
 
 
 def plain_mean(self: BatchSlice, gradient: Tensor) -> None:
     gradient.div_(dist.get_world_size())
 
 
-def shared_buffers(kind: Parallel) -> list[float]:
+def shared_buffers(kind: Parallel, strategy: Strategy) -> list[float]:
     """Running statistics that differ by rank, after the ranks adopted a version."""
     norm = nn.BatchNorm1d(2)
     layout = Layout.of([(n, tuple(p.shape), "float32") for n, p in norm.named_parameters()])
@@ -37,8 +39,8 @@ def shared_buffers(kind: Parallel) -> list[float]:
     norm.num_batches_tracked.fill_(dist.get_rank() + 7)
     # Copies are not wrapped: DDP would share the buffers by itself.
     model = norm if kind == "ddp" else spread(norm, kind)
-    weights = IslandWeights(model, layout, download=Fp32(), group=TorchGroup())
-    weights.adopt(1, "0" * 64)
+    weights = IslandWeights(model, layout, strategy=strategy, download=Fp32(), group=TorchGroup())
+    weights.adopt(1, "0" * 64, Span(0, layout.size))
     return [*norm.running_mean.tolist(), float(norm.num_batches_tracked)]
 
 
@@ -64,7 +66,8 @@ def main() -> None:
         trainer.train(run, kind="fsdp2" if kind == "fsdp2" else "ddp")
         found.append({"kind": kind, "version": run.version, "digest": run.digest})
     part = folder / f"part-{rank}"
-    shared = {kind: shared_buffers(kind) for kind in ("ddp", "fsdp2")}
+    strategy = registry.of(run.manifest)
+    shared = {kind: shared_buffers(kind, strategy) for kind in ("ddp", "fsdp2")}
     part.write_text(json.dumps({"runs": found, "buffers": shared}))
     part.rename(folder / f"rank-{rank}.json")
     dist.destroy_process_group()

@@ -18,6 +18,7 @@ from atoll.island.state.store import IslandStore
 from atoll.island.state.weights import IslandWeights
 from atoll.models import registry as models
 from atoll.protocol.messages import Info
+from atoll.strategies.diloco.sync import Sync
 from atoll.wire.header import FrameHeader
 from tests import links
 from tests.clusters import SMALL, info_of, manifest_for
@@ -85,7 +86,8 @@ def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> 
     """Whether round 1's contribution is in."""
     island = Driven(answers if isinstance(answers, Refusing) else Refusing(answers), worker_id=NAME)
     model = nn.Linear(5, 3)
-    weights = IslandWeights(model, models.layout_of(model), download=Bf16())
+    strategy = Sync(manifest_for(SMALL))
+    weights = IslandWeights(model, models.layout_of(model), strategy=strategy, download=Bf16())
     header = FrameHeader.of(
         weights.layout,
         Bf16(),

@@ -16,6 +16,7 @@ from atoll.island.link.base import DownloadProgress
 from atoll.island.state.weights import IslandWeights
 from atoll.layout import Layout
 from atoll.protocol.messages import Identity, Info, InfoRequest
+from atoll.strategies.diloco.sync import Sync
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
 from atoll.wire.header import FrameHeader
@@ -32,7 +33,9 @@ WRONG = "f" * 64
 
 def island(model: nn.Module | None = None) -> IslandWeights:
     """An island whose published copy is all zeros, without a version."""
-    return IslandWeights(model or nn.Linear(5, 3), LAYOUT, download=Bf16())
+    return IslandWeights(
+        model or nn.Linear(5, 3), LAYOUT, strategy=Sync(manifest_for(LAYOUT)), download=Bf16()
+    )
 
 
 def published(weights: IslandWeights, model: nn.Module) -> torch.Tensor:

@@ -46,7 +46,7 @@ def x(start: int, stop: int) -> RowRange:
 def test_plan_gives_every_worker_exactly_its_rows(workers, rows_each, state):
     sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
+    result = plan.plan(dict.fromkeys(workers, rows_each), sources=sources, reopened=reopened)
 
     assert {w: len(positions(r)) for w, r in result.ranges.items()} == dict.fromkeys(
         workers, rows_each
@@ -57,7 +57,7 @@ def test_plan_gives_every_worker_exactly_its_rows(workers, rows_each, state):
 def test_plan_gives_no_row_twice(workers, rows_each, state):
     sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
+    result = plan.plan(dict.fromkeys(workers, rows_each), sources=sources, reopened=reopened)
 
     assert len(set(planned(result))) == len(planned(result))
 
@@ -66,7 +66,7 @@ def test_plan_gives_no_row_twice(workers, rows_each, state):
 def test_plan_loses_no_row(workers, rows_each, state):
     sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
+    result = plan.plan(dict.fromkeys(workers, rows_each), sources=sources, reopened=reopened)
 
     untouched = set(reopened) - set(result.taken)
     fresh = [
@@ -80,7 +80,7 @@ def test_plan_loses_no_row(workers, rows_each, state):
 def test_plan_takes_only_ranges_it_uses(workers, rows_each, state):
     sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
+    result = plan.plan(dict.fromkeys(workers, rows_each), sources=sources, reopened=reopened)
 
     assert set(result.taken) <= set(reopened)
     assert all(set(positions([r])) & set(planned(result)) for r in result.taken)
@@ -90,7 +90,7 @@ def test_plan_takes_only_ranges_it_uses(workers, rows_each, state):
 def test_plan_gives_fresh_rows_only_when_no_reopened_one_waits(workers, rows_each, state):
     sources, reopened = state
 
-    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
+    result = plan.plan(dict.fromkeys(workers, rows_each), sources=sources, reopened=reopened)
 
     has_left = bool(result.left) or set(result.taken) != set(reopened)
     assert result.cursors == {s.dataset_id: s.cursor for s in sources} or not has_left
@@ -101,7 +101,7 @@ def test_every_range_lies_in_one_epoch(workers, rows_each, state):
     sources, _ = state
     length = {s.dataset_id: s.length for s in sources}
 
-    result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=[])
+    result = plan.plan(dict.fromkeys(workers, rows_each), sources=sources, reopened=[])
 
     finite = [r for r in chain.from_iterable(result.ranges.values()) if length[r.dataset_id]]
     assert all(
@@ -115,8 +115,10 @@ def test_plan_does_not_depend_on_the_order_of_its_arguments(workers, rows_each, 
     workers_again = data.draw(st.permutations(workers))
     reopened_again = data.draw(st.permutations(reopened))
 
-    first = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
-    again = plan.plan(workers_again, rows_each=rows_each, sources=sources, reopened=reopened_again)
+    first = plan.plan(dict.fromkeys(workers, rows_each), sources=sources, reopened=reopened)
+    again = plan.plan(
+        dict.fromkeys(workers_again, rows_each), sources=sources, reopened=reopened_again
+    )
 
     assert first == again
     assert list(first.ranges) == list(again.ranges)
@@ -167,7 +169,7 @@ def test_every_row_of_every_epoch_is_done_exactly_once_in_any_history(history, r
         if not reopened and (workers, lost) == (["z"], set()):
             break
         sources = [Source(name, *shapes[name], cursors[name]) for name in names]
-        result = plan.plan(workers, rows_each=rows_each, sources=sources, reopened=reopened)
+        result = plan.plan(dict.fromkeys(workers, rows_each), sources=sources, reopened=reopened)
         cursors = result.cursors
         reopened = [r for r in reopened if r not in result.taken] + list(result.left)
         for worker, ranges in result.ranges.items():
@@ -178,20 +180,20 @@ def test_every_row_of_every_epoch_is_done_exactly_once_in_any_history(history, r
 
 
 def test_plan_serves_workers_in_worker_id_order():
-    result = plan.plan(["b", "a"], rows_each=4, sources=one(8), reopened=[])
+    result = plan.plan({"b": 4, "a": 4}, sources=one(8), reopened=[])
 
     assert result.ranges == {"a": (x(8, 12),), "b": (x(12, 16),)}
     assert list(result.ranges) == ["a", "b"]
 
 
 def test_plan_gives_reopened_rows_first_and_oldest_first():
-    result = plan.plan(["a", "b", "c"], rows_each=4, sources=one(8), reopened=[x(4, 8), x(0, 4)])
+    result = plan.plan({"a": 4, "b": 4, "c": 4}, sources=one(8), reopened=[x(4, 8), x(0, 4)])
 
     assert result.ranges == {"a": (x(0, 4),), "b": (x(4, 8),), "c": (x(8, 12),)}
 
 
 def test_plan_splits_a_reopened_range_and_names_what_is_left():
-    result = plan.plan(["a", "b"], rows_each=3, sources=one(20), reopened=[x(0, 2), x(5, 15)])
+    result = plan.plan({"a": 3, "b": 3}, sources=one(20), reopened=[x(0, 2), x(5, 15)])
 
     assert result.ranges == {"a": (x(0, 2), x(5, 6)), "b": (x(6, 9),)}
     assert result.taken == (x(0, 2), x(5, 15))
@@ -200,13 +202,13 @@ def test_plan_splits_a_reopened_range_and_names_what_is_left():
 
 
 def test_plan_leaves_untouched_ranges_out_of_taken_and_left():
-    result = plan.plan(["a"], rows_each=2, sources=one(9), reopened=[x(0, 2), x(5, 7)])
+    result = plan.plan({"a": 2}, sources=one(9), reopened=[x(0, 2), x(5, 7)])
 
     assert (result.taken, result.left) == ((x(0, 2),), ())
 
 
 def test_plan_spans_the_end_of_an_epoch_with_two_ranges():
-    result = plan.plan(["a"], rows_each=6, sources=one(8, length=10), reopened=[])
+    result = plan.plan({"a": 6}, sources=one(8, length=10), reopened=[])
 
     assert result.ranges == {"a": (x(8, 10), x(10, 14))}
 
@@ -214,7 +216,7 @@ def test_plan_spans_the_end_of_an_epoch_with_two_ranges():
 def test_plan_takes_from_each_source_by_its_weight():
     sources = [Source("x", 100, 3, 0), Source("y", 0, 1, 0)]
 
-    result = plan.plan(["a", "b"], rows_each=6, sources=sources, reopened=[])
+    result = plan.plan({"a": 6, "b": 6}, sources=sources, reopened=[])
 
     assert result.ranges == {
         "a": (x(0, 5), RowRange("y", 0, 1)),
@@ -225,35 +227,36 @@ def test_plan_takes_from_each_source_by_its_weight():
 def test_plan_leaves_ranges_of_other_datasets_alone():
     stale = RowRange("gone", 0, 50)
 
-    result = plan.plan(["a"], rows_each=4, sources=one(8), reopened=[stale])
+    result = plan.plan({"a": 4}, sources=one(8), reopened=[stale])
 
     assert result == Plan({"a": (x(8, 12),)}, {"x": 12}, (), ())
 
 
 def test_plan_without_workers_changes_nothing():
-    result = plan.plan([], rows_each=4, sources=one(8), reopened=[x(0, 4)])
+    result = plan.plan({}, sources=one(8), reopened=[x(0, 4)])
 
     assert result == Plan({}, {"x": 8}, (), ())
 
 
-def test_plan_refuses_a_worker_given_twice():
-    with pytest.raises(ConfigError, match="'a' is planned twice"):
-        plan.plan(["a", "b", "a"], rows_each=4, sources=one(0), reopened=[])
+def test_plan_gives_each_worker_as_many_rows_as_are_wanted_for_it():
+    result = plan.plan({"b": 5, "a": 2}, sources=one(8), reopened=[x(0, 3)])
+
+    assert result.ranges == {"a": (x(0, 2),), "b": (x(2, 3), x(8, 12))}
 
 
 def test_plan_refuses_less_than_one_row_each():
-    with pytest.raises(ConfigError, match="rows_each=0"):
-        plan.plan(["a"], rows_each=0, sources=one(0), reopened=[])
+    with pytest.raises(ConfigError, match="0 rows for worker_id 'b'"):
+        plan.plan({"a": 4, "b": 0}, sources=one(0), reopened=[])
 
 
 def test_plan_refuses_reopened_ranges_that_overlap():
     with pytest.raises(StateDamaged, match=r"\[0, 5\) reach past the next range at 4"):
-        plan.plan(["a"], rows_each=1, sources=one(9), reopened=[x(4, 6), x(0, 5)])
+        plan.plan({"a": 1}, sources=one(9), reopened=[x(4, 6), x(0, 5)])
 
 
 def test_plan_refuses_a_reopened_range_beyond_the_cursor():
     with pytest.raises(StateDamaged, match="the cursor at 5"):
-        plan.plan(["a"], rows_each=1, sources=one(5), reopened=[x(4, 6)])
+        plan.plan({"a": 1}, sources=one(5), reopened=[x(4, 6)])
 
 
 @pytest.mark.parametrize(("start", "stop"), [(3, 3), (4, 3), (-1, 2)])

@@ -1,24 +1,24 @@
 """The rule that closes a round, on sets alone."""
 
 import pytest
-from atoll.coordinator.rounds.quorum import RoundView
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator.rounds import quorum
 from atoll.protocol.manifest import MembershipSettings
+from atoll.strategies import quorum
+from atoll.strategies.base import RoundView
 
 WORKERS = st.frozensets(st.sampled_from("abcdef"))
 
 
 def view(planned: str, accepted: str = "", live: str | None = None) -> RoundView:
     return RoundView(
-        frozenset(planned), frozenset(accepted), frozenset(planned if live is None else live)
+        1, frozenset(planned), frozenset(accepted), frozenset(planned if live is None else live)
     )
 
 
 def due(seen: RoundView, *, seconds: float = 0.0, **settings) -> bool:
-    return quorum.is_due(seen, MembershipSettings(**settings), seconds_with_quorum=seconds)
+    return quorum.is_due(seen, MembershipSettings(**settings), seconds=seconds)
 
 
 def test_round_is_due_when_every_planned_worker_is_in():
@@ -73,7 +73,7 @@ def test_worker_that_is_live_but_not_planned_is_not_waited_for():
 @given(WORKERS, WORKERS, WORKERS, st.integers(1, 4), st.floats(0, 1e9))
 def test_round_is_never_due_below_min_workers(planned, accepted, live, min_workers, seconds):
     """This holds for any sets of workers and any time."""
-    seen = RoundView(planned, accepted & planned, live)
+    seen = RoundView(1, planned, accepted & planned, live)
 
     is_due = due(seen, min_workers=min_workers, quorum=min_workers, seconds=seconds)
 

@@ -17,27 +17,31 @@ from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
 LAYOUT = Layout.of([("matrix", (GROUP_ELEMENTS + 100,), "float32")])
+OTHER = Layout.of([("vector", (100,), "float32")])
 WEIGHTS = torch.arange(LAYOUT.size, dtype=torch.float32)
-STAND_IN, RESULT = "0" * 64, "a" * 64
+STAND_IN, RESULT, BASE = "0" * 64, "a" * 64, "c" * 64
 
 
-def header(*, version: int = 1, kind: str = "weights") -> FrameHeader:
+def header(*, version: int = 1, kind: str = "weights", layout: Layout = LAYOUT) -> FrameHeader:
     return FrameHeader.of(
-        LAYOUT,
+        layout,
         Fp32(),
         kind=kind,
         run_id="run",
         manifest_sha256="b" * 64,
         round=version,
-        base_digest="c" * 64 if kind == "update" else None,
+        base_digest=BASE if kind == "update" else None,
         result_digest=STAND_IN,
     )
 
 
-def spooled(spool: Spool, *, version: int = 1, kind: str = "weights") -> SpooledFrame:
+def spooled(
+    spool: Spool, *, version: int = 1, kind: str = "weights", layout: Layout = LAYOUT
+) -> SpooledFrame:
     """A frame filled with its tiles in reverse."""
-    with spool.spooler(LAYOUT, Fp32(), header(version=version, kind=kind)) as spooler:
-        for span in reversed(list(LAYOUT.tiles(GROUP_ELEMENTS * 4))):
+    said = header(version=version, kind=kind, layout=layout)
+    with spool.spooler(layout, Fp32(), said) as spooler:
+        for span in reversed(list(layout.tiles(GROUP_ELEMENTS * 4))):
             tile = WEIGHTS[span.start : span.stop]
             spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
         return spooler.finish(result_digest=RESULT)
@@ -77,15 +81,31 @@ def test_tag_names_kind_version_and_digest(tmp_path):
     assert spooled(Spool(tmp_path), version=7).tag == f"weights-7-{RESULT}"
 
 
-def test_frame_is_offered_for_its_version_only(tmp_path):
+def test_frame_is_offered_for_its_kind_and_part_of_the_model_only(tmp_path):
     spool = Spool(tmp_path)
     found = spooled(spool, version=3)
 
     spool.put(found)
 
-    assert spool.get("weights", version=3) is found
-    assert spool.get("weights", version=2) is None
-    assert spool.get("update", version=3) is None
+    assert spool.get("weights", LAYOUT) is found
+    assert spool.get("update", LAYOUT) is None
+    assert spool.get("weights", OTHER) is None
+
+
+def test_frame_leads_to_its_own_round_only(tmp_path):
+    found = spooled(Spool(tmp_path), version=3)
+
+    assert found.leads(3, "whatever it has")
+    assert not found.leads(2, "whatever it has")
+    assert not found.leads(4, "whatever it has")
+
+
+def test_update_leads_only_from_the_weights_it_applies_to(tmp_path):
+    found = spooled(Spool(tmp_path), version=3, kind="update")
+
+    assert found.leads(3, BASE)
+    assert not found.leads(3, RESULT)
+    assert not found.leads(3, "")
 
 
 def test_newer_frame_replaces_the_older_of_its_kind(tmp_path):
@@ -95,7 +115,19 @@ def test_newer_frame_replaces_the_older_of_its_kind(tmp_path):
         spool.put(spooled(spool, version=version, kind="update"))
 
     assert sorted(p.name.split("-")[1] for p in tmp_path.iterdir()) == ["3", "3"]
-    assert spool.get("weights", version=2) is None
+    newest = spool.get("weights", LAYOUT)
+    assert newest is not None and newest.header.round == 3
+
+
+def test_newer_frame_leaves_those_of_other_parts_of_the_model(tmp_path):
+    spool = Spool(tmp_path)
+    first = spooled(spool, layout=OTHER, version=1)
+
+    spool.put(first)
+    spool.put(spooled(spool, version=2))
+
+    assert spool.get("weights", OTHER) is first
+    assert whole(first)
 
 
 def test_reader_goes_on_after_its_frame_was_replaced(tmp_path):

@@ -29,7 +29,7 @@ def reads_of_the_choice(source: str) -> Iterator[str]:
             keys = list(node.args)
         for key in keys:
             if isinstance(key, ast.Constant) and key.value in CHOICES:
-                yield f"line {node.lineno}: {ast.unparse(node)}"
+                yield f"line {key.lineno}: {ast.unparse(node)}"
 
 
 def _called(node: ast.Call) -> str:
@@ -54,8 +54,11 @@ def guesses(source: str) -> Iterator[str]:
             }
             if named & STRATEGIES or any(name.endswith("strategy") for name in named):
                 yield f"line {node.lineno}: {ast.unparse(node)}"
-        is_naming = isinstance(node, ast.Attribute) and node.attr in ("name", "__class__")
-        if is_naming and _last(node.value).endswith("strategy"):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("name", "__class__")
+            and _last(node.value).endswith("strategy")
+        ):
             yield f"line {node.lineno}: {ast.unparse(node)}"
 
 

@@ -12,6 +12,7 @@ from atoll.ledger.tables import contributions, rows
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.wire import frame
+from atoll.wire.header import FrameHeader
 from tests.faults.mutants.mutant import (
     Mutant,
     Patch,
@@ -114,7 +115,13 @@ def another_base_is_accepted(patch: Patch) -> None:
 
 @mutant("weight-by-rule", having("rogue"))
 def a_weight_is_what_the_sender_says(patch: Patch) -> None:
-    patch.setattr(admission.Admission, "_weight", lambda _, header: header.weight)
+    real = admission.Admission._check_rows
+
+    def check_rows(self: admission.Admission, header: FrameHeader) -> None:
+        right = self._rounds.strategy_of(header.round).weight(tokens=header.tokens)
+        real(self, replace(header, weight=right))
+
+    patch.setattr(admission.Admission, "_check_rows", check_rows)
 
 
 @mutant("blob-is-there")

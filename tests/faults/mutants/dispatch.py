@@ -17,6 +17,7 @@ from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.queues import QueueTable
 from atoll.simulate.faults.scenario import Scenario
+from atoll.strategies.base import Lease
 from tests.faults.mutants.mutant import (
     Mutant,
     Patch,
@@ -146,7 +147,7 @@ def a_deadline_is_never_over(patch: Patch) -> None:
 def a_deadline_is_over_too_early(patch: Patch) -> None:
     real = leases.Deadlines.overdue
 
-    def overdue(self: leases.Deadlines, *, lease_seconds: float) -> list[str]:
+    def overdue(self: leases.Deadlines, *, lease_seconds: float) -> list[Lease]:
         return real(self, lease_seconds=lease_seconds / 4)
 
     patch.setattr(leases.Deadlines, "overdue", overdue)

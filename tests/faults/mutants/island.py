@@ -41,8 +41,8 @@ def feeding(*kinds: str) -> Callable[[Scenario], bool]:
 def a_contribution_is_made_for_the_round_after_its_own(patch: Patch) -> None:
     real = hand_in.header_of
 
-    def header_of(*args: Any) -> Any:
-        header = real(*args)
+    def header_of(*args: Any, **more: Any) -> Any:
+        header = real(*args, **more)
         return replace(header, round=header.round + 1)
 
     patch.setattr(hand_in, "header_of", header_of)
@@ -61,8 +61,8 @@ def an_old_manifest_is_kept(patch: Patch) -> None:
 def a_pending_frame_is_dropped_before_its_receipt(patch: Patch) -> None:
     real = Continuity.resume
 
-    def resume(self: Continuity, *, version: int) -> Saved | None:
-        real(self, version=version)
+    def resume(self: Continuity, **known: int) -> Saved | None:
+        real(self, **known)
         self._store.discard_pending()
         return None
 

@@ -1,14 +1,16 @@
 """What a mutant is: one rule taken out of the production code, and the seeds that show it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
 import pytest
 
 from atoll.coordinator.members.control import Control
+from atoll.coordinator.rounds.rounds import Rounds
 from atoll.errors import AtollError
 from atoll.ledger.connection import Connection, Mode
 from atoll.ledger.database import Database
@@ -16,6 +18,7 @@ from atoll.protocol.control import Command
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults.scenario import Scenario
+from atoll.strategies.base import Strategy
 
 Patch = pytest.MonkeyPatch
 Wanted = Callable[[Scenario], bool]
@@ -124,6 +127,27 @@ def forgiving(patch: Patch, owner: Any, name: str, refusal: type[AtollError]) ->
             real(*args, **more)
 
     patch.setattr(owner, name, check)
+
+
+class Otherwise:
+    """A strategy with other answers: each is asked with the right strategy in front."""
+
+    def __init__(self, right: Strategy, answers: Mapping[str, Any]) -> None:
+        self._right = right
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._answers:
+            return partial(self._answers[name], self._right)
+        return getattr(self._right, name)
+
+
+def misasking(patch: Patch, **answers: Callable[..., Any]) -> None:
+    """The coordinator's rounds ask a strategy with other `answers`; invariants ask the real one."""
+    real = Rounds.strategy_of
+    patch.setattr(
+        Rounds, "strategy_of", lambda self, number: Otherwise(real(self, number), answers)
+    )
 
 
 def in_two(patch: Patch, owner: Any, name: str, *, within: tuple[Any, str] | None = None) -> None:

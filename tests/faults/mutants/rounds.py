@@ -1,18 +1,20 @@
 """Mutants of rounds: which rows they give out, and when they freeze, publish and close."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atoll.coordinator.rounds import quorum
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.dispatch import Dispatch
-from atoll.coordinator.rounds.rounds import LatestRound, Rounds
+from atoll.coordinator.rounds.rounds import Rounds
 from atoll.data.plan import Source
 from atoll.ledger.records import RoundPlan
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.rounds import RoundTable
+from atoll.protocol.messages import Assignment
 from atoll.simulate.faults.scenario import Scenario
+from atoll.strategies.base import RoundView
 from tests.faults.mutants.mutant import (
     Mutant,
     Patch,
@@ -20,6 +22,7 @@ from tests.faults.mutants.mutant import (
     answering,
     having,
     in_two,
+    misasking,
     waiting_for_all,
 )
 
@@ -90,19 +93,19 @@ def what_is_left_of_a_taken_lease_is_lost(patch: Patch) -> None:
 @mutant("lease-is-stable")
 def a_repeated_question_gets_other_rows(patch: Patch) -> None:
     asked: dict[tuple[int, str], int] = {}
-    real = Assignments._train
+    real = Assignments._next
 
-    def train(self: Any, latest: LatestRound, worker_id: str) -> Any:
-        key = (latest.record.round, worker_id)
+    def next_(self: Assignments, worker_id: str, *held: Any) -> Assignment:
+        given = real(self, worker_id, *held)
+        key = (given.round or 0, worker_id)
         asked[key] = asked.get(key, -1) + 1
-        given = real(self, latest, worker_id)
         moved = tuple(
             replace(span, start=span.start + asked[key], stop=span.stop + 9)
             for span in given.ranges
         )
         return given.model_copy(update={"ranges": moved if asked[key] else given.ranges})
 
-    patch.setattr(Assignments, "_train", train)
+    patch.setattr(Assignments, "_next", next_)
 
 
 @mutant("next-is-planned")
@@ -131,20 +134,24 @@ def publishing_does_not_open_the_next_round(patch: Patch) -> None:
 
 @mutant("closes-by-rule")
 def a_lone_worker_closes_the_round(patch: Patch) -> None:
-    patch.setattr(quorum, "is_due", lambda view, *_, **__: len(view.accepted) > 0)
+    misasking(patch, is_due=lambda _, view, **__: len(view.accepted) > 0)
 
 
 @mutant("closes-by-rule")
 def a_live_worker_is_not_waited_for(patch: Patch) -> None:
-    patch.setattr(quorum, "waiting_for", answering(frozenset()))
+    misasking(patch, is_due=_as_if(lambda view: replace(view, live=frozenset())))
 
 
 @mutant("closes-by-rule", _has_grace)
 def the_grace_period_is_over_at_once(patch: Patch) -> None:
-    real = quorum.is_due
-    patch.setattr(quorum, "is_due", lambda *seen, **_: real(*seen, seconds_with_quorum=math.inf))
+    misasking(patch, is_due=lambda right, view, **_: right.is_due(view, seconds=math.inf))
 
 
 @mutant("liveness", waiting_for_all("kill worker"))
 def a_dead_worker_is_waited_for(patch: Patch) -> None:
-    patch.setattr(quorum, "waiting_for", lambda view: view.planned - view.accepted)
+    misasking(patch, is_due=_as_if(lambda view: replace(view, live=view.planned)))
+
+
+def _as_if(seen: Callable[[RoundView], RoundView]) -> Callable[..., bool]:
+    """The strategy's own closing rule, over another view than the right one."""
+    return lambda right, view, **more: right.is_due(seen(view), **more)

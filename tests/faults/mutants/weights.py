@@ -6,15 +6,16 @@ from typing import Any
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
 from atoll.coordinator.rounds.run_weights import RunWeights
-from atoll.ledger.records import SnapshotRecord
+from atoll.ledger.records import Published, SnapshotRecord
 from atoll.ledger.tables import contributions, schema
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.protocol.messages import Assignment, AssignmentRequest
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults.scenario import Scenario
+from atoll.strategies.outer import OuterState
 from atoll.sums import fold
-from atoll.versions import replay
 from atoll.versions.manifests import Manifests, Recorded
+from atoll.versions.replay import Digests, Replay, Version
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, during, having
 
 MUTANTS: list[Mutant] = []
@@ -77,14 +78,14 @@ def every_contribution_weighs_the_same(patch: Patch) -> None:
 
 @mutant("weights-bits")
 def momentum_is_not_carried_on(patch: Patch) -> None:
-    real = replay.apply_round
+    real = Replay.apply
 
-    def apply_round(state: Any, *args: Any, **more: Any) -> Any:
-        for slot in state.slots.values():
+    def apply(self: Replay, version: Version, *args: Any) -> Digests:
+        for slot in version.state.slots.values():
             slot.zero_()
-        return real(state, *args, **more)
+        return real(self, version, *args)
 
-    patch.setattr(replay, "apply_round", apply_round)
+    patch.setattr(Replay, "apply", apply)
 
 
 @mutant("snapshot-bits")
@@ -92,12 +93,13 @@ def momentum_is_not_saved(patch: Patch) -> None:
     real = RunWeights.snapshot
 
     def snapshot(self: RunWeights) -> SnapshotRecord:
-        whole = self._state
-        self._state = replace(whole, slots={n: s.new_zeros(len(s)) for n, s in whole.slots.items()})
+        whole = self._version
+        zeros = {name: slot.new_zeros(len(slot)) for name, slot in whole.state.slots.items()}
+        self._version = replace(whole, state=replace(whole.state, slots=zeros))
         try:
             return real(self)
         finally:
-            self._state = whole
+            self._version = whole
 
     patch.setattr(RunWeights, "snapshot", snapshot)
 
@@ -115,10 +117,11 @@ def a_snapshot_is_named_after_the_version_before(patch: Patch) -> None:
 
 @mutant("published-is-recorded", _has_many_messages)
 def a_version_is_published_before_it_is_recorded(patch: Patch) -> None:
-    def publish(self: Closing, round_number: int, link: Any, digests: Any) -> None:
-        self._weights.publish(round_number, digests)
+    def publish(self: Closing, round_number: int, link: Published) -> None:
+        self._weights.publish()
+        opened = [r.number for r in self._rounds.under_way if r.is_planned]
         with self._ledger.writing() as t:
-            t.rounds.publish(round_number, link, opens=self._rounds.planned)
+            t.rounds.publish(round_number, link, opens=opened)
 
     patch.setattr(Closing, "_publish", publish)
 
@@ -163,12 +166,12 @@ def a_round_is_chained_under_the_newest_manifest(patch: Patch) -> None:
 
 @mutant("weights-bits", _restores_momentum)
 def momentum_is_not_restored(patch: Patch) -> None:
-    real = replay.snapshot_state
+    real = Replay._stored
 
-    def snapshot_state(*args: Any, **more: Any) -> Any:
-        state = real(*args, **more)
+    def stored(self: Replay, snapshot: SnapshotRecord) -> OuterState:
+        state = real(self, snapshot)
         for slot in state.slots.values():
             slot.zero_()
         return state
 
-    patch.setattr(replay, "snapshot_state", snapshot_state)
+    patch.setattr(Replay, "_stored", stored)

@@ -37,8 +37,8 @@ def check_coordinator(root: Path, promised: Sequence[Mark]) -> None:
 def _start(stores: Stores, clock: ManualClock, promised: Sequence[Mark]) -> None:
     if any(values(promised, "created")) and alone(stores.ledger).run.get() is None:
         raise Broken("the run that was created is gone")
-    manifest = boot.create_or_check(stores, machines.run_file(), clock, new_run_id="simulated")
-    coordinator = boot.open_coordinator(stores, clock, manifest)
+    boot.create_or_check(stores, machines.run_file(), clock, new_run_id="simulated")
+    coordinator = boot.open_coordinator(stores, clock)
     _check_ledger(stores.ledger, promised)
     newest = max(values(promised, "published"), default=0)
     if coordinator.weights.current.version < newest:

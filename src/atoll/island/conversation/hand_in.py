@@ -5,6 +5,7 @@ Followers of a group are durable before the leader sends, and do as it did.
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from atoll.errors import (
     Conflict,
@@ -20,6 +21,7 @@ from atoll.island.state import encoding
 from atoll.island.state.base import Frame, Saved
 from atoll.island.state.continuity import Continuity
 from atoll.island.state.weights import IslandWeights
+from atoll.layout import Fragment
 from atoll.protocol.messages import Assignment
 from atoll.strategies import build
 from atoll.wire.header import FrameHeader
@@ -30,9 +32,21 @@ log = logging.getLogger(__name__)
 _ROUND_IS_OVER = (StaleContribution, Conflict, LeaseLost, WrongBase, WrongRound)
 
 
+class Held(Protocol):
+    """The published weights that an island holds, as far as a header speaks of them."""
+
+    def fragment(self, number: int) -> Fragment:
+        """The fragment of that number, or the whole model."""
+        ...
+
+    def base_digest(self, number: int) -> str:
+        """The digest of that fragment."""
+        ...
+
+
 def header_of(
     session: Session,
-    weights: IslandWeights,
+    weights: Held,
     given: Assignment,
     trained: Trained,
     *,
