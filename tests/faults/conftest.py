@@ -1,13 +1,20 @@
-"""Programs that are run under strace, once for each file of tests."""
+"""What tests of faults share: a strategy from outside, and programs that run under strace."""
 
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import pytest
 
-from tests import strace
+from tests import distributions, strace
 from tests.crashes import CrashRun, Undisturbed
 from tests.faults.power.recording import Recording, record
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The strategy from outside, for what a synchronous run cannot show."""
+    with distributions.relay_installed(tmp_path_factory.mktemp("relay")):
+        yield
 
 
 @pytest.fixture(scope="module")

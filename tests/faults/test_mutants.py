@@ -12,7 +12,7 @@ from tests.faults.mutants.survivors import SURVIVORS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS[::2], ids=lambda m: m.name)
-def test_mutant_is_caught_by_the_invariant_meant_for_it(mutant, monkeypatch):
+def test_mutant_is_caught_by_the_invariant_meant_for_it(mutant, monkeypatch, relay):
     assert first_violation(mutant, monkeypatch) == mutant.invariant
 
 

@@ -143,8 +143,6 @@ def test_what_is_not_a_choice_cannot_be_set(name):
         ({"strategy": "sharded"}, "strategy='sharded'"),
         ({"strategy": "gather"}, "strategy='gather'"),
         ({"strategy": "pools"}, "strategy='pools'"),
-        ({"num_fragments": 4}, "num_fragments=4"),
-        ({"dylu": True}, "dylu=true"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(changes, named):
@@ -153,6 +151,18 @@ def test_what_is_not_built_is_refused_by_name(changes, named):
 
     assert str(refused.value).startswith(named)
     assert "not built in this version" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_fragments": 4}, "num_fragments=4 needs mode 'streaming'; .* leave it at 1"),
+        ({"dylu": True}, "dylu=true needs mode 'async'"),
+    ],
+)
+def test_setting_of_another_mode_is_refused_by_name(changes, says):
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        config.parse(table(**changes))
 
 
 @pytest.mark.parametrize(

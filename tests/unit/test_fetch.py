@@ -80,6 +80,7 @@ class Offers(links.Answering):
         self,
         identity: Identity,
         *,
+        round_number: int,
         have_digest: str,
         progress: DownloadProgress,
         sink: Callable[[bytes], None],

@@ -369,13 +369,43 @@ def test_header_of_published_weights_refuses_what_they_do_not_carry(changes, say
         FrameHeader.from_json(spelled(changes, header=weights()))
 
 
-@pytest.mark.parametrize("name", sorted(f.name for f in fields(FrameHeader)))
+@pytest.mark.parametrize(
+    "name", sorted({f.name for f in fields(FrameHeader)} - {"fragment", "first"})
+)
 def test_header_refuses_a_missing_field_by_name(name):
     plain = json.loads(contribution().to_json())
     del plain[name]
 
     with pytest.raises(FrameError, match=f"lacks '{name}'"):
         FrameHeader.from_json(json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize("name", ["fragment", "first"])
+def test_header_spells_a_field_that_is_0_for_most_only_where_it_is_not(name):
+    """So a run of one fragment and one round at a time has the headers it always had."""
+    without, with_ = contribution(), contribution(**{name: 3})
+
+    assert name not in json.loads(without.to_json())
+    assert json.loads(with_.to_json())[name] == 3
+    assert FrameHeader.from_json(without.to_json()) == without
+    assert FrameHeader.from_json(with_.to_json()) == with_
+
+
+@pytest.mark.parametrize("name", ["fragment", "first"])
+def test_header_refuses_a_spelled_0_of_such_a_field(name):
+    with pytest.raises(FrameError, match="canonical spelling"):
+        FrameHeader.from_json(spelled({name: 0}))
+
+
+def test_header_of_published_weights_refuses_a_first_round():
+    with pytest.raises(FrameError, match="first=1 stands"):
+        FrameHeader.from_json(spelled({"first": 1}, header=weights()))
+
+
+def test_header_takes_the_whole_model_for_a_fragment_and_nothing_below():
+    assert contribution(fragment=-1).fragment == -1
+    with pytest.raises(FrameError, match="fragment=-2"):
+        contribution(fragment=-2)
 
 
 def test_header_names_the_dataset_of_each_range():

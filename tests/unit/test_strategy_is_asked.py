@@ -11,6 +11,8 @@ import atoll
 PACKAGE = Path(atoll.__file__).parent
 REGISTRY = PACKAGE / "strategies" / "registry.py"
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "proto" not in p.parts)
+# By its import contract the ledger knows no manifest: what it calls `mode` is a transaction's.
+READERS = [p for p in MODULES if PACKAGE / "ledger" not in p.parents and p != REGISTRY]
 OUTSIDE = [p for p in MODULES if PACKAGE / "strategies" not in p.parents]
 CHOICES = {"strategy", "mode"}
 COUNTS = {"lead", "num_fragments", "fragments", "parts"}
@@ -79,9 +81,7 @@ def _is_constant(node: ast.expr) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in MODULES if p != REGISTRY], ids=lambda p: str(p.relative_to(PACKAGE))
-)
+@pytest.mark.parametrize("path", READERS, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_only_the_registry_reads_strategy_and_mode(path):
     assert list(reads_of_the_choice(path.read_text())) == []
 

@@ -1,5 +1,6 @@
 """Mutants of accepting a contribution: what is checked, recorded and acknowledged."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,12 +9,14 @@ from atoll.coordinator.accept import admission, uploads
 from atoll.coordinator.rounds import leases
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.errors import Conflict, LeaseLost, WrongBase
+from atoll.ledger.records import ContributionRecord
 from atoll.ledger.tables import contributions, rows
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 from tests.faults.mutants.mutant import (
+    RELAY,
     Mutant,
     Patch,
     adding_to,
@@ -111,6 +114,26 @@ def rows_of_others_are_accepted(patch: Patch) -> None:
 @mutant("accepted-base", having("rogue"))
 def another_base_is_accepted(patch: Patch) -> None:
     forgiving(patch, admission.Admission, "_check_round", WrongBase)
+
+
+@mutant("accepted-in-open-round", size=RELAY)
+def a_contribution_is_folded_by_the_newest_open_round(patch: Patch) -> None:
+    patch.setattr(Rounds, "destination", lambda self, _: self.open_rounds[-1].number)
+
+
+@mutant("accepted-as-sent", size=RELAY)
+def every_contribution_is_recorded_as_of_the_first_fragment(patch: Patch) -> None:
+    _recording(patch, lambda made: replace(made, fragment=0))
+
+
+@mutant("accepted-as-sent", size=RELAY)
+def a_contribution_is_recorded_with_rows_of_its_own_round_only(patch: Patch) -> None:
+    _recording(patch, lambda made: replace(made, first=made.round))
+
+
+def _recording(patch: Patch, changed: Callable[[ContributionRecord], ContributionRecord]) -> None:
+    real = uploads.Uploads._contribution
+    patch.setattr(uploads.Uploads, "_contribution", lambda *args: changed(real(*args)))
 
 
 @mutant("weight-by-rule", having("rogue"))

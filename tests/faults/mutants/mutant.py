@@ -17,12 +17,13 @@ from atoll.ledger.database import Database
 from atoll.protocol.control import Command
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
-from atoll.simulate.faults.scenario import Scenario
+from atoll.simulate.faults.scenario import Scenario, Size
 from atoll.strategies.base import Strategy
 
 Patch = pytest.MonkeyPatch
 Wanted = Callable[[Scenario], bool]
 SEEDS = 10  # tried for each mutant
+RELAY = Size(strategy_name="relay")  # two rounds open at a time, two fragments
 
 
 def any_(_: Scenario) -> bool:
@@ -84,6 +85,7 @@ class Mutant:
     invariant: str
     apply: Callable[[Patch], None]
     wanted: Wanted = any_
+    size: Size | None = None
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -93,12 +95,16 @@ class Mutant:
 def adding_to(mutants: list[Mutant]) -> Callable[..., Any]:
     """A decorator that adds a function, which patches, to `mutants` under its own name.
 
-    It takes the invariant that is meant to catch it, and what a seed needs for it to show.
+    It takes the invariant that is meant to catch it, what a seed needs for it to show, and the size
+    of the runs: what synchronous runs cannot show is shown by the relay (`RELAY`).
     """
 
-    def mutant(invariant: str, wanted: Wanted = any_) -> Callable[..., Any]:
+    def mutant(
+        invariant: str, wanted: Wanted = any_, size: Size | None = None
+    ) -> Callable[..., Any]:
         def add(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-            mutants.append(Mutant(apply.__name__.replace("_", " "), invariant, apply, wanted))
+            name = apply.__name__.replace("_", " ")
+            mutants.append(Mutant(name, invariant, apply, wanted, size))
             return apply
 
         return add
@@ -130,11 +136,12 @@ def forgiving(patch: Patch, owner: Any, name: str, refusal: type[AtollError]) ->
 
 
 class Otherwise:
-    """A strategy with other answers: each is asked with the right strategy in front."""
+    """A strategy with other answers, which are given the right strategy in front, and values."""
 
-    def __init__(self, right: Strategy, answers: Mapping[str, Any]) -> None:
+    def __init__(self, right: Strategy, answers: Mapping[str, Any], **values: Any) -> None:
         self._right = right
         self._answers = answers
+        self.__dict__.update(values)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._answers:
@@ -197,5 +204,5 @@ def never_paused() -> property:
 def first_violation(mutant: Mutant, patch: Patch) -> str | None:
     """The invariant that the mutant violates first, over its seeds."""
     mutant.apply(patch)
-    outcomes = (simulation.run(seed) for seed in mutant.seeds)
+    outcomes = (simulation.run(seed, mutant.size) for seed in mutant.seeds)
     return next((outcome.invariant for outcome in outcomes if not outcome.holds), None)

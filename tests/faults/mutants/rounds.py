@@ -6,20 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.coordinator.rounds.assignments import Assignments
+from atoll.coordinator.rounds.closing import Closing
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.data.plan import Source
-from atoll.ledger.records import RoundPlan
+from atoll.ledger.records import RoundPlan, RoundState
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.rounds import RoundTable
 from atoll.protocol.messages import Assignment
 from atoll.simulate.faults.scenario import Scenario
 from atoll.strategies.base import RoundView
 from tests.faults.mutants.mutant import (
+    RELAY,
     Mutant,
+    Otherwise,
     Patch,
     adding_to,
     answering,
+    during,
     having,
     in_two,
     misasking,
@@ -65,7 +69,7 @@ def reopened_rows_are_issued_twice(patch: Patch) -> None:
     patch.setattr(LeaseTable, "_take", answering(None))
 
 
-@mutant("row-not-lost")
+@mutant("ends-by-rule")
 def rows_of_a_missing_worker_are_not_reopened(patch: Patch) -> None:
     patch.setattr(LeaseTable, "end", answering(0))
 
@@ -130,6 +134,49 @@ def state_and_digests_are_two_transactions(patch: Patch) -> None:
 def publishing_does_not_open_the_next_round(patch: Patch) -> None:
     real = RoundTable.publish
     patch.setattr(RoundTable, "publish", lambda self, *args, **_: real(self, *args))
+
+
+@mutant("round-order")
+def a_planned_round_is_open_at_once(patch: Patch) -> None:
+    real = RoundTable._insert
+    patch.setattr(RoundTable, "_insert", lambda self, plan, _: real(self, plan, RoundState.OPEN))
+
+
+@mutant("round-order")
+def one_round_too_many_is_open_from_the_start(patch: Patch) -> None:
+    during(patch, Rounds, "_begin", Rounds, "run_strategy", _leading(1))
+
+
+@mutant("next-is-planned", size=RELAY)
+def one_round_too_few_is_open_from_the_start(patch: Patch) -> None:
+    during(patch, Rounds, "_begin", Rounds, "run_strategy", _leading(-1))
+
+
+@mutant("round-order", size=RELAY)
+def publishing_opens_no_round_but_the_next(patch: Patch) -> None:
+    during(patch, Closing, "_publish", Rounds, "run_strategy", _leading(-1))
+
+
+def _leading(more: int) -> property:
+    """A `Rounds.run_strategy` with so many rounds more in its lead."""
+    real = vars(Rounds)["run_strategy"].fget
+    return property(lambda self: Otherwise(real(self), {}, lead=real(self).lead + more))
+
+
+@mutant("ends-by-rule", size=RELAY)
+def a_freeze_ends_leases_of_other_rounds_too(patch: Patch) -> None:
+    misasking(patch, ended=lambda _, leases, **__: set(leases))
+
+
+@mutant("ends-by-rule")
+def a_freeze_ends_no_lease(patch: Patch) -> None:
+    misasking(patch, ended=lambda *_, **__: set())
+
+
+@mutant("fragment-by-rule", size=RELAY)
+def a_round_is_planned_with_the_fragment_of_another(patch: Patch) -> None:
+    real = Dispatch.plan
+    patch.setattr(Dispatch, "plan", lambda *args, **more: replace(real(*args, **more), fragment=0))
 
 
 @mutant("closes-by-rule")

@@ -3,7 +3,7 @@
 from atoll.simulate.faults.asked import Asked
 from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, must
-from atoll.strategies.base import RoundView
+from atoll.strategies.base import Lease, RoundView
 
 _ORDER = ("planned", "open", "frozen", "published")
 
@@ -26,10 +26,12 @@ class RoundsCheck:
         if before.tables.get("rounds") != after.tables.get("rounds"):
             self._check_together(after)
             self._check_order(before, after)
+            self._check_fragments(after)
             for number, row in after.rounds.items():
                 was = before.rounds.get(number)
                 if row["state"] == "frozen" and (was is None or was["state"] != "frozen"):
                     self._check_freeze(after, number, before.holding(number), now=now)
+                    self._check_ended(before, after, number, now=now)
         self._note_quorum(after, now=now)
 
     def _note_quorum(self, view: View, *, now: float) -> None:
@@ -103,6 +105,31 @@ class RoundsCheck:
                 digests[:3],
             )
 
+    def _check_fragments(self, view: View) -> None:
+        for number, row in view.rounds.items():
+            right = self._asked.strategy_of(view, number).fragment(number)
+            must(
+                row["fragment"] == right,
+                "fragment-by-rule",
+                "round {} records fragment {}, the strategy says {}",
+                number,
+                row["fragment"],
+                right,
+            )
+
+    def _check_ended(self, before: View, after: View, closing: int, *, now: float) -> None:
+        """What was leased and is not any more, though no contribution has used it, has ended."""
+        leased, left = _leased(before), _leased(after)
+        seen = self._seen_of(after, closing, before.holding(closing), now=now)
+        strategy = self._asked.strategy_of(after, closing)
+        right = strategy.ended(leased, closing=closing, live=seen.live)
+        must(
+            leased - left == right,
+            "ends-by-rule",
+            f"the freeze of round {closing} ended {sorted(leased - left)}, named are "
+            f"{sorted(right)}",
+        )
+
     def _check_freeze(self, view: View, number: int, held: set[str], *, now: float) -> None:
         seen = self._seen_of(view, number, held, now=now)
         strategy, manifest = (
@@ -122,3 +149,8 @@ class RoundsCheck:
             f"round {number} closed with {seen}, after {seconds:.3f} s with a quorum, under "
             f"{manifest.membership}",
         )
+
+
+def _leased(view: View) -> set[Lease]:
+    """Leases that are still to be used."""
+    return {(row["round"], row["worker_id"]) for row in view.leases if row["state"] == "leased"}

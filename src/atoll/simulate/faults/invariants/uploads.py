@@ -32,6 +32,7 @@ class UploadsCheck:
             )
             assert call is not None and call.frame is not None
             self._check_accepted(call, call.frame, row, before)
+            self._check_recorded(call.frame, row)
             self._check_weight(row, before)
 
     def answered(self, call: Call, value: Any, after: View) -> None:
@@ -79,6 +80,16 @@ class UploadsCheck:
             header.base_digest == base,
             "accepted-base",
             f"{row['worker_id']} started from {header.base_digest}, published was {base}",
+        )
+
+    def _check_recorded(self, frame: Frame, row: Row) -> None:
+        header = frame.header
+        said = (header.fragment, header.first or header.round, header.base_digest)
+        recorded = (row["fragment"], row["first"], row["base"])
+        must(
+            recorded == said,
+            "accepted-as-sent",
+            f"{row} is recorded of a frame that says fragment, first and base {said}",
         )
 
     def _destination(self, made_for: int, view: View) -> int | None:
