@@ -136,9 +136,12 @@ class Assignments:
         return _told("wait")
 
     def _evaluation_task(self, worker_id: str, version: int) -> EvaluationTask | None:
+        members = self._rounds.members
+        if not members:
+            return None  # the first who ask would share the rows among none
         return self._evaluation.task(
             worker_id,
             version=version,
-            members=self._rounds.members,
+            members=members,
             final=self._rounds.is_finished(),
         )

@@ -69,7 +69,9 @@ class IslandWeights:
         """The digest of a fragment of the published weights that this island holds."""
         if self.digest is None:
             return ""
-        return self.digest if number == ALL else self._parts[number].root
+        # Followers hold no published copy, and what they say is not looked at.
+        is_whole = number == ALL or not self._is_leader
+        return self.digest if is_whole else self._parts[number].root
 
     def displacement(self, fragment: Fragment, span: Span) -> Tensor:
         """Δ of a tile of a fragment, fp32 on the CPU; `span` counts from the fragment's start."""
