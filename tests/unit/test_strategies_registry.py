@@ -1,0 +1,107 @@
+"""Strategies by name: Atoll's own, others by their entry points, and refusals that say what is known."""
+
+import pytest
+
+from atoll.errors import ConfigError
+from atoll.protocol.manifest import Manifest
+from atoll.strategies import registry
+from atoll.strategies.diloco.sync import Sync
+from tests import distributions
+from tests.clusters import SMALL, manifest_for
+
+SOURCE = """
+from atoll.errors import ConfigError
+from atoll.strategies.diloco.sync import Sync
+
+class Turns(Sync):
+    lead = 3
+
+def refusing(manifest):
+    raise ConfigError("weighting='tokens': turns count alike")
+"""
+
+
+def manifest(**changes: object) -> Manifest:
+    return manifest_for(SMALL).model_copy(update=changes)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """An empty folder that this process looks for distributions in."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_run_that_names_nothing_is_synchronous_diloco():
+    assert registry.of(manifest_for(SMALL)) == Sync(manifest_for(SMALL))
+
+
+def test_unknown_strategy_is_refused_with_what_is_known():
+    with pytest.raises(ConfigError) as refused:
+        registry.of(manifest(strategy="unheard-of"))
+
+    said = str(refused.value)
+    assert said.startswith("strategy='unheard-of' is not installed here; ")
+    assert "it runs strategy 'diloco' in mode 'sync'" in said
+    assert "entry-point group 'atoll.strategies'" in said
+
+
+def test_unknown_mode_is_refused_with_what_is_known():
+    with pytest.raises(ConfigError, match="mode='turns' is not a mode of .* in mode 'sync'$"):
+        registry.of(manifest(mode="turns"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"mode": "streaming"}, {"mode": "async"}, {"strategy": "sharded"}, {"strategy": "gather"}],
+)
+def test_what_is_to_come_is_refused_as_not_built(settings):
+    with pytest.raises(ConfigError, match="is not built in this version; it runs strategy"):
+        registry.refuse_unknown(settings)
+
+
+def test_settings_that_name_nothing_are_known():
+    registry.refuse_unknown({})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_fragments": 2}, "num_fragments=2 needs mode 'streaming'"),
+        ({"dylu": True}, "dylu=true needs mode 'async'"),
+    ],
+)
+def test_setting_of_another_mode_is_refused_by_name(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        registry.of(manifest(**changes))
+
+
+def test_strategy_of_a_distribution_is_found_by_its_entry_point(site):
+    distributions.write(site, "turns", "turns_a:Turns", SOURCE)
+
+    found = registry.of(manifest(strategy="turns"))
+
+    assert found.lead == 3
+    registry.refuse_unknown({"strategy": "turns"})
+
+
+def test_strategy_of_a_distribution_refuses_settings_itself(site):
+    distributions.write(site, "turns", "turns_b:refusing", SOURCE)
+
+    with pytest.raises(ConfigError, match="turns count alike"):
+        registry.of(manifest(strategy="turns"))
+
+
+def test_installed_strategies_are_among_what_is_known(site):
+    distributions.write(site, "turns", "turns_c:Turns", SOURCE)
+
+    with pytest.raises(ConfigError, match="in mode 'sync', 'turns'; install"):
+        registry.of(manifest(strategy="unheard-of"))
+
+
+def test_name_of_atolls_own_is_not_taken_by_a_distribution(site):
+    distributions.write(site, "diloco", "turns_d:Turns", SOURCE)
+
+    assert type(registry.of(manifest_for(SMALL))) is Sync
+    with pytest.raises(ConfigError, match="in mode 'sync'$"):
+        registry.of(manifest(mode="turns"))
