@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.coordinator.rounds.assignments import Assignments
-from atoll.coordinator.rounds.closing import Closing
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.data.plan import Source
@@ -150,11 +149,6 @@ def one_round_too_many_is_open_from_the_start(patch: Patch) -> None:
 @mutant("next-is-planned", size=RELAY)
 def one_round_too_few_is_open_from_the_start(patch: Patch) -> None:
     during(patch, Rounds, "_begin", Rounds, "run_strategy", _leading(-1))
-
-
-@mutant("round-order", size=RELAY)
-def publishing_opens_no_round_but_the_next(patch: Patch) -> None:
-    during(patch, Closing, "_publish", Rounds, "run_strategy", _leading(-1))
 
 
 def _leading(more: int) -> property:

@@ -122,7 +122,8 @@ class Rows:
                 continue
             for row in range(lease["start"], lease["stop"]):
                 now = holder[lease["dataset_id"], row]
-                later = now["lease_epoch"] > lease["lease_epoch"] or now["state"] == "reopened"
+                # Of the same epoch: said by lease-epoch-grows.
+                later = now["lease_epoch"] >= lease["lease_epoch"] or now["state"] == "reopened"
                 must(
                     later, "row-issued-once", "row {} of {} was issued again as {}", row, lease, now
                 )
