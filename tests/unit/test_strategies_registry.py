@@ -1,4 +1,4 @@
-"""Strategies by name: Atoll's own, others by their entry points, and refusals that say what is known."""
+"""Strategies by name: Atoll's own, those of other distributions, and what is refused."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_unknown_strategy_is_refused_with_what_is_known():
 
 
 def test_unknown_mode_is_refused_with_what_is_known():
-    with pytest.raises(ConfigError, match="mode='turns' is not a mode of .* in mode 'sync'$"):
+    with pytest.raises(ConfigError, match=r"mode='turns' is not a mode of .* in mode 'sync'$"):
         registry.of(manifest(mode="turns"))
 
 
@@ -103,5 +103,5 @@ def test_name_of_atolls_own_is_not_taken_by_a_distribution(site):
     distributions.write(site, "diloco", "turns_d:Turns", SOURCE)
 
     assert type(registry.of(manifest_for(SMALL))) is Sync
-    with pytest.raises(ConfigError, match="in mode 'sync'$"):
+    with pytest.raises(ConfigError, match=r"in mode 'sync'$"):
         registry.of(manifest(mode="turns"))
