@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from atoll.errors import ConfigError, LayoutMismatch
 from atoll.layout import GROUP_ELEMENTS, LEAF_ELEMENTS, Layout, cut
 from atoll.sums.digest import RunningDigest, composed, digest, first_difference
+from atoll.sums.digest import cut as cut_digest
 
 # No deadline and no health check of speed: a busy machine must not fail a claim about values.
 quick = settings(
@@ -196,16 +197,18 @@ sizes = st.lists(
 
 @quick
 @given(sizes, st.data())
-def test_digests_of_fragments_compose_to_the_runs(tensor_sizes, data):
+def test_digests_of_fragments_compose_to_the_runs_and_are_cut_out_of_it(tensor_sizes, data):
     model = Layout.of((f"t{i}", (n,), "float32") for i, n in enumerate(tensor_sizes))
     names = [t.name for t in model.tensors]
     edge = data.draw(st.integers(1, len(names)))
     parts = [part for part in (names[:edge], names[edge:]) if part]
     flat = torch.arange(model.size, dtype=torch.float32)
 
-    apart = [digest(f.layout, f.of(flat)) for f in cut(model, parts)]
+    fragments = cut(model, parts)
+    apart = [digest(f.layout, f.of(flat)) for f in fragments]
 
     assert composed(apart) == digest(model, flat)
+    assert cut_digest(digest(model, flat), [f.layout for f in fragments]) == apart
 
 
 def test_fragments_in_another_order_compose_to_another_root():

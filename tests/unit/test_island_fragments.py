@@ -1,0 +1,269 @@
+"""An island's weights in two fragments: each is fetched, merged, reset and handed in on its own."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from atoll.codecs.base import Codec
+from atoll.codecs.bf16.codec import Bf16
+from atoll.codecs.fp32.codec import Fp32
+from atoll.codecs.noise import Noise
+from atoll.errors import FrameError
+from atoll.island.state import encoding
+from atoll.island.state.encoding import Feedback
+from atoll.island.state.local_weights import FlatWeights
+from atoll.island.state.weights import IslandWeights
+from atoll.layout import Layout, Span, byte_view
+from atoll.strategies.base import ALL, Fragments
+from atoll.sums import digest as digests
+from atoll.wire.frame import FrameWriter
+from atoll.wire.header import FrameHeader
+from tests.clusters import flat_of, manifest_for, module_of
+from tests.frames import ranges
+from tests.outside.relay import Relay
+
+LAYOUT = Layout.of([("first", (40,), "float32"), ("second", (24,), "float32")])
+RELAY = Relay(manifest_for(LAYOUT))
+PARTS = Fragments.of(RELAY, LAYOUT)
+OLD = torch.arange(LAYOUT.size, dtype=torch.float32)
+NEW = OLD * 2 + 1
+
+
+def framed(layout: Layout, codec: Codec, payload: Tensor, **said: object) -> bytes:
+    header = FrameHeader.of(layout, codec, run_id="run", manifest_sha256="a" * 64, **said)  # type: ignore[arg-type] # fields of any type
+    made = bytearray()
+    writer = FrameWriter(header, made.extend)
+    writer.payload(byte_view(payload))
+    writer.finish()
+    return bytes(made)
+
+
+def whole(version: int) -> bytes:
+    """OLD as the weights of a version."""
+    root = digests.digest(LAYOUT, OLD).root
+    payload = OLD.view(torch.uint8)
+    return framed(LAYOUT, Fp32(), payload, kind="weights", round=version, result_digest=root)
+
+
+def part(version: int, *, kind: str = "weights", base: str | None = None) -> bytes:
+    """The fragment of a round: NEW in the place of OLD."""
+    fragment = PARTS[RELAY.fragment(version)]
+    values, codec = fragment.of(NEW), Fp32() if kind == "weights" else Bf16()
+    payload = values.view(torch.uint8)
+    if kind == "update":
+        difference = values - fragment.of(OLD)
+        payload = codec.encode(difference, noise=None, first_group=0)
+        values = fragment.of(OLD) + codec.decode(payload, len(fragment.span))
+    return framed(
+        fragment.layout,
+        codec,
+        payload,
+        kind=kind,
+        round=version,
+        fragment=RELAY.fragment(version),
+        base_digest=base,
+        result_digest=digests.digest(fragment.layout, values).root,
+    )
+
+
+class Island:
+    """Weights, and the model that they are of."""
+
+    def __init__(self) -> None:
+        self.model = module_of(LAYOUT)
+        self.weights = IslandWeights(self.model, LAYOUT, strategy=RELAY, download=Bf16())
+
+    def take(self, data: bytes) -> None:
+        receiver = self.weights.receive()
+        receiver.feed(data)
+        receiver.finish()
+        assert self.weights.version is not None and self.weights.digest is not None
+        self.weights.adopt(self.weights.version, self.weights.digest, self.weights.newest)
+
+    def train(self) -> Tensor:
+        """Moves every weight; the local weights after it."""
+        self.weights.train()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(-1.5)
+        return self.local
+
+    @property
+    def local(self) -> Tensor:
+        return flat_of(self.model)
+
+
+@pytest.fixture
+def island() -> Island:
+    """Holds version 0."""
+    made = Island()
+    made.take(whole(0))
+    return made
+
+
+def digest_of(number: int, flat: Tensor) -> str:
+    return digests.digest(PARTS[number].layout, PARTS[number].of(flat)).root
+
+
+def test_whole_download_gives_every_fragment_with_its_digest(island):
+    assert torch.equal(island.local, OLD)
+    assert island.weights.version == 0
+    assert [island.weights.base_digest(n) for n in (0, 1, ALL)] == [
+        *(digest_of(n, OLD) for n in (0, 1)),
+        digests.digest(LAYOUT, OLD).root,
+    ]
+
+
+def test_island_without_weights_has_no_base():
+    assert [Island().weights.base_digest(n) for n in (0, 1, ALL)] == ["", "", ""]
+
+
+def test_fragments_are_merged_in_order(island):
+    island.take(part(1))
+    half = torch.cat([PARTS[0].of(NEW), PARTS[1].of(OLD)])
+
+    assert torch.equal(island.local, half)
+    assert island.weights.digest == digests.digest(LAYOUT, half).root
+
+    island.take(part(2))
+
+    assert torch.equal(island.local, NEW)
+    assert (island.weights.version, island.weights.digest) == (
+        2,
+        digests.digest(LAYOUT, NEW).root,
+    )
+
+
+def test_merged_fragment_leaves_the_others_training_alone(island):
+    trained = island.train()
+
+    island.take(part(1))
+
+    assert torch.equal(island.local, torch.cat([PARTS[0].of(NEW), PARTS[1].of(trained)]))
+    assert island.weights.base_digest(1) == digest_of(1, OLD)
+
+
+def test_update_of_a_fragment_applies_to_that_fragment(island):
+    island.take(part(1, kind="update", base=digest_of(0, OLD)))
+
+    moved = Bf16().encode(PARTS[0].of(NEW - OLD), noise=None, first_group=0)
+    right = PARTS[0].of(OLD) + Bf16().decode(moved, len(PARTS[0].span))
+    assert torch.equal(island.local, torch.cat([right, PARTS[1].of(OLD)]))
+
+
+def test_update_of_other_weights_is_refused(island):
+    with pytest.raises(FrameError, match="the update applies to weights"):
+        island.take(part(1, kind="update", base=digest_of(1, OLD)))
+
+    assert torch.equal(island.local, OLD)
+    assert island.weights.version == 0
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_fragment_of_a_later_version_is_refused(island, version):
+    with pytest.raises(FrameError, match=f"of version {version}, the island holds version 0"):
+        island.take(part(version))
+
+    assert torch.equal(island.local, OLD)
+
+
+def test_fragment_that_it_has_already_is_refused(island):
+    island.take(part(1))
+
+    with pytest.raises(FrameError, match="of version 1, the island holds version 1"):
+        island.take(part(1))
+
+
+def test_fragment_is_refused_after_the_weights_were_forgotten(island):
+    island.weights.forget()
+
+    with pytest.raises(FrameError, match="it fetches the weights whole"):
+        island.take(part(2))
+
+
+def test_reset_writes_only_what_was_trained_and_not_fetched_since(island, monkeypatch):
+    written: list[Span] = []
+    write = FlatWeights.write
+
+    def watched(self: FlatWeights, span: Span, published: Tensor) -> None:
+        written.append(span)
+        write(self, span, published)
+
+    island.train()
+    island.take(part(1))
+    monkeypatch.setattr(FlatWeights, "write", watched)
+
+    island.weights.reset()
+    island.weights.reset()
+
+    assert written == [PARTS[1].span]
+    assert torch.equal(island.local, torch.cat([PARTS[0].of(NEW), PARTS[1].of(OLD)]))
+
+
+def test_published_weights_are_shown_and_the_own_ones_come_back_bit_for_bit(island):
+    trained = island.train()
+    odd = torch.tensor([0x7FC00123, -0x80000000, 1], dtype=torch.int32)  # a NaN, -0.0, the least
+    with torch.no_grad():
+        next(island.model.parameters())[:3] = odd.view(torch.float32)
+    before = island.local.view(torch.int32)
+
+    with island.weights.published_shown():
+        shown = island.local
+
+    assert torch.equal(shown, OLD)
+    assert torch.equal(island.local.view(torch.int32), before)
+    assert not torch.equal(trained, OLD)
+
+
+def test_own_weights_come_back_when_the_evaluation_fails(island):
+    trained = island.train()
+
+    with pytest.raises(ZeroDivisionError), island.weights.published_shown():
+        raise ZeroDivisionError
+
+    assert torch.equal(island.local, trained)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
+    trained = island.train()
+    fragment, other = PARTS[number], PARTS[1 - number]
+    before = (torch.linspace(-1, 1, LAYOUT.size) * 0.01).bfloat16()
+    after, kept, sent = torch.zeros_like(before), bytearray(), bytearray()
+    header = FrameHeader.of(
+        fragment.layout,
+        Bf16(),
+        kind="contribution",
+        run_id="run",
+        manifest_sha256="a" * 64,
+        round=number + 1,
+        fragment=number,
+        worker_id="a",
+        incarnation=1,
+        base_digest=island.weights.base_digest(number),
+        weight=1,
+        rows=1,
+        tokens=4,
+        loss_sum=1.0,
+        ranges=ranges((0, 1)),
+    )
+
+    encoded = encoding.encode(
+        island.weights,
+        header,
+        sent.extend,
+        codec=Bf16(),
+        feed=Feedback(before, after, kept.extend),
+        noise=Noise(seed=1, round=1, lane="a"),
+    )
+
+    wanted = fragment.of(OLD - trained) + fragment.of(before).float()
+    payload = Bf16().encode(wanted, noise=None, first_group=0)
+    lost = wanted - Bf16().decode(payload, len(fragment.span))
+    assert torch.equal(other.of(after), other.of(before))
+    assert torch.equal(fragment.of(after), lost.bfloat16())
+    assert bytes(kept) == bytes(byte_view(after))
+    assert bytes(byte_view(payload)) in bytes(sent)
+    assert encoded.sha256 == hashlib.sha256(sent).hexdigest()
