@@ -79,6 +79,7 @@ class RunWeights:
         self._computed: _Computed | None = None  # the round that the buffers are ahead by
         # Published digests of the newest versions: islands may be behind by the strategy's lead.
         self._recent: dict[int, str] = {}
+        self._initial: dict[int, str] = {}  # digests of version 0 by fragment, once asked for
         manifests.newest.manifest.upload.build()  # so that its loops are compiled with the others
         compiled.prepare(layout.size)
         self._version = self._restore()
@@ -123,10 +124,19 @@ class RunWeights:
             found = current.digests if carried == ALL else current.parts[carried]
             return found.published.root
         if base == 0:
-            return self._manifests.first.manifest.model.initial_digest
+            return self._initial_digest(carried)
         with self._ledger.reading() as t:
             [record] = t.rounds.all(first=base, last=base)
         return record.published_digest
+
+    def _initial_digest(self, carried: int) -> str:
+        """The digest of a fragment of version 0; read again where a later round has moved it."""
+        if carried == ALL:
+            return self._manifests.first.manifest.model.initial_digest
+        if carried not in self._initial:
+            parts = self._replay.restore(None).parts
+            self._initial = {number: part.published.root for number, part in enumerate(parts)}
+        return self._initial[carried]
 
     def _last_round_of(self, carried: int, *, limit: int) -> int:
         """The newest round up to `limit` that moved the fragment; 0: it is as it was initially."""
