@@ -51,7 +51,6 @@ from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded
 from atoll.versions.manifests import Manifests
 from atoll.wire.header import FrameHeader
-from tests.ledgers import alone
 
 ROUNDS = 3
 ISLANDS = 2
@@ -202,15 +201,12 @@ def _look(home: Path) -> dict[str, Any]:
     try:
         ledger = engines.open_ledger(copy / "ledger.sqlite")
         try:
-            began = alone(ledger).run.get() is not None
-            records = alone(ledger).rounds.all()
+            with ledger.reading() as t:
+                began, records = t.run.get() is not None, t.rounds.all()
+                receipts = [c.receipt for r in records for c in t.contributions.of_round(r.round)]
             return {
                 "hash": ledger.state_hash() if began else BEFORE_THE_RUN,
-                "receipts": [
-                    c.receipt
-                    for r in records
-                    for c in alone(ledger).contributions.of_round(r.round)
-                ],
+                "receipts": receipts,
                 "digests": [r.master_digest for r in records if r.state is RoundState.PUBLISHED],
                 "islands": [_island(path) for path in sorted(copy.glob("island-*"))],
             }
