@@ -28,270 +28,190 @@ class AtollError(Exception):
     code: ClassVar[str] = "ATOLL"
     retry: bool = False
 
+    def __init_subclass__(cls, *, code: str, retry: bool = False) -> None:
+        super().__init_subclass__()
+        cls.code, cls.retry = code, retry
+
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
 
 
-class ConfigError(AtollError):
+class ConfigError(AtollError, code="CONFIG"):
     """A setting breaks its rule."""
 
-    code = "CONFIG"
 
-
-class AuthError(AtollError):
+class AuthError(AtollError, code="AUTH"):
     """A credential does not open this door."""
 
-    code = "AUTH"
 
-
-class Unauthenticated(AuthError):
+class Unauthenticated(AuthError, code="UNAUTHENTICATED"):
     """The request carries no known bearer token; use the one that `atoll serve` printed."""
 
-    code = "UNAUTHENTICATED"
 
-
-class Forbidden(AuthError):
+class Forbidden(AuthError, code="PERMISSION_DENIED"):
     """The token's role does not allow this call."""
 
-    code = "PERMISSION_DENIED"
 
-
-class ProtocolError(AtollError):
+class ProtocolError(AtollError, code="PROTOCOL"):
     """A message breaks the protocol."""
 
-    code = "PROTOCOL"
 
-
-class FrameError(ProtocolError):
+class FrameError(ProtocolError, code="FRAME"):
     """A frame is damaged or not what its header says."""
 
-    code = "FRAME"
 
-
-class FrameTooLarge(FrameError):
+class FrameTooLarge(FrameError, code="OVERSIZED"):
     """A frame or body is larger than what the run's layout and codec allow."""
 
-    code = "OVERSIZED"
 
-
-class VersionMismatch(ProtocolError):
+class VersionMismatch(ProtocolError, code="VERSION_MISMATCH"):
     """The two sides speak different versions."""
 
-    code = "VERSION_MISMATCH"
 
-
-class ManifestMismatch(ProtocolError):
+class ManifestMismatch(ProtocolError, code="MANIFEST_MISMATCH"):
     """The message was made under another run or manifest."""
 
-    code = "MANIFEST_MISMATCH"
 
-
-class DatasetMismatch(ManifestMismatch):
+class DatasetMismatch(ManifestMismatch, code="DATASET_MISMATCH"):
     """A dataset is known by another length."""
 
-    code = "DATASET_MISMATCH"
 
-
-class ContributionError(ProtocolError):
+class ContributionError(ProtocolError, code="CONTRIBUTION"):
     """A contribution's values break the run's rules."""
 
-    code = "CONTRIBUTION"
 
-
-class LayoutMismatch(ContributionError):
+class LayoutMismatch(ContributionError, code="LAYOUT_MISMATCH"):
     """Names, shapes or dtypes differ from the run's layout."""
 
-    code = "LAYOUT_MISMATCH"
 
-
-class NotFinite(ContributionError):
+class NotFinite(ContributionError, code="NOT_FINITE"):
     """A contribution holds NaN or infinity."""
 
-    code = "NOT_FINITE"
 
-
-class WrongBase(ContributionError):
+class WrongBase(ContributionError, code="WRONG_BASE"):
     """A contribution was computed from other weights than the published ones."""
 
-    code = "WRONG_BASE"
 
-
-class StoreError(AtollError):
+class StoreError(AtollError, code="STORE"):
     """Durable state could not be read or written."""
 
-    code = "STORE"
 
-
-class BlobMissing(StoreError):
+class BlobMissing(StoreError, code="BLOB_MISSING"):
     """No blob of that name is stored."""
 
-    code = "BLOB_MISSING"
 
-
-class BlobChanged(StoreError):
+class BlobChanged(StoreError, code="BLOB_CHANGED"):
     """A stored blob's bytes no longer match its name."""
 
-    code = "BLOB_CHANGED"
 
-
-class StorageFull(StoreError):
+class StorageFull(StoreError, code="STORAGE_FULL", retry=True):
     """The disk has no room for this upload; free some and the sender's retry will pass."""
 
-    code = "STORAGE_FULL"
-    retry = True
 
-
-class StoreAway(StoreError):
+class StoreAway(StoreError, code="STORE_AWAY", retry=True):
     """The server that keeps the ledger or the blobs does not answer; nothing can be recorded."""
 
-    code = "STORE_AWAY"
-    retry = True  # by the islands: once the server, and with it the coordinator, is back
+    # Retried by the islands: once the server, and with it the coordinator, is back.
 
 
-class DiskFailed(StoreError):
+class DiskFailed(StoreError, code="DISK_FAILED", retry=True):
     """A disk did not confirm what was written; the process that met this stops and starts again."""
 
-    code = "DISK_FAILED"
-    retry = True  # by a sender, once the coordinator is back; a sync is never repeated
+    # Retried by a sender, once the coordinator is back; a sync is never repeated.
 
 
-class LedgerVersion(StoreError):
+class LedgerVersion(StoreError, code="LEDGER_VERSION"):
     """The ledger's tables are of another release than this program's."""
 
-    code = "LEDGER_VERSION"
 
-
-class StateHeld(StoreError):
+class StateHeld(StoreError, code="STATE_HELD"):
     """Another process holds this state directory."""
 
-    code = "STATE_HELD"
 
-
-class Superseded(StoreError):
+class Superseded(StoreError, code="SUPERSEDED", retry=True):
     """Another coordinator has taken this ledger over; this one writes nothing more and stops."""
 
-    code = "SUPERSEDED"
-    retry = True  # by the islands: the new coordinator may take what this one refuses
+    # Retried by the islands: the new coordinator may take what this one refuses.
 
 
-class StateDamaged(StoreError):
+class StateDamaged(StoreError, code="STATE_DAMAGED"):
     """What the ledger says and what is stored disagree."""
 
-    code = "STATE_DAMAGED"
 
-
-class RoundError(AtollError):
+class RoundError(AtollError, code="ROUND"):
     """A round does not take this now."""
 
-    code = "ROUND"
 
-
-class NotReady(RoundError):
+class NotReady(RoundError, code="NOT_READY", retry=True):
     """The coordinator cannot answer this yet."""
 
-    code = "NOT_READY"
-    retry = True
 
-
-class WrongRound(RoundError):
+class WrongRound(RoundError, code="WRONG_ROUND"):
     """The message names a round that is not open."""
 
-    code = "WRONG_ROUND"
 
-
-class StaleContribution(RoundError):
+class StaleContribution(RoundError, code="STALE"):
     """The round closed without this contribution; its rows are open again."""
 
-    code = "STALE"
 
-
-class Conflict(RoundError):
+class Conflict(RoundError, code="CONFLICT"):
     """Other bytes were accepted under the same key before."""
 
-    code = "CONFLICT"
 
-
-class EmptySum(RoundError):
+class EmptySum(RoundError, code="EMPTY_SUM"):
     """No contribution was accepted; the model is unchanged."""
 
-    code = "EMPTY_SUM"
 
-
-class Diverged(RoundError):
+class Diverged(RoundError, code="DIVERGED"):
     """The outer step gives NaN or infinity; nothing of it was published."""
 
-    code = "DIVERGED"
 
-
-class WorkError(AtollError):
+class WorkError(AtollError, code="WORK"):
     """A worker may not do this."""
 
-    code = "WORK"
 
-
-class UnknownWorker(WorkError):
+class UnknownWorker(WorkError, code="UNKNOWN_WORKER"):
     """The coordinator does not know this worker_id; register first."""
 
-    code = "UNKNOWN_WORKER"
 
-
-class Evicted(UnknownWorker):
+class Evicted(UnknownWorker, code="EVICTED"):
     """The coordinator took this worker for dead; register again, the work done so far counts."""
 
-    code = "EVICTED"
 
-
-class WorkerTaken(WorkError):
+class WorkerTaken(WorkError, code="WORKER_TAKEN"):
     """A live process with another island key holds this worker_id."""
 
-    code = "WORKER_TAKEN"
 
-
-class TooManyWorkers(WorkError):
+class TooManyWorkers(WorkError, code="TOO_MANY_WORKERS"):
     """The run knows as many worker names as it takes; use one that has left."""
 
-    code = "TOO_MANY_WORKERS"
 
-
-class Fenced(WorkError):
+class Fenced(WorkError, code="FENCED"):
     """A later incarnation of this worker_id has taken over; this process must stop."""
 
-    code = "FENCED"
 
-
-class LeaseLost(WorkError):
+class LeaseLost(WorkError, code="LEASE_LOST"):
     """The rows of this contribution are not leased to this worker."""
 
-    code = "LEASE_LOST"
 
-
-class StaleGeneration(WorkError):
+class StaleGeneration(WorkError, code="STALE_GENERATION"):
     """The message was made in a generation that is over; adopt the present one and repeat it."""
-
-    code = "STALE_GENERATION"
 
     def __init__(self, message: str | None = None, *, present: int = 0) -> None:
         super().__init__(message)
         self.present = present  # the number to repeat the message with
 
 
-class AddressUnreachable(WorkError):
+class AddressUnreachable(WorkError, code="ADDRESS_UNREACHABLE"):
     """The coordinator could not connect to the address that a worker advertises."""
 
-    code = "ADDRESS_UNREACHABLE"
 
-
-class GroupBroken(AtollError):
+class GroupBroken(AtollError, code="GROUP_BROKEN"):
     """A rank of this island is gone or late; start its group again and it continues."""
 
-    code = "GROUP_BROKEN"
 
-
-class CoordinatorUnreachable(AtollError):
+class CoordinatorUnreachable(AtollError, code="UNREACHABLE", retry=True):
     """The coordinator does not answer."""
-
-    code = "UNREACHABLE"
-    retry = True
 
 
 def tree(root: type[AtollError]) -> list[type[AtollError]]:
