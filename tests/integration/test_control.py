@@ -14,7 +14,7 @@ from atoll.coordinator.planes.access import Role
 from atoll.coordinator.shown import metrics
 from atoll.errors import Forbidden, ProtocolError, StorageFull, UnknownWorker
 from atoll.ledger.tables.members import MemberTable
-from atoll.ledger.tables.run import ControlTable
+from atoll.ledger.tables.run import NamedValues
 from atoll.protocol.messages import HeartbeatRequest, Telemetry
 from atoll.protocol.samples import Sample, SamplesRequest
 from tests import served
@@ -272,14 +272,14 @@ def test_heartbeat_does_not_wait_while_a_command_is_being_written(cluster, monke
     """It is answered on the loop that every other message waits for."""
     a, _ = cluster.pair()
     writing, may_write = threading.Event(), threading.Event()
-    write = ControlTable.set
+    write = NamedValues.set
 
-    def slow(self: ControlTable, values) -> None:
+    def slow(self: NamedValues, values) -> None:
         writing.set()
         assert may_write.wait(20.0)
         write(self, values)
 
-    monkeypatch.setattr(ControlTable, "set", slow)
+    monkeypatch.setattr(NamedValues, "set", slow)
     with ThreadPoolExecutor(2) as pool:
         order = pool.submit(cluster.coordinator.order, "pause")
         assert writing.wait(20.0)

@@ -12,13 +12,13 @@ from pathlib import Path
 from atoll import files as filesystem
 from atoll.blobs.drafts import Draft, FileReader
 from atoll.errors import StoreError
-from atoll.files import Files, Identity
+from atoll.files import Identity, SystemFiles
 
 
 class CachedFiles:
     """Verified copies in one directory that no other process uses."""
 
-    def __init__(self, files: Files, directory: Path, *, budget_bytes: int) -> None:
+    def __init__(self, files: SystemFiles, directory: Path, *, budget_bytes: int) -> None:
         self._files = files
         self._directory = directory
         self._budget_bytes = budget_bytes

@@ -10,7 +10,6 @@ process writes to a root at a time; keeping others out is the task of whoever ho
 import os
 import shutil
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,9 @@ from pathlib import Path
 from atoll import files as filesystem
 from atoll.blobs import drafts, names
 from atoll.blobs.base import BlobRef
-from atoll.blobs.drafts import Draft, DraftWriter, FileReader
+from atoll.blobs.drafts import Draft, Drafts, DraftWriter, FileReader
 from atoll.errors import DiskFailed, StoreError
-from atoll.files import Files, Identity, SystemFiles
+from atoll.files import Identity, SystemFiles
 
 _DRAFTS = "tmp"
 
@@ -28,13 +27,13 @@ _DRAFTS = "tmp"
 class DirectoryBlobs:
     """A store of blobs below `root`, which is made when it does not exist."""
 
-    def __init__(self, root: Path, *, files: Files | None = None) -> None:
+    def __init__(self, root: Path, *, files: SystemFiles = filesystem.SYSTEM) -> None:
         self._root = root.absolute()
-        self._files = files or SystemFiles()
+        self._files = files
         self._lock = threading.Lock()
         self._synced_folders: set[str] = set()
         self._verified: dict[str, Identity] = {}
-        self._drafts: weakref.WeakSet[Draft] = weakref.WeakSet()
+        self._drafts = Drafts(files, self._root / _DRAFTS, will_sync=True)
         self._failed: DiskFailed | None = None  # the first sync that failed: nothing is written on
         filesystem.make_directories(self._root, files=self._files)
         # Not synced: it is made again when it is missing, and nothing in it has to last.
@@ -43,10 +42,7 @@ class DirectoryBlobs:
 
     def writer(self, *, expect_bytes: int | None = None) -> DraftWriter:
         self._check_disk()
-        draft = Draft(self._files, self._root / _DRAFTS, expect_bytes=expect_bytes, will_sync=True)
-        with self._lock:
-            self._drafts.add(draft)
-        return DraftWriter(draft, self._commit)
+        return DraftWriter(self._drafts.new(expect_bytes), self._commit)
 
     def open(self, sha256: str) -> FileReader:
         path = self._path(sha256)
@@ -93,20 +89,11 @@ class DirectoryBlobs:
                 shutil.move(path, folder / sha256)
 
     def sweep(self) -> None:
-        with self._lock:
-            kept = {draft.path for draft in self._drafts if draft.is_open}
-        drafts = self._root / _DRAFTS
-        with filesystem.naming("sweep", drafts):
-            for path in [Path(entry.path) for entry in os.scandir(drafts)]:
-                if path not in kept:
-                    self._files.remove(path)
+        self._drafts.sweep()
 
     def close(self) -> None:
         """Drops the drafts that are still open; their writers refuse further calls."""
-        with self._lock:
-            drafts = list(self._drafts)
-        for draft in drafts:
-            draft.drop()
+        self._drafts.drop_all()
 
     def _path(self, sha256: str) -> Path:
         return self._root / names.folder(sha256) / sha256

@@ -7,13 +7,15 @@ import contextlib
 import hashlib
 import itertools
 import os
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 from atoll import files as filesystem
 from atoll.blobs.base import BlobReader, BlobRef
 from atoll.errors import StoreError
-from atoll.files import Files, Identity
+from atoll.files import Identity, SystemFiles
 
 HASH_CHUNK_BYTES = 1 << 20  # reading and hashing in pieces that stay in cache
 WRITEBACK_BYTES = 8 << 20
@@ -29,7 +31,7 @@ class Draft:
 
     def __init__(
         self,
-        files: Files,
+        files: SystemFiles,
         directory: Path,
         *,
         expect_bytes: int | None,
@@ -37,23 +39,18 @@ class Draft:
     ) -> None:
         self._files = files
         self._hash = hashlib.sha256()
-        self._reserved = 0
+        self._reserved = expect_bytes or 0
         self._will_sync = will_sync
         self._handed_over = 0
-        self._open = True
+        self.is_open = True
         self.nbytes = 0
         self.path, self.fd = _create(files, directory)
-        if expect_bytes is not None and expect_bytes > 0:
+        if self._reserved:
             try:
-                filesystem.reserve(self.fd, expect_bytes, path=self.path, files=files)
+                filesystem.reserve(self.fd, self._reserved, path=self.path, files=files)
             except BaseException:
                 self.drop()
                 raise
-            self._reserved = expect_bytes
-
-    @property
-    def is_open(self) -> bool:
-        return self._open
 
     def digest(self) -> str:
         return self._hash.hexdigest()
@@ -89,13 +86,13 @@ class Draft:
 
     def close(self) -> None:
         """Closes the descriptor and leaves the file, which now belongs to another name."""
-        if self._open:
-            self._open = False
+        if self.is_open:
+            self.is_open = False
             self._files.close(self.fd)
 
     def drop(self) -> None:
         """Closes and removes the file; harmless when repeated and after `close`."""
-        if self._open:
+        if self.is_open:
             self.close()
             # What cannot be removed now is swept at the next start; it must not hide the error
             # that led here.
@@ -103,16 +100,53 @@ class Draft:
                 self._files.remove(self.path)
 
     def check_open(self) -> None:
-        if not self._open:
+        if not self.is_open:
             raise StoreError(
                 f"the writer of {str(self.path)!r} has ended; start a new one and send from byte 0"
             )
 
 
+class Drafts:
+    """The drafts of one store, in a directory of their own; several threads may share it."""
+
+    def __init__(self, files: SystemFiles, directory: Path, *, will_sync: bool = False) -> None:
+        self._files = files
+        self._directory = directory
+        self._will_sync = will_sync
+        self._made: weakref.WeakSet[Draft] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def new(self, expect_bytes: int | None) -> Draft:
+        """An empty draft; StorageFull when `expect_bytes` find no room."""
+        draft = Draft(
+            self._files, self._directory, expect_bytes=expect_bytes, will_sync=self._will_sync
+        )
+        with self._lock:
+            self._made.add(draft)
+        return draft
+
+    def sweep(self) -> None:
+        """Removes what earlier lives left in the directory."""
+        kept = {draft.path for draft in self._alive()}
+        with filesystem.naming("sweep", self._directory):
+            for path in list(self._directory.iterdir()):
+                if path not in kept:
+                    self._files.remove(path)
+
+    def drop_all(self) -> None:
+        """Drops the drafts that are still open; their writers refuse further calls."""
+        for draft in self._alive():
+            draft.drop()
+
+    def _alive(self) -> list[Draft]:
+        with self._lock:
+            return [draft for draft in self._made if draft.is_open]
+
+
 class FileReader(BlobReader):
     """Reads one finished file by position; safe to share between threads until `close`."""
 
-    def __init__(self, files: Files, fd: int, *, path: Path, nbytes: int) -> None:
+    def __init__(self, files: SystemFiles, fd: int, *, path: Path, nbytes: int) -> None:
         self._files = files
         self._fd = fd
         self._path = path
@@ -173,7 +207,7 @@ def hash_file(fd: int, nbytes: int, *, path: Path) -> str:
     return state.hexdigest()
 
 
-def settled_hash(files: Files, fd: int, *, path: Path) -> tuple[str, Identity]:
+def settled_hash(files: SystemFiles, fd: int, *, path: Path) -> tuple[str, Identity]:
     """The sha256 of a file and the identity it had before and after hashing."""
     before = files.identity(fd)
     found = hash_file(fd, before.nbytes, path=path)
@@ -188,7 +222,7 @@ def settled_hash(files: Files, fd: int, *, path: Path) -> tuple[str, Identity]:
 _SERIAL = itertools.count()
 
 
-def _create(files: Files, directory: Path) -> tuple[Path, int]:
+def _create(files: SystemFiles, directory: Path) -> tuple[Path, int]:
     while True:
         path = directory / f"{os.getpid()}-{next(_SERIAL)}.part"
         try:

@@ -8,8 +8,6 @@ server's. An upload cut off by a crash leaves parts that S3 never shows; a lifec
 """
 
 import contextlib
-import os
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +16,9 @@ from atoll.blobs import names
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import BlobRef
 from atoll.blobs.cache import CachedFiles
-from atoll.blobs.drafts import Draft, DraftWriter, FileReader
+from atoll.blobs.drafts import Draft, Drafts, DraftWriter, FileReader
 from atoll.blobs.objects import Bucket, ObjectTag
 from atoll.errors import StoreError
-from atoll.files import SystemFiles
 
 CACHE_BYTES = 8 << 30
 
@@ -42,19 +39,16 @@ class S3Blobs:
     ) -> None:
         self._bucket = Bucket(bucket, access, retries=retries, timeout_seconds=timeout_seconds)
         self._prefix = prefix.strip("/")
-        self._files = SystemFiles()
-        self._draft_directory = spool / "tmp"
-        cache_directory = spool / "cache"
-        for directory in (self._draft_directory, cache_directory):
+        for directory in (spool / "tmp", spool / "cache"):
             with filesystem.naming("make", directory):
                 directory.mkdir(parents=True, exist_ok=True)
-        self._cache = CachedFiles(self._files, cache_directory, budget_bytes=cache_bytes)
-        self._drafts: weakref.WeakSet[Draft] = weakref.WeakSet()
+        self._drafts = Drafts(filesystem.SYSTEM, spool / "tmp")
+        self._cache = CachedFiles(filesystem.SYSTEM, spool / "cache", budget_bytes=cache_bytes)
         # Objects that this process wrote or has hashed, as they were then.
         self._verified: dict[str, ObjectTag] = {}
 
     def writer(self, *, expect_bytes: int | None = None) -> DraftWriter:
-        return DraftWriter(self._draft(expect_bytes), self._commit)
+        return DraftWriter(self._drafts.new(expect_bytes), self._commit)
 
     def open(self, sha256: str) -> FileReader:
         key = self._key(sha256)
@@ -81,27 +75,17 @@ class S3Blobs:
         self._bucket.delete(key)
 
     def sweep(self) -> None:
-        kept = {draft.path for draft in self._drafts if draft.is_open}
-        with filesystem.naming("sweep", self._draft_directory):
-            for path in [Path(entry.path) for entry in os.scandir(self._draft_directory)]:
-                if path not in kept:
-                    self._files.remove(path)
+        self._drafts.sweep()
         self._cache.sweep()
 
     def close(self) -> None:
         """Drops the drafts that are still open and every local copy."""
-        for draft in list(self._drafts):
-            draft.drop()
+        self._drafts.drop_all()
         self._cache.clear()
 
     def _key(self, sha256: str) -> str:
         folder = names.folder(sha256)
         return "/".join(part for part in (self._prefix, folder, sha256) if part)
-
-    def _draft(self, expect_bytes: int | None) -> Draft:
-        draft = Draft(self._files, self._draft_directory, expect_bytes=expect_bytes)
-        self._drafts.add(draft)
-        return draft
 
     def _tag(self, key: str) -> ObjectTag | None:
         with contextlib.suppress(FileNotFoundError):
@@ -109,7 +93,7 @@ class S3Blobs:
         return None
 
     def _download(self, sha256: str, key: str, tag: ObjectTag) -> FileReader:
-        draft = self._draft(tag.nbytes)
+        draft = self._drafts.new(tag.nbytes)
         try:
             for piece in self._bucket.pieces(key, nbytes=tag.nbytes):
                 draft.write(piece)

@@ -27,7 +27,7 @@ def migrate(database: Database) -> None:
     stored = stored_version(database)
     if stored == 0:
         with database.writing() as connection:
-            for statement in _statements(connection.dialect):
+            for statement in statements(connection.dialect):
                 connection.change(statement)
             connection.change(_STORE, {"version": VERSION})
             database.made()
@@ -61,7 +61,7 @@ def stored_version(database: Database) -> int:
 
 
 @cache
-def _statements(dialect: Dialect) -> tuple[str, ...]:
+def statements(dialect: Dialect) -> tuple[str, ...]:
     """What makes every table of `schema`, in the order of their references."""
     made = []
     for table in schema.metadata.sorted_tables:

@@ -14,7 +14,7 @@ from atoll.coordinator.rounds.assignments import Assignments
 from atoll.errors import Evicted, UnknownWorker, WorkerTaken
 from atoll.ledger.records import WorkerRecord
 from atoll.ledger.tables.members import MemberTable
-from atoll.ledger.tables.run import ControlTable
+from atoll.ledger.tables.run import NamedValues
 from atoll.protocol.messages import Identity
 from tests.faults.mutants.mutant import (
     Mutant,
@@ -103,7 +103,7 @@ def a_pause_gives_rows_out(patch: Patch) -> None:
 
 @mutant("acked-is-durable", having("operator"))
 def an_order_is_kept_in_memory_only(patch: Patch) -> None:
-    during(patch, Control, "order", ControlTable, "set", answering(None))
+    during(patch, Control, "order", NamedValues, "set", answering(None))
 
 
 @mutant("silent-is-evicted")

@@ -81,7 +81,7 @@ def disband(t: Transaction) -> None:
 
 def _reopen(t: Transaction) -> None:
     """Leases whose rows are in no other one any more, as the rounds that took them are gone."""
-    kept = [rows.lease(row) for row in t.connection.rows(_ALL_LEASES)]
+    kept = [rows.read(LeaseRecord, row) for row in t.connection.rows(_ALL_LEASES)]
     cuts = {queue.name: queue.cut for queue in t.queues.all().sound}
     covered: dict[str, list[Range]] = {}  # by the dataset, whose row sequence positions count in
     for lease in kept:

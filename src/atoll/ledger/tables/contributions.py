@@ -10,6 +10,7 @@ from atoll.ledger.records import ContributionRecord, RoundState, RoundTotals
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.members import MemberTable
+from atoll.ledger.tables.table import RecordTable
 
 _TABLE, _ROUNDS = schema.contributions, schema.rounds
 # The canonical order of the fold.
@@ -35,11 +36,11 @@ _TOTALS = (
 )
 
 
-class ContributionTable:
+class ContributionTable(RecordTable):
     """What was accepted, each once under its key: the round it was made for, and the worker."""
 
     def __init__(self, connection: Connection, members: MemberTable, leases: LeaseTable) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._members = members
         self._leases = leases
 
@@ -65,13 +66,12 @@ class ContributionTable:
 
     def get(self, round_number: int, worker_id: str) -> ContributionRecord | None:
         """What this worker made for the round, if it was accepted."""
-        row = self._connection.row(_FIND, {"of_round": round_number, "of_worker": worker_id})
-        return None if row is None else ContributionRecord(*row)
+        key = {"of_round": round_number, "of_worker": worker_id}
+        return self._record(ContributionRecord, _FIND, key)
 
     def of_round(self, round_number: int) -> list[ContributionRecord]:
         """What the round folds, in the order of the fold: by worker_id, then by round made for."""
-        found = self._connection.rows(_OF_ROUND, {"by_round": round_number})
-        return [ContributionRecord(*row) for row in found]
+        return self._records(ContributionRecord, _OF_ROUND, {"by_round": round_number})
 
     def every(self) -> Generator[ContributionRecord, None, None]:
         """Those of all rounds, as the rounds fold them, read as they are used."""

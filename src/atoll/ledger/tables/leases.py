@@ -10,6 +10,7 @@ from atoll.ledger.connection import Connection
 from atoll.ledger.records import LeaseRecord, LeaseState, RoundPlan, RoundState, RowCount
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.queues import QueueTable
+from atoll.ledger.tables.table import RecordTable
 
 Key = tuple[int, str]  # round, worker_id
 
@@ -66,28 +67,24 @@ _TAKE = (
 )
 
 
-class LeaseTable:
+class LeaseTable(RecordTable):
     """Every lease there ever was: the truth about every row."""
 
     def __init__(self, connection: Connection, queues: QueueTable) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._queues = queues
 
     def of_round(self, round_number: int) -> list[LeaseRecord]:
         """In (worker_id, dataset_id, start) order."""
-        found = self._connection.rows(_OF_ROUND, {"in_round": round_number})
-        return [rows.lease(row) for row in found]
+        return self._records(LeaseRecord, _OF_ROUND, {"in_round": round_number})
 
     def reopened(self) -> list[LeaseRecord]:
         """Leases in state `reopened`, oldest round first, then by dataset_id and start."""
-        return [rows.lease(row) for row in self._connection.rows(_REOPENED)]
+        return self._records(LeaseRecord, _REOPENED)
 
     def counts(self) -> list[RowCount]:
         """Leased rows by (dataset_id, epoch, worker_id, state), in this order."""
-        return [
-            RowCount(dataset_id, epoch, worker_id, LeaseState(state), int(count))
-            for dataset_id, epoch, worker_id, state, count in self._connection.rows(_COUNTS)
-        ]
+        return self._records(RowCount, _COUNTS)
 
     def give_out(self, plan: RoundPlan) -> None:
         """The leases of a plan, out of reopened and of fresh rows, in the queues they lie in."""
@@ -100,7 +97,7 @@ class LeaseTable:
     def finish(self, round_number: int, worker_id: str, incarnation: int) -> None:
         """What a contribution was trained on is done; LeaseLost when this life has no lease."""
         held = {"in_round": round_number, "of_worker": worker_id, "of_life": incarnation}
-        leases = [rows.lease(row) for row in self._connection.rows(_HELD_LEASES, held)]
+        leases = self._records(LeaseRecord, _HELD_LEASES, held)
         if not leases:
             raise LeaseLost(
                 f"worker_id={worker_id!r} has no lease in round {round_number}; "

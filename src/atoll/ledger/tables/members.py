@@ -7,6 +7,7 @@ from atoll.ledger.connection import Connection
 from atoll.ledger.records import GenerationRecord, MemberRecord, WorkerRecord
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.table import RecordTable
 
 # An earlier generation is only ever refused, for which its number is enough.
 KEPT = 64
@@ -24,21 +25,20 @@ _INSERT_GENERATION = insert(_GENERATIONS)
 _DROP = delete(_GENERATIONS).where(_GENERATIONS.c.number <= bindparam("last_dropped"))
 
 
-class MemberTable:
+class MemberTable(RecordTable):
     """Every worker that ever registered, and the newest generations."""
 
     def __init__(self, connection: Connection, leases: LeaseTable) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._leases = leases
 
     def workers(self) -> list[WorkerRecord]:
         """In worker_id order."""
-        return [rows.worker(row) for row in self._connection.rows(_WORKERS)]
+        return self._records(WorkerRecord, _WORKERS)
 
     def generation(self) -> GenerationRecord:
         """The newest generation: the active workers by rank. Numbers only grow."""
-        row = self._connection.row(_NEWEST)
-        return NONE if row is None else rows.generation(row)
+        return self._record(GenerationRecord, _NEWEST) or NONE
 
     def register(
         self, worker_id: str, key_sha256: str, *, wall: float, ip_address: str = "", port: int = 0
@@ -89,8 +89,7 @@ class MemberTable:
             )
 
     def _find(self, worker_id: str) -> WorkerRecord | None:
-        row = self._connection.row(_FIND_WORKER, {"of_worker": worker_id})
-        return None if row is None else rows.worker(row)
+        return self._record(WorkerRecord, _FIND_WORKER, {"of_worker": worker_id})
 
     def _renew(self, *, wall: float, placed: dict[str, tuple[str, int]]) -> None:
         """Freezes the workers that are active now, unless nobody changed.
@@ -108,5 +107,5 @@ class MemberTable:
         )
         if found != before.members:
             made = GenerationRecord(before.number + 1, wall, found)
-            self._connection.change(_INSERT_GENERATION, rows.generation_values(made))
+            self._connection.change(_INSERT_GENERATION, rows.values(made))
             self._connection.change(_DROP, {"last_dropped": made.number - KEPT})

@@ -26,6 +26,7 @@ from atoll.ledger.records import (
     queue_name,
 )
 from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables.table import RecordTable
 
 _NAME = re.compile(r"([0-9a-f]{16})/(0|[1-9][0-9]{0,18})/(0|[1-9][0-9]{0,18})\Z")
 
@@ -67,15 +68,12 @@ _LEASED_QUEUES = (
 )
 
 
-class DatasetTable:
+class DatasetTable(RecordTable):
     """The datasets that rows are issued of."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def all(self) -> list[DatasetRecord]:
         """In dataset_id order."""
-        return [DatasetRecord(*row) for row in self._connection.rows(_DATASETS)]
+        return self._records(DatasetRecord, _DATASETS)
 
     def add(self, records: Sequence[DatasetRecord]) -> None:
         """Knows these datasets from now on; DatasetMismatch when one is known by another length."""
@@ -101,11 +99,11 @@ class DatasetTable:
         return {dataset_id: int(stop) for dataset_id, stop in ends.items() if stop is not None}
 
 
-class QueueTable:
+class QueueTable(RecordTable):
     """The units of every epoch of every dataset, and what became of them."""
 
     def __init__(self, connection: Connection, datasets: DatasetTable) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._datasets = datasets
 
     def all(self) -> Queues:
@@ -206,7 +204,7 @@ class QueueTable:
             "of_seed": queue.shuffle_seed,
             "of_epoch": queue.epoch,
         }
-        return [rows.lease(row) for row in self._connection.rows(_LEASES_IN, inside)]
+        return self._records(LeaseRecord, _LEASES_IN, inside)
 
     def _by_queue(
         self, leases: Sequence[LeaseRecord]

@@ -20,6 +20,7 @@ from atoll.ledger.records import (
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.leases import Key, LeaseTable
+from atoll.ledger.tables.table import RecordTable
 
 FIRST_ROUND = 1
 
@@ -51,32 +52,29 @@ _MOVE_CURSOR = (
 )
 
 
-class RoundTable:
+class RoundTable(RecordTable):
     """Every round of the run."""
 
     def __init__(
         self, connection: Connection, leases: LeaseTable, contributions: ContributionTable
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._leases = leases
         self._contributions = contributions
 
     def all(self, *, first: int = FIRST_ROUND, last: int | None = None) -> list[RoundRecord]:
         """Rounds `first` to `last`, oldest first."""
         if last is None:
-            found = self._connection.rows(_FROM, {"first": first})
-        else:
-            found = self._connection.rows(_FROM_TO, {"first": first, "last": last})
-        return [rows.round_(row) for row in found]
+            return self._records(RoundRecord, _FROM, {"first": first})
+        return self._records(RoundRecord, _FROM_TO, {"first": first, "last": last})
 
     def latest(self) -> RoundRecord | None:
         """The round of the highest number, whatever its state."""
-        row = self._connection.row(_LATEST)
-        return None if row is None else rows.round_(row)
+        return self._record(RoundRecord, _LATEST)
 
     def unpublished(self) -> list[RoundRecord]:
         """Rounds that are not published, oldest first."""
-        return [rows.round_(row) for row in self._connection.rows(_UNPUBLISHED)]
+        return self._records(RoundRecord, _UNPUBLISHED)
 
     def begin(self, plans: Iterable[RoundPlan]) -> None:
         """Inserts rounds that no freeze has planned, open, with their leases.

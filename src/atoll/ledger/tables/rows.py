@@ -1,29 +1,25 @@
 """Records <-> rows: the one place that knows how a field is stored.
 
-A record has the fields of its table's columns, in their order; a test holds them together.
+A record has the fields of its table's columns, in their order. Numbers, text and bytes are stored
+as they are, a state by its value, and a tuple as JSON.
 """
 
 import json
 import math
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from atoll import canonical
 from atoll.errors import StoreError
 from atoll.ledger.connection import Row
-from atoll.ledger.records import (
-    GenerationRecord,
-    LeaseRecord,
-    LeaseState,
-    MemberRecord,
-    RoundRecord,
-    RoundState,
-    SnapshotRecord,
-    WorkerRecord,
-)
+from atoll.ledger.records import MemberRecord
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
 
 
 def values(record: "DataclassInstance") -> dict[str, object]:
@@ -33,63 +29,41 @@ def values(record: "DataclassInstance") -> dict[str, object]:
 
 def _stored(name: str, value: object) -> object:
     if isinstance(value, float):
-        return _storable(name, value)
+        # SQLite keeps NaN as NULL.
+        if not math.isfinite(value):
+            raise StoreError(f"{name}={value!r} must be finite to be recorded")
+        # SQLite keeps -0.0 as 0; adding 0.0 makes the engines agree and changes no other value.
+        return value + 0.0
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, tuple):
-        return json.dumps(value, separators=(",", ":"))
+        items = [values(item) if isinstance(item, MemberRecord) else item for item in value]
+        return canonical.dumps(items)
     return value
 
 
-def generation_values(record: GenerationRecord) -> dict[str, object]:
-    """The columns of a generation; its members are one text."""
-    members = [
-        {name: getattr(member, name) for name in member.__dataclass_fields__}
-        for member in record.members
-    ]
-    return {
-        "number": record.number,
-        "created_wall": _storable("created_wall", record.created_wall),
-        "members": canonical.dumps(members),
-    }
+def read(kind: type[R], row: Row) -> R:
+    """The record of this kind that `row` holds."""
+    found = list(row)
+    for place, parse in _parsers(kind):
+        found[place] = parse(found[place])
+    return kind(*found)
 
 
-def _storable(name: str, value: float) -> float:
-    # SQLite keeps NaN as NULL.
-    if not math.isfinite(value):
-        raise StoreError(f"{name}={value!r} must be finite to be recorded")
-    # SQLite keeps -0.0 as 0; adding 0.0 makes the engines agree and changes no other value.
-    return value + 0.0
+@cache
+def _parsers(kind: type["DataclassInstance"]) -> tuple[tuple[int, Callable[[Any], object]], ...]:
+    """The fields that are not stored as they are, by their places, and how each is read."""
+    hints = get_type_hints(kind)
+    parsers = ((i, _parser(hints[name])) for i, name in enumerate(kind.__dataclass_fields__))
+    return tuple((place, parse) for place, parse in parsers if parse is not None)
 
 
-def worker(row: Row) -> WorkerRecord:
-    """The worker in `row`."""
-    worker_id, key_sha256, incarnation, active, wall = row
-    return WorkerRecord(worker_id, key_sha256, incarnation, bool(active), wall)
-
-
-def round_(row: Row) -> RoundRecord:
-    """The round in `row`."""
-    number, state, *rest = row
-    return RoundRecord(number, RoundState(state), *rest)
-
-
-def generation(row: Row) -> GenerationRecord:
-    """The generation in `row`."""
-    number, wall, members = row
-    return GenerationRecord(
-        number, wall, tuple(MemberRecord(**member) for member in json.loads(members))
-    )
-
-
-def lease(row: Row) -> LeaseRecord:
-    """The lease in `row`."""
-    number, worker_id, start, stop, state, *rest = row
-    return LeaseRecord(number, worker_id, start, stop, LeaseState(state), *rest)
-
-
-def snapshot(row: Row) -> SnapshotRecord:
-    """The snapshot in `row`."""
-    version, master, published, slots = row
-    named = tuple((str(name), str(blob)) for name, blob in json.loads(slots))
-    return SnapshotRecord(version, master, published, named)
+def _parser(hint: Any) -> Callable[[Any], object] | None:
+    if get_origin(hint) is tuple:
+        has_members = get_args(hint)[0] is MemberRecord
+        return lambda text: tuple(
+            MemberRecord(**item) if has_members else tuple(item) for item in json.loads(text)
+        )
+    # SQLite has numbers for what is true and false.
+    stands_for = isinstance(hint, type) and (hint is bool or issubclass(hint, StrEnum))
+    return hint if stands_for else None

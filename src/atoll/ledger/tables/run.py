@@ -2,38 +2,36 @@
 
 from collections.abc import Mapping
 
-from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy import Table, bindparam, delete, insert, select
 
 from atoll.errors import StoreError
 from atoll.ledger.connection import Connection
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.rounds import RoundTable
+from atoll.ledger.tables.table import RecordTable
 
 _RUN = select(schema.runs)
 _INSERT_RUN = insert(schema.runs)
 _MANIFESTS = select(schema.manifests).order_by(schema.manifests.c.version)
 _INSERT_MANIFEST = insert(schema.manifests)
-_CREDENTIALS = select(schema.credentials).order_by(schema.credentials.c.role)
-_INSERT_CREDENTIAL = insert(schema.credentials)
-_DELETE_CREDENTIAL = delete(schema.credentials).where(
-    schema.credentials.c.role == bindparam("of_role")
-)
-_CONTROL = select(schema.control).order_by(schema.control.c.name)
-_INSERT_CONTROL = insert(schema.control)
-_DELETE_CONTROL = delete(schema.control).where(schema.control.c.name == bindparam("of_name"))
+# Of each table that maps names to values: all of its rows, one more, and one less.
+_NAMED = {
+    table: (
+        select(table).order_by(*table.primary_key),
+        insert(table),
+        delete(table).where(*(column == bindparam("of_name") for column in table.primary_key)),
+    )
+    for table in (schema.credentials, schema.control)
+}
 
 
-class RunTable:
+class RunTable(RecordTable):
     """The one run of a ledger."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def get(self) -> RunRecord | None:
         """The run, once it was created."""
-        row = self._connection.row(_RUN)
-        return None if row is None else RunRecord(*row)
+        return self._record(RunRecord, _RUN)
 
     def create(self, run: RunRecord, manifest: ManifestRecord) -> None:
         """Records the run; StoreError when the ledger already holds one."""
@@ -47,16 +45,16 @@ class RunTable:
         self._connection.change(_INSERT_MANIFEST, rows.values(manifest))
 
 
-class ManifestTable:
+class ManifestTable(RecordTable):
     """The versions of the run's manifest."""
 
     def __init__(self, connection: Connection, rounds: RoundTable) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._rounds = rounds
 
     def all(self) -> list[ManifestRecord]:
         """All versions, oldest first."""
-        return [ManifestRecord(*row) for row in self._connection.rows(_MANIFESTS)]
+        return self._records(ManifestRecord, _MANIFESTS)
 
     def add(self, manifest: ManifestRecord) -> None:
         """Records the next version, in force from the first round that is not planned yet.
@@ -85,36 +83,22 @@ class ManifestTable:
         self._connection.change(_INSERT_MANIFEST, rows.values(manifest))
 
 
-class CredentialTable:
-    """By role, the sha256 (hex) of its token."""
+class NamedValues:
+    """A table of texts by their names, such as the hash of each role's token."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, table: Table) -> None:
         self._connection = connection
-
-    def all(self) -> dict[str, str]:
-        """The stored hash of each role."""
-        return {role: sha256 for role, sha256 in self._connection.rows(_CREDENTIALS)}
-
-    def set(self, hashes: Mapping[str, str]) -> None:
-        """Replaces the stored hash of each given role."""
-        for role, sha256 in hashes.items():
-            self._connection.change(_DELETE_CREDENTIAL, {"of_role": role})
-            self._connection.change(_INSERT_CREDENTIAL, {"role": role, "sha256": sha256})
-
-
-class ControlTable:
-    """What the operator wants, by name."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._columns = table.columns.keys()
+        self._all, self._insert, self._delete = _NAMED[table]
 
     def all(self) -> dict[str, str]:
         """Every name with its value."""
-        return {name: value for name, value in self._connection.rows(_CONTROL)}
+        return {name: value for name, value in self._connection.rows(self._all)}
 
     def set(self, values: Mapping[str, str | None]) -> None:
         """Sets each name to its value; None takes the name away."""
         for name, value in values.items():
-            self._connection.change(_DELETE_CONTROL, {"of_name": name})
+            self._connection.change(self._delete, {"of_name": name})
             if value is not None:
-                self._connection.change(_INSERT_CONTROL, {"name": name, "value": value})
+                row = dict(zip(self._columns, (name, value), strict=True))
+                self._connection.change(self._insert, row)

@@ -1,8 +1,13 @@
-"""The ledger's tables as SQLAlchemy Core sees them; columns are named as in `records`.
+"""The ledger's tables as SQLAlchemy Core sees them: a column for each field of a record.
 
 What statements are built from, and what `migrations` makes; a test compares this with the tables
 that a database tells of.
 """
+
+from dataclasses import fields
+from enum import StrEnum
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 from sqlalchemy import (
     BigInteger,
@@ -18,88 +23,100 @@ from sqlalchemy import (
     Text,
     select,
 )
+from sqlalchemy.types import TypeEngine
+
+from atoll.ledger.records import (
+    ContributionRecord,
+    DatasetRecord,
+    EvaluationRecord,
+    GenerationRecord,
+    LeaseRecord,
+    ManifestRecord,
+    RoundRecord,
+    RunRecord,
+    SnapshotRecord,
+    WorkerRecord,
+)
 
 # PostgreSQL sorts text by the database's locale unless told otherwise. The order of worker_id is
 # the order of the fold, so it has to be by code point everywhere, as SQLite and Python sort.
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
+# Every other type is stored as text; `rows` says how.
+_STORED: dict[type, type[TypeEngine[Any]]] = {
+    int: BigInteger,
+    float: Double,
+    bool: Boolean,
+    bytes: LargeBinary,
+}
+# What a field of this name refers to, in every table but that one.
+_REFERENCES = {
+    "manifest_sha256": "manifests.sha256",
+    "worker_id": "workers.worker_id",
+    "round": "rounds.round",
+    "applied": "rounds.round",
+}
 
 metadata = MetaData()
+
+
+def _of(record: type, name: str, key: tuple[str, ...], *rules: str, unique: str = "") -> Table:
+    """The table whose rows are records of this type; a field that may be None may be NULL.
+
+    `rules` are checked by the database in every row, and so is that a state is one of its enum.
+    """
+    columns: list[Column[Any]] = []
+    checks = [CheckConstraint(rule) for rule in rules]
+    hints = get_type_hints(record)
+    for field in (each.name for each in fields(record)):
+        hint = hints[field]
+        may_be_none = isinstance(hint, UnionType)
+        kind = get_args(hint)[0] if may_be_none else hint
+        target = _REFERENCES.get(field, f"{name}.{field}")
+        columns.append(
+            Column(
+                field,
+                _STORED.get(kind, TEXT),
+                *([] if target == f"{name}.{field}" else [ForeignKey(target)]),
+                primary_key=field in key,
+                autoincrement=False,
+                nullable=may_be_none,
+                unique=field == unique or None,
+            )
+        )
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            checks.append(CheckConstraint(f"{field} IN {tuple(state.value for state in kind)}"))
+    return Table(name, metadata, *columns, *checks)
+
 
 schema_version = Table(
     "schema_version",
     metadata,
     Column("version", BigInteger, primary_key=True, autoincrement=False),
 )
-
-runs = Table(
-    "runs",
-    metadata,
-    Column("run_id", TEXT, primary_key=True),
-    Column("created_wall", Double, nullable=False),
-    Column("initial_sha256", TEXT, nullable=False),
+runs = _of(RunRecord, "runs", ("run_id",))
+manifests = _of(ManifestRecord, "manifests", ("version",), unique="sha256")
+workers = _of(WorkerRecord, "workers", ("worker_id",))
+generations = _of(GenerationRecord, "generations", ("number",))
+rounds = _of(RoundRecord, "rounds", ("round",))
+datasets = _of(DatasetRecord, "datasets", ("dataset_id",))
+snapshots = _of(SnapshotRecord, "snapshots", ("version",))
+evaluations = _of(EvaluationRecord, "evaluations", ("version", "worker_id"))
+contributions = _of(
+    ContributionRecord,
+    "contributions",
+    ("round", "worker_id"),
+    "first <= round AND round <= applied",
 )
-
-manifests = Table(
-    "manifests",
-    metadata,
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("sha256", TEXT, nullable=False, unique=True),
-    Column("body", TEXT, nullable=False),
-    Column("from_round", BigInteger, nullable=False),
+contributions_by_applied = Index("contributions_by_applied", contributions.c.applied)
+leases = _of(
+    LeaseRecord,
+    "leases",
+    ("round", "worker_id", "start", "dataset_id", "lease_epoch"),
+    "start >= 0 AND start < stop",
 )
-
-credentials = Table(
-    "credentials",
-    metadata,
-    Column("role", TEXT, primary_key=True),
-    Column("sha256", TEXT, nullable=False),
-)
-
-workers = Table(
-    "workers",
-    metadata,
-    Column("worker_id", TEXT, primary_key=True),
-    Column("key_sha256", TEXT, nullable=False),
-    Column("incarnation", BigInteger, nullable=False),
-    Column("active", Boolean, nullable=False),
-    Column("registered_wall", Double, nullable=False),
-)
-
-generations = Table(
-    "generations",
-    metadata,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("created_wall", Double, nullable=False),
-    Column("members", TEXT, nullable=False),  # JSON: [{rank, worker_id, ...}, ...] by rank
-)
-
-rounds = Table(
-    "rounds",
-    metadata,
-    Column("round", BigInteger, primary_key=True, autoincrement=False),
-    Column("state", TEXT, nullable=False),
-    Column("manifest_sha256", TEXT, ForeignKey("manifests.sha256"), nullable=False),
-    Column("cursor", BigInteger, nullable=False),
-    Column("fragment", BigInteger, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("prev_hash", TEXT),
-    Column("hash", TEXT),
-    Column("master_digest", TEXT),
-    Column("published_digest", TEXT),
-    Column("leaves", LargeBinary),
-    Column("published_leaves", LargeBinary),
-    Column("published_wall", Double),
-    CheckConstraint("state IN ('planned', 'open', 'frozen', 'published')"),
-)
-
-datasets = Table(
-    "datasets",
-    metadata,
-    Column("dataset_id", TEXT, primary_key=True),
-    Column("name", TEXT, nullable=False),
-    Column("length", BigInteger, nullable=False),
-    Column("weight", BigInteger, nullable=False),
-)
+# The end of what was issued, and who covers a unit: looked for from the newest rows on.
+leases_by_stop = Index("leases_by_stop", leases.c.dataset_id, leases.c.stop)
+leases_by_state = Index("leases_by_state", leases.c.state)
 
 # Nothing but the key is required: an entry that lost a field must be read to be named and refused.
 queues = Table(
@@ -113,68 +130,13 @@ queues = Table(
     Column("done", LargeBinary),
 )
 
-leases = Table(
-    "leases",
+# Words by their names.
+credentials = Table(
+    "credentials",
     metadata,
-    Column("round", BigInteger, ForeignKey("rounds.round"), primary_key=True, autoincrement=False),
-    Column("worker_id", TEXT, ForeignKey("workers.worker_id"), primary_key=True),
-    Column("start", BigInteger, primary_key=True, autoincrement=False),
-    Column("stop", BigInteger, nullable=False),
-    Column("state", TEXT, nullable=False),
-    Column("dataset_id", TEXT, primary_key=True),
-    Column("shuffle_seed", BigInteger, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("unit", BigInteger, nullable=False),
-    Column("lease_epoch", BigInteger, primary_key=True, autoincrement=False),
-    Column("incarnation", BigInteger, nullable=False),
-    CheckConstraint("start >= 0 AND start < stop"),
-    CheckConstraint("state IN ('leased', 'done', 'reopened', 'taken', 'given_up')"),
-)
-# The end of what was issued, and who covers a unit: looked for from the newest rows on.
-leases_by_stop = Index("leases_by_stop", leases.c.dataset_id, leases.c.stop)
-leases_by_state = Index("leases_by_state", leases.c.state)
-
-contributions = Table(
-    "contributions",
-    metadata,
-    Column("round", BigInteger, ForeignKey("rounds.round"), primary_key=True, autoincrement=False),
-    Column("worker_id", TEXT, ForeignKey("workers.worker_id"), primary_key=True),
-    Column("applied", BigInteger, ForeignKey("rounds.round"), nullable=False),
-    Column("first", BigInteger, nullable=False),
-    Column("fragment", BigInteger, nullable=False),
-    Column("base", TEXT, nullable=False),
-    Column("incarnation", BigInteger, nullable=False),
+    Column("role", TEXT, primary_key=True),
     Column("sha256", TEXT, nullable=False),
-    Column("nbytes", BigInteger, nullable=False),
-    Column("weight", BigInteger, nullable=False),
-    Column("rows", BigInteger, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("loss_sum", Double, nullable=False),
-    Column("norm", Double, nullable=False),
-    Column("receipt", TEXT, nullable=False),
-    Column("accepted_wall", Double, nullable=False),
-    CheckConstraint("first <= round AND round <= applied"),
 )
-contributions_by_applied = Index("contributions_by_applied", contributions.c.applied)
-
-snapshots = Table(
-    "snapshots",
-    metadata,
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("master_sha256", TEXT, nullable=False),
-    Column("published_sha256", TEXT, nullable=False),
-    Column("slots_sha256", TEXT, nullable=False),  # JSON: [[slot name, blob], ...]
-)
-
-evaluations = Table(
-    "evaluations",
-    metadata,
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("worker_id", TEXT, ForeignKey("workers.worker_id"), primary_key=True),
-    Column("loss_sum", Double, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-)
-
 control = Table(
     "control",
     metadata,

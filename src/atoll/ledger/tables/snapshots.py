@@ -7,6 +7,7 @@ from atoll.ledger.connection import Connection
 from atoll.ledger.records import EvaluationRecord, SnapshotRecord
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.members import MemberTable
+from atoll.ledger.tables.table import RecordTable
 
 _SNAPSHOTS = schema.snapshots
 _IS_VERSION = _SNAPSHOTS.c.version == bindparam("of_version")
@@ -29,24 +30,19 @@ _EVALUATIONS_FROM = (
 )
 
 
-class SnapshotTable:
+class SnapshotTable(RecordTable):
     """Which versions can be restored without replaying what came before."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
     def all(self) -> list[SnapshotRecord]:
         """Oldest first."""
-        return [rows.snapshot(row) for row in self._connection.rows(_ALL)]
+        return self._records(SnapshotRecord, _ALL)
 
     def add(self, snapshot: SnapshotRecord) -> None:
         """Records it; the same one again, as after a replay, changes nothing."""
-        row = self._connection.row(_FIND, {"of_version": snapshot.version})
-        if row is None:
+        held = self._record(SnapshotRecord, _FIND, {"of_version": snapshot.version})
+        if held is None:
             self._connection.change(_INSERT, rows.values(snapshot))
-            return
-        held = rows.snapshot(row)
-        if held != snapshot:
+        elif held != snapshot:
             raise StoreError(
                 f"the ledger already has {held!r} and is given {snapshot!r}; "
                 f"a version has one snapshot, so run the audit to see which is right"
@@ -61,11 +57,11 @@ class SnapshotTable:
         self._connection.change(_DROP_BELOW, {"below": version})
 
 
-class EvaluationTable:
+class EvaluationTable(RecordTable):
     """Held-out losses, as workers reported them."""
 
     def __init__(self, connection: Connection, members: MemberTable) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._members = members
 
     def add(self, evaluation: EvaluationRecord) -> None:
@@ -80,5 +76,4 @@ class EvaluationTable:
 
     def all(self, *, first: int = 0) -> list[EvaluationRecord]:
         """Of version `first` and later ones, in (version, worker_id) order."""
-        found = self._connection.rows(_EVALUATIONS_FROM, {"first": first})
-        return [EvaluationRecord(*row) for row in found]
+        return self._records(EvaluationRecord, _EVALUATIONS_FROM, {"first": first})

@@ -10,7 +10,7 @@ from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.members import MemberTable
 from atoll.ledger.tables.queues import DatasetTable, QueueTable
 from atoll.ledger.tables.rounds import RoundTable
-from atoll.ledger.tables.run import ControlTable, CredentialTable, ManifestTable, RunTable
+from atoll.ledger.tables.run import ManifestTable, NamedValues, RunTable
 from atoll.ledger.tables.snapshots import EvaluationTable, SnapshotTable
 
 
@@ -20,8 +20,8 @@ class Transaction:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.run = RunTable(connection)
-        self.credentials = CredentialTable(connection)
-        self.control = ControlTable(connection)
+        self.credentials = NamedValues(connection, schema.credentials)  # by role, its token's hash
+        self.control = NamedValues(connection, schema.control)  # what the operator wants
         self.datasets = DatasetTable(connection)
         self.queues = QueueTable(connection, self.datasets)
         self.snapshots = SnapshotTable(connection)
