@@ -230,7 +230,6 @@ def test_holder_inside_a_transaction_is_waited_for_no_longer_than_its_lease(
 
 def test_holder_that_renews_while_a_take_over_waits_keeps_the_ledger(postgres_url: str) -> None:
     database = engines.open_database(postgres_url)
-    epoch = epochs.Epoch(1, "", "")
     outcome: list[AtollError | Ledger] = []
 
     def take_over() -> None:
@@ -252,7 +251,7 @@ def test_holder_that_renews_while_a_take_over_waits_keeps_the_ledger(postgres_ur
         other = threading.Thread(target=take_over)
         other.start()
         processes.eventually("a take-over that waits", waits)
-        epoch.renew(connection)
+        epochs.renew(connection)
     other.join(processes.LIMIT_SECONDS)
 
     assert [type(found) for found in outcome] == [StateHeld]

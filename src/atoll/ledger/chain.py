@@ -9,7 +9,7 @@ simulated and a real run of the same rounds compare.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll import canonical
@@ -33,7 +33,7 @@ class Break:
 
 def genesis_hash(run_id: str, manifest_sha256: str, initial_sha256: str) -> str:
     """What the first round's prev_hash is."""
-    return _sha256(
+    return canonical.sha256(
         {"kind": "genesis", "run": run_id, "manifest": manifest_sha256, "initial": initial_sha256}
     )
 
@@ -60,7 +60,7 @@ def round_hash(
         "published": published_digest,
     }
     # Left out where it says nothing, so that a run of one fragment has the hashes it ever had.
-    return _sha256(hashed | ({"fragment": fragment} if fragment else {}))
+    return canonical.sha256(hashed | ({"fragment": fragment} if fragment else {}))
 
 
 def _hashed(c: ContributionRecord, round_number: int) -> list[object]:
@@ -68,10 +68,6 @@ def _hashed(c: ContributionRecord, round_number: int) -> list[object]:
     made = [c.round, c.first]
     own = made == [round_number, round_number]
     return [c.worker_id, c.sha256, c.weight, c.rows, c.tokens, *([] if own else [made])]
-
-
-def _sha256(value: Mapping[str, object]) -> str:
-    return canonical.sha256(value)
 
 
 def check_chain(

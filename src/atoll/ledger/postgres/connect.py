@@ -25,7 +25,7 @@ def open_server(url: URL, *, lease_seconds: float = epochs.LEASE_SECONDS) -> Pos
         raise database.translate(exc, name=name) from exc
     opened = PostgresDatabase(connection, name=name, connect=lambda: connected(url, name))
     try:
-        epochs.hold(opened, lease_seconds=lease_seconds)
+        opened.hold(lease_seconds=lease_seconds)
     except StoreError:
         opened.close()
         raise

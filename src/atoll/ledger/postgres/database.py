@@ -4,23 +4,12 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from atoll.errors import StoreError
 from atoll.ledger.connection import DRIVER_ERRORS, Connection, Mode
 from atoll.ledger.database import Database, lost
-
-
-class Right(Protocol):
-    """What allows this process to write; see `epochs`."""
-
-    def check(self, connection: Connection) -> None:
-        """Superseded unless the right stands until the transaction's end."""
-        ...
-
-    def overtaken(self, connection: Connection) -> StoreError | None:
-        """Who has it now, when it is lost."""
-        ...
+from atoll.ledger.postgres import epochs
+from atoll.ledger.postgres.epochs import Epoch
 
 
 class PostgresDatabase(Database):
@@ -31,26 +20,26 @@ class PostgresDatabase(Database):
     ) -> None:
         super().__init__(connection, name=name)
         self._connect = connect
-        self._right: Right | None = None
-        self._identity: str | None = None
-        self._on_close: Callable[[], None] = lambda: None
+        self._epoch: Epoch | None = None
+        self._stop_renewing: Callable[[], None] = lambda: None
         self._is_closing = False
 
-    def guard(self, right: Right, *, identity: str, on_close: Callable[[], None]) -> None:
-        """From here on every writing transaction begins with a check of `right`."""
-        self._right, self._identity, self._on_close = right, identity, on_close
+    def hold(self, *, lease_seconds: float) -> None:
+        """Takes the ledger for this process and keeps it: every write from here on is checked."""
+        self._epoch = epochs.take(self, lease_seconds=lease_seconds)
+        self._stop_renewing = epochs.keep_renewing(self, lease_seconds=lease_seconds)
 
     @property
     def identity(self) -> str | None:
-        return self._identity
+        return None if self._epoch is None else f"{self._epoch.ledger} in PostgreSQL"
 
     def has_table(self, name: str) -> bool:
         return self.connection.value("SELECT to_regclass(%s)", (name,)) is not None
 
     def _begin(self, mode: Mode) -> None:
         self.connection.begin(mode, None)  # the driver begins with the first statement
-        if self._right is not None and mode is Mode.WRITING:
-            self._right.check(self.connection)
+        if self._epoch is not None and mode is Mode.WRITING:
+            self._epoch.check(self.connection)
 
     def check_held(self) -> None:
         with self.writing():
@@ -58,11 +47,11 @@ class PostgresDatabase(Database):
 
     def _why_lost(self) -> StoreError:
         """Another holder if there is one, else only that the connection is gone."""
-        if self._right is not None and not self._is_closing:
+        if self._epoch is not None and not self._is_closing:
             try:
                 asking = self._connect()
                 asking.begin(Mode.READING, None)
-                overtaken = self._right.overtaken(asking)
+                overtaken = self._epoch.overtaken(asking)
                 asking.close()
             except DRIVER_ERRORS:
                 overtaken = None
@@ -71,7 +60,7 @@ class PostgresDatabase(Database):
         return lost(self.name)
 
     def _closing(self) -> None:
-        self._on_close()
+        self._stop_renewing()
         self._is_closing = True
 
     def _hang_up(self) -> None:

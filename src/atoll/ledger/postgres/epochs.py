@@ -9,13 +9,14 @@ advisory lock of the session, one for each epoch, tells a dead holder from a sil
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
 from atoll.errors import StateHeld, StoreError, Superseded
 from atoll.ledger.connection import Connection, DriverError
-from atoll.ledger.postgres.database import PostgresDatabase
+from atoll.ledger.database import Database
 
 LEASE_SECONDS = 15.0
 RENEWALS = 3  # in the time of one lease
@@ -90,32 +91,23 @@ class Epoch:
         The lock comes first: what is read after it cannot change before the commit.
         """
         connection.change(f"LOCK TABLE {TABLE} IN ROW SHARE MODE")
-        found = Holder.read(connection)
-        if found is None or found.epoch != self.number:
-            raise superseded(self, found)
+        over = self.overtaken(connection)
+        if over is not None:
+            raise over
 
-    def renew(self, connection: Connection) -> None:
-        """Lets the lease begin anew; inside a writing transaction."""
-        connection.change(f"UPDATE {TABLE} SET renewed = clock_timestamp()")
-
-    def overtaken(self, connection: Connection) -> StoreError | None:
-        """Why this epoch is over, if it is; on a connection of its own."""
+    def overtaken(self, connection: Connection) -> Superseded | None:
+        """Who holds the ledger now, as an error; None while this epoch is in force."""
         found = Holder.read(connection)
         if found is not None and found.epoch == self.number:
             return None
-        return superseded(self, found)
+        now = "nobody" if found is None else f"{found}, epoch {found.epoch}"
+        return Superseded(
+            f"the ledger {self.name} was taken over and is held by {now}; this process held epoch "
+            f"{self.number} and writes nothing more; it must stop, and islands go to the new one"
+        )
 
 
-def superseded(epoch: Epoch, found: Holder | None) -> Superseded:
-    """The error of a holder whose epoch is over."""
-    now = "nobody" if found is None else f"{found}, epoch {found.epoch}"
-    return Superseded(
-        f"the ledger {epoch.name} was taken over and is held by {now}; this process held epoch "
-        f"{epoch.number} and writes nothing more; it must stop, and islands go to the new one"
-    )
-
-
-def take(database: PostgresDatabase, *, lease_seconds: float) -> Epoch:
+def take(database: Database, *, lease_seconds: float) -> Epoch:
     """The next epoch for this process; StateHeld, naming the holder, while its lease is live."""
     with database.writing() as connection:
         connection.rows("SELECT pg_advisory_xact_lock(%s)", (ADVISORY_KEY,))
@@ -203,38 +195,27 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-class Renewal:
-    """The thread that keeps a lease alive until `stop`, or until the ledger is lost."""
+def renew(connection: Connection) -> None:
+    """Lets the lease begin anew; inside a writing transaction, which has checked the epoch."""
+    connection.change(f"UPDATE {TABLE} SET renewed = clock_timestamp()")
 
-    def __init__(self, database: PostgresDatabase, epoch: Epoch, *, lease_seconds: float) -> None:
-        self._database = database
-        self._epoch = epoch
-        self._every_seconds = lease_seconds / RENEWALS
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ledger lease", daemon=True)
 
-    def start(self) -> None:
-        """Begins; the first renewal comes after a part of the lease."""
-        self._thread.start()
+def keep_renewing(database: Database, *, lease_seconds: float) -> Callable[[], None]:
+    """Keeps the lease alive from a thread of its own, until the ledger is lost.
 
-    def stop(self) -> None:
-        """Ends the thread; does not wait for it."""
-        self._stopping.set()
+    Or until the function that it returns is called, which does not wait for the thread. The first
+    renewal comes after a part of the lease.
+    """
+    stopping = threading.Event()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self._every_seconds):
+    def run() -> None:
+        while not stopping.wait(lease_seconds / RENEWALS):
             try:
-                with self._database.writing() as connection:
-                    self._epoch.renew(connection)
+                with database.writing() as connection:
+                    renew(connection)
             except StoreError:
-                if self._database.is_lost:
+                if database.is_lost:
                     return  # and told by the database
 
-
-def hold(database: PostgresDatabase, *, lease_seconds: float) -> Epoch:
-    """Takes the ledger for this process and keeps it: every write from here on is checked."""
-    epoch = take(database, lease_seconds=lease_seconds)
-    renewal = Renewal(database, epoch, lease_seconds=lease_seconds)
-    database.guard(epoch, identity=f"{epoch.ledger} in PostgreSQL", on_close=renewal.stop)
-    renewal.start()
-    return epoch
+    threading.Thread(target=run, name="ledger lease", daemon=True).start()
+    return stopping.set
