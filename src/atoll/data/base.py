@@ -8,7 +8,6 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -61,42 +60,6 @@ class Dataset(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Windows:
-    """How `tokens` tokens are cut: windows of `block + 1` at stride `block`, the last held out.
-
-    Neighbours share one token, the last target of one and the first input of the next, so every
-    token but the first is a target exactly once.
-    """
-
-    tokens: int
-    block: int
-    held_out_rows: int
-    subject: str  # what is cut, for the refusal
-
-    def __post_init__(self) -> None:
-        check_cut(block=self.block, held_out_rows=self.held_out_rows)
-        if self.rows < 1:
-            raise ConfigError(
-                f"{self.subject} holds {self.tokens} tokens; one training row and "
-                f"held_out_rows={self.held_out_rows} of block={self.block} need "
-                f"{(self.held_out_rows + 1) * self.block + 1}; give more data or a smaller block"
-            )
-
-    @property
-    def rows(self) -> int:
-        return (self.tokens - 1) // self.block - self.held_out_rows
-
-    def start(self, index: int) -> int:
-        """The first token of training row `index`."""
-        return check_index(index, self.rows, what="row") * self.block
-
-    def held_out_start(self, index: int) -> int:
-        """The first token of held-out row `index`."""
-        checked = check_index(index, self.held_out_rows, what="held-out row")
-        return (self.rows + checked) * self.block
-
-
 def check_cut(*, block: int, held_out_rows: int) -> None:
     """Raises ConfigError unless rows of `block` with `held_out_rows` at the end make sense."""
     if block < 1:
@@ -134,27 +97,36 @@ def hash_files(paths: Iterable[Path]) -> tuple[str, list[int]]:
 
 
 class WindowedRows(ABC):
-    """What datasets that are cut from one sequence of tokens share."""
+    """What datasets that are cut from one sequence of tokens share.
 
-    def __init__(self, windows: Windows, identity: Identity) -> None:
-        self._windows = windows
+    Windows of `block + 1` tokens at stride `block`, the last of them held out. Neighbours share one
+    token, the last target of one and the first input of the next, so every token but the first is a
+    target exactly once.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        tokens: int,
+        block: int,
+        held_out_rows: int,
+        vocab: int,
+        subject: str,
+    ) -> None:
+        """`identity` is what tells the tokens from others; `subject` names them in a refusal."""
+        check_cut(block=block, held_out_rows=held_out_rows)
+        self.rows = (tokens - 1) // block - held_out_rows
+        if self.rows < 1:
+            raise ConfigError(
+                f"{subject} holds {tokens} tokens; one training row and "
+                f"held_out_rows={held_out_rows} of block={block} need "
+                f"{(held_out_rows + 1) * block + 1}; give more data or a smaller block"
+            )
+        self.held_out_rows = held_out_rows
+        self.block = block
+        self.vocab = vocab
         self._identity = identity
-
-    @property
-    def rows(self) -> int:
-        return self._windows.rows
-
-    @property
-    def held_out_rows(self) -> int:
-        return self._windows.held_out_rows
-
-    @property
-    def block(self) -> int:
-        return self._windows.block
-
-    @property
-    @abstractmethod
-    def vocab(self) -> int: ...
 
     def identity(self) -> Identity:
         return {
@@ -166,10 +138,11 @@ class WindowedRows(ABC):
         }
 
     def row(self, index: int) -> Row:
-        return self._read(self._windows.start(index))
+        return self._read(check_index(index, self.rows, what="row") * self.block)
 
     def held_out(self, index: int) -> Row:
-        return self._read(self._windows.held_out_start(index))
+        checked = check_index(index, self.held_out_rows, what="held-out row")
+        return self._read((self.rows + checked) * self.block)
 
     @abstractmethod
     def _read(self, start: int) -> Row:

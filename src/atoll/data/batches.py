@@ -59,15 +59,9 @@ def _rows(places: Sequence[tuple[Dataset, int]], *, seed: int) -> Iterator[Row]:
     found: dict[int, Iterator[Row]] = {}
     for dataset in {id(dataset): dataset for dataset, _ in places}.values():
         mine = [position for one, position in places if one is dataset]
-        found[id(dataset)] = map(dataset.row, _shuffled(mine, dataset.rows, seed=seed))
+        indices = shuffle.rows_at(np.array(mine, dtype=np.int64), rows=dataset.rows, seed=seed)
+        found[id(dataset)] = map(dataset.row, indices.tolist())
     return (next(found[id(dataset)]) for dataset, _ in places)
-
-
-def _shuffled(positions: list[int], rows: int, *, seed: int) -> list[int]:
-    indices: list[int] = shuffle.rows_at(
-        np.array(positions, dtype=np.int64), rows=rows, seed=seed
-    ).tolist()
-    return indices
 
 
 def _stack(rows: Iterable[Row]) -> Tensor:

@@ -23,10 +23,9 @@ class Part:
 
 
 def parts_of(identity: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The datasets that `identity` names, in its order; of an ordinary one itself, weight 1."""
-    if identity.get("kind") != MIXTURE:
-        name = str(identity.get("kind", "data"))
-        return (Part(dataset_id(identity), name, int(identity["rows"]), 1),)
+    """The datasets of a mixture, in its order; any other dataset is its own only part, weight 1."""
+    alone = {"identity": identity, "name": identity.get("kind", "data"), "weight": 1}
+    entries = identity["datasets"] if identity.get("kind") == MIXTURE else [alone]
     return tuple(
         Part(
             dataset_id(entry["identity"]),
@@ -34,5 +33,5 @@ def parts_of(identity: Mapping[str, Any]) -> tuple[Part, ...]:
             int(entry["identity"]["rows"]),
             int(entry["weight"]),
         )
-        for entry in identity["datasets"]
+        for entry in entries
     )

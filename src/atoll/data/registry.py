@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from atoll.data import text
 from atoll.data.base import Dataset
@@ -18,58 +19,34 @@ from atoll.data.text import TextFiles
 from atoll.data.tokens import TokenFile
 from atoll.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class Definition:
-    """The checked settings of one dataset, by key; every required key is present."""
-
-    kind: str
-    integers: Mapping[str, int]
-    strings: Mapping[str, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Kind:
     """What a kind of dataset may be told, and how it is opened."""
 
-    integers: tuple[str, ...]
-    open: Callable[[Definition, str | None], Dataset]
-    strings: tuple[str, ...] = ()
+    settings: Mapping[str, type]
+    open: Callable[..., Dataset]  # takes the settings by name, after the location of its files
     optional: frozenset[str] = frozenset()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (*self.integers, *self.strings)
-
-
-def _open_synthetic(definition: Definition, location: str | None) -> Dataset:
-    if location is not None:
-        raise ConfigError(
-            f"data location {location!r} is given for kind 'synthetic', which is computed; drop it"
-        )
-    return SyntheticCorpus(**definition.integers)
-
-
-def _open_text(definition: Definition, location: str | None) -> Dataset:
-    return TextFiles(text.find_files(_required(location, definition)), **definition.integers)
-
-
-def _open_tokens(definition: Definition, location: str | None) -> Dataset:
-    return TokenFile(
-        Path(_required(location, definition)),
-        dtype=definition.strings["dtype"],
-        **definition.integers,
-    )
+    in_files: bool = True
 
 
 KINDS: Mapping[str, Kind] = {
     "synthetic": Kind(
-        ("seed", "rows", "held_out_rows", "block", "vocab"),
-        _open_synthetic,
+        dict.fromkeys(("seed", "rows", "held_out_rows", "block", "vocab"), int),
+        SyntheticCorpus,
         optional=frozenset({"vocab"}),
+        in_files=False,
     ),
-    "text": Kind(("block", "held_out_rows"), _open_text),
-    "tokens": Kind(("block", "held_out_rows", "vocab"), _open_tokens, strings=("dtype",)),
+    "text": Kind(
+        {"block": int, "held_out_rows": int},
+        lambda location, **given: TextFiles(text.find_files(location), **given),
+    ),
+    "tokens": Kind(
+        {"block": int, "held_out_rows": int, "vocab": int, "dtype": str},
+        lambda location, **given: TokenFile(Path(location), **given),
+    ),
 }
 
 
@@ -86,16 +63,28 @@ def open_dataset(definition: Mapping[str, object], *, location: str | None = Non
         raise ConfigError(f"data.kind={name!r} is not known; use one of {sorted(KINDS)}")
     kind = KINDS[name]
     for key in definition:
-        if key != "kind" and key not in kind.keys:
+        if key != "kind" and key not in kind.settings:
             raise ConfigError(
-                f"data.{key} is not a setting of kind {name!r}; known: {sorted(kind.keys)}"
+                f"data.{key} is not a setting of kind {name!r}; known: {sorted(kind.settings)}"
             )
-    for key in kind.keys:
+    for key in kind.settings:
         if key not in definition and key not in kind.optional:
             raise ConfigError(f"data.{key} is missing; kind {name!r} needs it")
-    integers = {key: _integer(key, definition[key]) for key in kind.integers if key in definition}
-    strings = {key: _string(key, definition[key]) for key in kind.strings if key in definition}
-    return kind.open(Definition(name, integers, strings), location)
+    given: dict[str, object] = {
+        key: _checked(key, definition[key], of)
+        for key, of in kind.settings.items()
+        if key in definition
+    }
+    if not kind.in_files and location is not None:
+        raise ConfigError(
+            f"data location {location!r} is given for kind {name!r}, which is computed; drop it"
+        )
+    if kind.in_files and location is None:
+        raise ConfigError(
+            f"data of kind {name!r} is in files and no location was given; say where this "
+            f"machine's copy is"
+        )
+    return kind.open(location, **given) if kind.in_files else kind.open(**given)
 
 
 MAX_WEIGHT = 2**20
@@ -121,10 +110,10 @@ def _open_named(entry: dict[str, object], places: dict[str, str]) -> NamedDatase
     name, weight = entry.pop("name", entry.get("kind")), entry.pop("weight", 1)
     if not isinstance(name, str) or not _NAME.match(name):
         raise ConfigError(f"data.name={name!r} must be 1 to 64 characters out of A-Z a-z 0-9 . _ -")
-    if not 1 <= _integer("weight", weight) <= MAX_WEIGHT:
+    if not 1 <= _checked("weight", weight, int) <= MAX_WEIGHT:
         raise ConfigError(f"data.weight={weight!r} of {name!r} must be from 1 to {MAX_WEIGHT}")
     opened = open_dataset(entry, location=places.pop(name, None))
-    return NamedDataset(name, _integer("weight", weight), opened)
+    return NamedDataset(name, _checked("weight", weight, int), opened)
 
 
 def _places(location: str | None) -> dict[str, str]:
@@ -141,22 +130,8 @@ def _places(location: str | None) -> dict[str, str]:
     return places
 
 
-def _required(location: str | None, definition: Definition) -> str:
-    if location is None:
-        raise ConfigError(
-            f"data of kind {definition.kind!r} is in files and no location was given; say where "
-            f"this machine's copy is"
-        )
-    return location
-
-
-def _integer(key: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"data.{key}={value!r} must be a whole number")
-    return value
-
-
-def _string(key: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"data.{key}={value!r} must be a string")
+def _checked(key: str, value: object, kind: type[T]) -> T:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        told = "a whole number" if kind is int else "a string"
+        raise ConfigError(f"data.{key}={value!r} must be {told}")
     return value

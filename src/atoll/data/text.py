@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.data import base
-from atoll.data.base import Row, WindowedRows, Windows
+from atoll.data.base import Row, WindowedRows
 from atoll.errors import ConfigError, StoreError
 
 BYTE_VALUES = 256
@@ -43,17 +43,14 @@ class TextFiles(WindowedRows):
         sha256, sizes = base.hash_files(paths)
         self._paths = tuple(paths)
         self._ends = list(accumulate(sizes))
-        windows = Windows(
+        super().__init__(
+            {"kind": "text", "sha256": sha256},
             tokens=sum(sizes),
             block=block,
             held_out_rows=held_out_rows,
+            vocab=BYTE_VALUES,
             subject=f"text of {len(paths)} file(s) from {str(paths[0]) if paths else None!r}",
         )
-        super().__init__(windows, {"kind": "text", "sha256": sha256})
-
-    @property
-    def vocab(self) -> int:
-        return BYTE_VALUES
 
     def _read(self, start: int) -> Row:
         data = bytearray()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.data import base
-from atoll.data.base import Row, WindowedRows, Windows
+from atoll.data.base import Row, WindowedRows
 from atoll.errors import ConfigError
 
 DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
@@ -39,26 +39,22 @@ class TokenFile(WindowedRows):
                 f"dtype={dtype!r} needs; check the dtype or write the file again"
             )
         self._path = path
-        self._vocab = vocab
-        windows = Windows(
+        super().__init__(
+            {"kind": "tokens", "sha256": sha256, "dtype": dtype},
             tokens=nbytes // itemsize,
             block=block,
             held_out_rows=held_out_rows,
+            vocab=vocab,
             subject=f"token file {str(path)!r}",
         )
-        super().__init__(windows, {"kind": "tokens", "sha256": sha256, "dtype": dtype})
         self._tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r")  # [tokens]
-
-    @property
-    def vocab(self) -> int:
-        return self._vocab
 
     def _read(self, start: int) -> Row:
         row: Row = self._tokens[start : start + self.block + 1].astype(np.int64)
-        if int(row.max()) >= self._vocab:
-            offset = int(np.argmax(row >= self._vocab))
+        if int(row.max()) >= self.vocab:
+            offset = int(np.argmax(row >= self.vocab))
             raise ConfigError(
                 f"token {start + offset} of {str(self._path)!r} is {int(row[offset])}; tokens must "
-                f"be below vocab={self._vocab}; raise data.vocab or check data.dtype"
+                f"be below vocab={self.vocab}; raise data.vocab or check data.dtype"
             )
         return row
