@@ -12,14 +12,13 @@ from pathlib import Path
 from atoll import files as filesystem
 from atoll.blobs.drafts import Draft, FileReader
 from atoll.errors import StoreError
-from atoll.files import Identity, SystemFiles
+from atoll.files import SYSTEM, Identity
 
 
 class CachedFiles:
     """Verified copies in one directory that no other process uses."""
 
-    def __init__(self, files: SystemFiles, directory: Path, *, budget_bytes: int) -> None:
-        self._files = files
+    def __init__(self, directory: Path, *, budget_bytes: int) -> None:
         self._directory = directory
         self._budget_bytes = budget_bytes
         self._held: OrderedDict[str, Identity] = OrderedDict()
@@ -34,16 +33,16 @@ class CachedFiles:
         with self._lock:
             try:
                 with filesystem.naming("keep a copy at", path):
-                    self._files.rename(draft.path, path)
-                    fd = self._files.open(path)
+                    SYSTEM.rename(draft.path, path)
+                    fd = SYSTEM.open(path)
             except BaseException:
                 draft.drop()
                 raise
             draft.close()
-            self._held[sha256] = self._files.identity(fd)
+            self._held[sha256] = SYSTEM.identity(fd)
             self._held.move_to_end(sha256)
             self._evict()
-        return FileReader(self._files, fd, path=path, nbytes=draft.nbytes)
+        return FileReader(SYSTEM, fd, path=path, nbytes=draft.nbytes)
 
     def open(self, sha256: str) -> FileReader | None:
         """A reader of the copy, or None when there is none or its file was touched."""
@@ -53,17 +52,17 @@ class CachedFiles:
                 return None
             try:
                 with filesystem.naming("open", path):
-                    fd = self._files.open(path)
+                    fd = SYSTEM.open(path)
             except StoreError:
                 self._forget(sha256)
                 return None
-            identity = self._files.identity(fd)
+            identity = SYSTEM.identity(fd)
             if identity != self._held[sha256]:
-                self._files.close(fd)
+                SYSTEM.close(fd)
                 self._forget(sha256)
                 return None
             self._held.move_to_end(sha256)
-        return FileReader(self._files, fd, path=path, nbytes=identity.nbytes)
+        return FileReader(SYSTEM, fd, path=path, nbytes=identity.nbytes)
 
     def drop(self, sha256: str) -> None:
         """Forgets and removes one copy; harmless when there is none."""
@@ -75,7 +74,7 @@ class CachedFiles:
         with self._lock, filesystem.naming("sweep", self._directory):
             for name in os.listdir(self._directory):
                 if name not in self._held:
-                    self._files.remove(self._directory / name)
+                    SYSTEM.remove(self._directory / name)
 
     def clear(self) -> None:
         """Removes every copy."""
@@ -91,4 +90,4 @@ class CachedFiles:
         self._held.pop(sha256, None)
         path = self._directory / sha256
         with filesystem.naming("remove", path):
-            self._files.remove(path)
+            SYSTEM.remove(path)

@@ -43,7 +43,7 @@ class S3Blobs:
             with filesystem.naming("make", directory):
                 directory.mkdir(parents=True, exist_ok=True)
         self._drafts = Drafts(filesystem.SYSTEM, spool / "tmp")
-        self._cache = CachedFiles(filesystem.SYSTEM, spool / "cache", budget_bytes=cache_bytes)
+        self._cache = CachedFiles(spool / "cache", budget_bytes=cache_bytes)
         # Objects that this process wrote or has hashed, as they were then.
         self._verified: dict[str, ObjectTag] = {}
 

@@ -9,8 +9,8 @@ blobs outside it are moved only when they belong to this ledger.
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from atoll import files as filesystem
@@ -22,7 +22,6 @@ from atoll.launch.repair_report import RepairReport
 from atoll.launch.repair_swap import LEDGER, SCRATCH
 from atoll.launch.state import Addresses
 from atoll.ledger import engines
-from atoll.ledger.ledger import Ledger
 from atoll.ledger.sqlite import lock, salvage, wal
 from atoll.ledger.sqlite.salvage import Salvaged
 from atoll.proof import audit
@@ -31,79 +30,55 @@ from atoll.versions import recorded
 
 def look(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
     """What is damaged and how far the run holds; changes nothing. StateHeld when it is in use."""
-    with (
-        filesystem.naming("look at", directory),
-        lock.hold(_existing(directory), pid=pid, wall=wall),
-        tempfile.TemporaryDirectory(prefix="atoll-repair-") as scratch,
-        _prepared(directory, Path(scratch), s3=s3) as prepared,
-    ):
-        return prepared.report
+    with filesystem.naming("look at", directory):
+        addresses = state.addresses_of(directory)
+        with (
+            lock.hold(directory, pid=pid, wall=wall),
+            tempfile.TemporaryDirectory(prefix="atoll-repair-") as scratch,
+            closing(state.open_blobs(directory, addresses, s3=s3)) as blobs,
+        ):
+            return _prepare(directory, addresses, Path(scratch), blobs)
 
 
 def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
     """Takes a damaged run back to its last good round; ends with an audit that replays."""
-    with (
-        filesystem.naming("repair", directory),
-        lock.hold(_existing(directory), pid=pid, wall=wall),
-    ):
-        repair_swap.resume(directory)
-        repair_swap.sweep(directory)
-        with (
-            tempfile.TemporaryDirectory(prefix=SCRATCH, dir=directory) as scratch,
-            _prepared(directory, Path(scratch), s3=s3) as prepared,
-        ):
-            report = prepared.report
-            if report.sound or not report.repairable:
-                repair_swap.end(directory)
-                return report
-            _check_changeable(report)
-            claim = state.ownership(directory, prepared.addresses, ledger=None, s3=s3)
-            if claim is not None:
-                claim.claim()  # or a copy would take blobs away that the original needs
-            _close(prepared)
-            _check_whole(Path(scratch) / LEDGER)
-            repair_swap.install(directory, Path(scratch) / LEDGER, prepared.blobs, report)
-        report.audit = _audited(directory, prepared.addresses, s3=s3)
-    return report
+    with filesystem.naming("repair", directory):
+        addresses = state.addresses_of(directory)
+        with lock.hold(directory, pid=pid, wall=wall):
+            repair_swap.resume(directory)
+            repair_swap.sweep(directory)
+            with (
+                tempfile.TemporaryDirectory(prefix=SCRATCH, dir=directory) as scratch,
+                closing(state.open_blobs(directory, addresses, s3=s3)) as blobs,
+            ):
+                report = _prepare(directory, addresses, Path(scratch), blobs)
+                if report.sound or not report.repairable:
+                    repair_swap.end(directory)
+                    return report
+                _check_changeable(report)
+                claim = state.ownership(directory, addresses, ledger=None, s3=s3)
+                if claim is not None:
+                    claim.claim()  # or a copy would take blobs away that the original needs
+                _check_whole(Path(scratch) / LEDGER)
+                repair_swap.install(directory, Path(scratch) / LEDGER, blobs, report)
+            report.audit = _audited(directory, addresses, s3=s3)
+        return report
 
 
-@dataclass
-class _Prepared:
-    """A repaired ledger beside the damaged one, and what came of making it."""
-
-    report: RepairReport
-    addresses: Addresses
-    blobs: Blobs
-    ledger: Ledger | None
-
-
-@contextlib.contextmanager
-def _prepared(directory: Path, scratch: Path, *, s3: S3Access | None) -> Iterator[_Prepared]:
-    addresses = state.addresses_of(directory)
+def _prepare(directory: Path, addresses: Addresses, scratch: Path, blobs: Blobs) -> RepairReport:
+    """Makes a repaired ledger in `scratch`, and says what came of making it."""
     report = RepairReport(str(directory), ledger_elsewhere=addresses.ledger is not None)
-    blobs = state.open_blobs(directory, addresses, s3=s3)
-    prepared = _Prepared(report, addresses, blobs, None)
-    try:
-        original = engines.file_of(addresses.ledger or directory / LEDGER)
-        if original is not None:
-            salvaged = _salvage(original, scratch, report)
-        else:
-            # Its server keeps checksums; what is left to find is in the chain and the blobs.
-            state_copy = engines.open_ledger(str(addresses.ledger))
-            state_copy.copy_to(str(scratch / LEDGER))
-            state_copy.close()
-            salvaged = None
-        prepared.ledger = engines.open_ledger(scratch / LEDGER)
-        repair_cut.cut(prepared.ledger, blobs, report, salvaged)
-        yield prepared
-    finally:
-        _close(prepared)
-        blobs.close()
-
-
-def _close(prepared: _Prepared) -> None:
-    if prepared.ledger is not None:
-        prepared.ledger.close()
+    original = engines.file_of(addresses.ledger or directory / LEDGER)
+    salvaged = None
+    if original is not None:
+        salvaged = _salvage(original, scratch, report)
+    else:
+        # Its server keeps checksums; what is left to find is in the chain and the blobs.
+        with closing(engines.open_ledger(str(addresses.ledger))) as served:
+            served.copy_to(str(scratch / LEDGER))
+    with closing(engines.open_ledger(scratch / LEDGER)) as ledger:
+        repair_cut.cut(ledger, blobs, report, salvaged)
+    return report
 
 
 def _check_whole(made: Path) -> None:
@@ -123,11 +98,6 @@ def _check_changeable(report: RepairReport) -> None:
             f"ledger is not in its state directory and `atoll repair` changes only one that is: "
             f"nothing has been changed, so restore that database or the named blobs from a copy"
         )
-
-
-def _existing(directory: Path) -> Path:
-    state.addresses_of(directory)
-    return directory
 
 
 def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
@@ -152,13 +122,12 @@ def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
 
 
 def _audited(directory: Path, addresses: Addresses, *, s3: S3Access | None) -> dict[str, object]:
-    ledger = engines.open_ledger(directory / LEDGER)
-    blobs = state.open_blobs(directory, addresses, s3=s3)
-    try:
+    """An audit of the repaired run, whose blobs are all hashed again by a store of its own."""
+    with (
+        closing(engines.open_ledger(directory / LEDGER)) as ledger,
+        closing(state.open_blobs(directory, addresses, s3=s3)) as blobs,
+    ):
         manifest = recorded.manifest_of(ledger)
         assert manifest is not None
         layout = recorded.layout_of(manifest)
         return audit.audit(ledger, blobs, layout=layout, with_replay=True).as_json()
-    finally:
-        ledger.close()
-        blobs.close()

@@ -5,6 +5,7 @@ nothing is deleted. While it lasts a marker in the directory leads back to the o
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -95,10 +96,8 @@ def _put_aside(blobs: Blobs, sha256: str, folder: Path) -> None:
 
 
 def _new_folder(directory: Path) -> Path:
-    number = 1
-    while (directory / f"damaged-{number}").exists():
-        number += 1
-    folder = directory / f"damaged-{number}"
+    numbered = (directory / f"damaged-{number}" for number in itertools.count(1))
+    folder = next(path for path in numbered if not path.exists())
     folder.mkdir(mode=0o700)
     return folder
 

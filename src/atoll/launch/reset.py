@@ -4,8 +4,10 @@ The old state becomes the sibling `DIR.dropped-N`. Tokens and certificate belong
 not to the run, and stay; the weights stay when they are asked for.
 """
 
+import itertools
 import os
 import shutil
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -99,8 +101,7 @@ def _recorded(directory: Path) -> Addresses:
 
 def _read(directory: Path, nbytes: int, *, keep_weights: bool) -> Old:
     state.check_repaired(directory)
-    ledger = engines.open_ledger(directory / "ledger.sqlite")
-    try:
+    with closing(engines.open_ledger(directory / "ledger.sqlite")) as ledger:
         with ledger.reading() as t:
             run, counts, credentials = t.run.get(), salvage.counts(t), t.credentials.all()
         if keep_weights and run is None:
@@ -108,19 +109,14 @@ def _read(directory: Path, nbytes: int, *, keep_weights: bool) -> Old:
         weights = _export(directory, ledger) if keep_weights else None
         run_id = None if run is None else run.run_id
         return Old(directory, nbytes, run_id, counts, credentials, weights=weights)
-    finally:
-        ledger.close()
 
 
 def _export(directory: Path, ledger: Ledger) -> Path:
     manifest = recorded.manifest_of(ledger)
     assert manifest is not None
-    blobs = state.open_blobs(directory, Addresses())
     path = directory / WEIGHTS_FILE
-    try:
+    with closing(state.open_blobs(directory, Addresses())) as blobs:
         export.export(ledger, blobs, path, layout=recorded.layout_of(manifest))
-    finally:
-        blobs.close()
     return path
 
 
@@ -131,17 +127,15 @@ def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
     cannot be moved, as where a disk is mounted.
     """
     directory = directory.resolve()
-    number = 1
-    while (target := directory.with_name(f"{directory.name}.dropped-{number}")).exists():
-        number += 1
+    named = (directory.with_name(f"{directory.name}.dropped-{n}") for n in itertools.count(1))
+    target = next(path for path in named if not path.exists())
     with (
         filesystem.naming("put aside", directory),
         lock.hold(directory, pid=pid, wall=wall),
     ):
         os.replace(directory, target)
-        filesystem.sync(
-            directory.parent
-        )  # or the new directory might be there and the old one nowhere
+        # Or a crash might leave the new directory and the old one nowhere.
+        filesystem.sync(directory.parent)
         directory.mkdir(mode=0o700)
         for name in CERTIFICATE_FILES:
             if (target / name).exists():

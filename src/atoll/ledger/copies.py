@@ -1,6 +1,7 @@
 """Copies of a whole ledger, as new SQLite files."""
 
 import os
+from itertools import islice
 from pathlib import Path
 
 from atoll import files as filesystem
@@ -57,12 +58,7 @@ def _copy_rows(database: Database, path: str) -> None:
 
 
 def _copy_table(source: Connection, sink: Connection, name: str) -> None:
-    columns = [column.name for column in schema.metadata.tables[name].columns]
-    places = ", ".join("?" * len(columns))
-    batch = []
-    for row in source.stream(schema.EVERY_ROW[name]):
-        batch.append(row)
-        if len(batch) == BATCH:
-            sink.change_each(f'INSERT INTO "{name}" VALUES ({places})', batch)
-            batch = []
-    sink.change_each(f'INSERT INTO "{name}" VALUES ({places})', batch)
+    places = ", ".join("?" * len(schema.metadata.tables[name].columns))
+    found = source.stream(schema.EVERY_ROW[name])
+    while batch := list(islice(found, BATCH)):
+        sink.change_each(f'INSERT INTO "{name}" VALUES ({places})', batch)

@@ -35,6 +35,7 @@ _INSERT_DATASET = insert(schema.datasets)
 
 _TABLE = schema.queues
 _COLUMNS = tuple(column.name for column in _TABLE.columns)
+_FIELDS = {"length": int, "units": int, "unit_rows": int, "issued": bytes, "done": bytes}
 _IS_NAMED = _TABLE.c.name == bindparam("of_name")
 _QUEUES = select(_TABLE).order_by(_TABLE.c.name)
 _FIND = select(_TABLE).where(_IS_NAMED)
@@ -127,20 +128,9 @@ class QueueTable(RecordTable):
         for record in records:
             if self._connection.row(_FIND_NAME, {"of_name": record.name}):
                 continue
-            leases = self._leases_in(record)
-            made = replace(record, units=_needed(record, leases))
-            issued, done = units.rebuilt(made.cut, _spans(leases))
-            self._connection.change(
-                _INSERT,
-                {
-                    "name": made.name,
-                    "length": made.length,
-                    "units": made.units,
-                    "unit_rows": made.unit_rows,
-                    "issued": issued,
-                    "done": done,
-                },
-            )
+            made = _as_leased(record, self._leases_in(record))
+            entry = {field: getattr(made, field) for field in _FIELDS}
+            self._connection.change(_INSERT, {"name": made.name, **entry})
 
     def without_entry(self) -> list[tuple[str, int, int, int]]:
         """Queues that leases lie in and that have no entry: dataset_id, shuffle_seed, epoch, and
@@ -160,10 +150,7 @@ class QueueTable(RecordTable):
             if not leases:
                 self._connection.change(_DELETE, {"of_name": queue.name})
                 continue
-            units_left = queue.units if queue.length else _needed(replace(queue, units=0), leases)
-            kept = replace(queue, units=units_left)
-            issued, done = units.rebuilt(kept.cut, _spans(leases))
-            self._write(replace(kept, issued=issued, done=done))
+            self._write(_as_leased(queue if queue.length else replace(queue, units=0), leases))
 
     def mark_issued(self, leases: Sequence[LeaseRecord]) -> None:
         """Sets the bits of every unit that the leases touch."""
@@ -234,16 +221,11 @@ def parse(row: Row, *, lengths: Mapping[str, int]) -> QueueRecord:
     found = _NAME.match(str(entry["name"]))
     if found is None:
         raise _damaged(entry, "its key is not dataset_id/shuffle_seed/epoch")
-    for field in ("length", "units", "unit_rows", "issued", "done"):
-        kind = bytes if field in ("issued", "done") else int
+    for field, kind in _FIELDS.items():
         if not isinstance(entry[field], kind):
             raise _damaged(entry, f"its field {field!r} is missing or no {kind.__name__}")
-    queue = QueueRecord(
-        found[1],
-        int(found[2]),
-        int(found[3]),
-        **{name: entry[name] for name in ("length", "units", "unit_rows", "issued", "done")},
-    )
+    fields = {name: entry[name] for name in _FIELDS}
+    queue = QueueRecord(found[1], int(found[2]), int(found[3]), **fields)
     _check(queue, entry, lengths)
     return queue
 
@@ -270,8 +252,12 @@ def _damaged(entry: Mapping[str, Any], reason: str) -> StateDamaged:
     return StateDamaged(f"queue entry {str(entry['name'])[:200]!r} is refused: {reason}")
 
 
-def _spans(leases: Sequence[LeaseRecord]) -> list[tuple[int, int, bool]]:
-    return [(lease.start, lease.stop, lease.state is LeaseState.DONE) for lease in leases]
+def _as_leased(queue: QueueRecord, leases: Sequence[LeaseRecord]) -> QueueRecord:
+    """The queue with the bitmaps that follow from its leases, and long enough for them."""
+    grown = replace(queue, units=_needed(queue, leases))
+    spans = [(lease.start, lease.stop, lease.state is LeaseState.DONE) for lease in leases]
+    issued, done = units.rebuilt(grown.cut, spans)
+    return replace(grown, issued=issued, done=done)
 
 
 def _needed(queue: QueueRecord, leases: Sequence[LeaseRecord]) -> int:
