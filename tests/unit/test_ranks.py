@@ -25,7 +25,6 @@ from atoll.island.ranks.group import Group, SoloGroup
 from atoll.island.state.continuity import WHOLE, Continuity, Part
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import placement
-from atoll.launch.placement import Placement
 from atoll.protocol.messages import Info
 from tests import links
 from tests.clusters import SMALL, info_of, manifest_for
@@ -263,14 +262,14 @@ def test_unknown_way_to_spread_a_model_lists_the_known_ones():
 
 
 def test_placement_is_what_torchrun_says():
-    assert placement.found(TORCHRUN) == Placement(3, 4, 1)
+    assert placement.local_rank(TORCHRUN) == 1
 
 
 @pytest.mark.parametrize("name", TORCHRUN)
 def test_process_without_one_of_torchruns_variables_is_by_itself(name):
-    assert placement.found({k: v for k, v in TORCHRUN.items() if k != name}) is None
+    assert placement.local_rank({k: v for k, v in TORCHRUN.items() if k != name}) is None
 
 
 def test_placement_that_is_no_number_is_named():
     with pytest.raises(ConfigError, match="WORLD_SIZE='two'"):
-        placement.found({**TORCHRUN, "WORLD_SIZE": "two"})
+        placement.local_rank({**TORCHRUN, "WORLD_SIZE": "two"})

@@ -55,8 +55,7 @@ class BlobReader(Protocol):
     Implementations inherit from it: leaving a `with` block closes the reader.
     """
 
-    @property
-    def nbytes(self) -> int: ...
+    nbytes: int  # the size of the blob
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Exactly `nbytes` from `offset`; StoreError when the blob ends before."""

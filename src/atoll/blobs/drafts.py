@@ -150,11 +150,7 @@ class FileReader(BlobReader):
         self._files = files
         self._fd = fd
         self._path = path
-        self._nbytes = nbytes
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
+        self.nbytes = nbytes
 
     def read(self, offset: int, nbytes: int) -> bytes:
         self._check(offset, nbytes)
@@ -184,7 +180,7 @@ class FileReader(BlobReader):
     def _check(self, offset: int, nbytes: int) -> None:
         if self._fd < 0:
             raise StoreError(f"the reader of {str(self._path)!r} is closed; open the blob again")
-        check_range(offset, nbytes, size=self._nbytes, name=str(self._path))
+        check_range(offset, nbytes, size=self.nbytes, name=str(self._path))
 
 
 def check_range(offset: int, nbytes: int, *, size: int, name: str) -> None:

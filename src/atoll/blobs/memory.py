@@ -109,11 +109,7 @@ class MemoryReader(BlobReader):
     def __init__(self, sha256: str, data: bytes | bytearray) -> None:
         self._name = sha256
         self._data: memoryview | None = memoryview(data).toreadonly()
-        self._nbytes = len(data)
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
+        self.nbytes = len(data)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         return bytes(self._piece(offset, nbytes))
@@ -127,5 +123,5 @@ class MemoryReader(BlobReader):
     def _piece(self, offset: int, nbytes: int) -> memoryview:
         if self._data is None:
             raise StoreError(f"the reader of blob {self._name} is closed; open the blob again")
-        drafts.check_range(offset, nbytes, size=self._nbytes, name=self._name)
+        drafts.check_range(offset, nbytes, size=self.nbytes, name=self._name)
         return self._data[offset : offset + nbytes]

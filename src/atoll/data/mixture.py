@@ -28,8 +28,9 @@ class NamedDataset:
 class Mixture:
     """Datasets of the same block and vocabulary; fulfils `base.Dataset`.
 
-    As a whole its rows are those of the parts one after another, and so are its held-out rows; a
-    part without an end is followed by none. Training goes by `parts`.
+    Numbered as a whole, its rows are those of the first part, then those of the second, and so on;
+    held-out rows likewise. With a stream among the parts it has no last row, and no row of a part
+    after the stream has a number. Training does not use these numbers: it takes rows of each part.
     """
 
     def __init__(self, named: Sequence[NamedDataset]) -> None:
@@ -45,29 +46,16 @@ class Mixture:
                         f"{first.name!r} has; datasets of one run share block and vocab"
                     )
         self.named = tuple(named)
+        self.block, self.vocab = first.dataset.block, first.dataset.vocab
+        counts = [one.dataset.rows for one in named]
+        self.rows = sum(counts) if all(counts) else 0
+        self.held_out_rows = sum(one.dataset.held_out_rows for one in named)
         self.parts = {base.dataset_id(one.dataset.identity()): one.dataset for one in named}
         if len({one.name for one in named}) < len(named) or len(self.parts) < len(named):
             raise ConfigError(
                 f"datasets {[one.name for one in named]} are not all different; give each a name "
                 f"and data of its own"
             )
-
-    @property
-    def rows(self) -> int:
-        counts = [one.dataset.rows for one in self.named]
-        return sum(counts) if all(counts) else 0
-
-    @property
-    def held_out_rows(self) -> int:
-        return sum(one.dataset.held_out_rows for one in self.named)
-
-    @property
-    def block(self) -> int:
-        return self.named[0].dataset.block
-
-    @property
-    def vocab(self) -> int:
-        return self.named[0].dataset.vocab
 
     def identity(self) -> Identity:
         return {

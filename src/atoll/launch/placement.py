@@ -5,7 +5,6 @@ Placement is a matter of this machine, never a setting of the run.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -20,32 +19,16 @@ from atoll.island.ranks.torch_group import DEADLINE_SECONDS, TorchGroup
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-@dataclass(frozen=True)
-class Placement:
-    """One rank of a torchrun group."""
-
-    rank: int
-    size: int
-    local_rank: int
-
-
-def found(variables: Mapping[str, str]) -> Placement | None:
-    """The placement that torchrun's variables tell of; None for a process by itself."""
+def local_rank(variables: Mapping[str, str] = os.environ) -> int | None:
+    """Which of this machine's ranks torchrun says this is; None for a process by itself."""
     if any(name not in variables for name in VARIABLES):
         return None
-    numbers: list[int] = []
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        value = variables[name]
-        if not value.isdecimal():
-            raise ConfigError(f"{name}={value!r} is not a whole number; start with torchrun")
-        numbers.append(int(value))
-    return Placement(*numbers)
-
-
-def local_rank() -> int | None:
-    """Which of this machine's ranks this is; None for a process by itself."""
-    placement = found(os.environ)
-    return None if placement is None else placement.local_rank
+        if not variables[name].isdecimal():
+            raise ConfigError(
+                f"{name}={variables[name]!r} is not a whole number; start with torchrun"
+            )
+    return int(variables["LOCAL_RANK"])
 
 
 def form_group(*, deadline_seconds: float | None = None) -> Group:
@@ -53,7 +36,7 @@ def form_group(*, deadline_seconds: float | None = None) -> Group:
     deadline = DEADLINE_SECONDS if deadline_seconds is None else deadline_seconds
     if dist.is_available() and dist.is_initialized():
         return TorchGroup(deadline_seconds=deadline)
-    if found(os.environ) is None:
+    if local_rank() is None:
         return SOLO
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=deadline)

@@ -24,6 +24,8 @@ TABLE = "seals"
 SCHEMA = "sqlite_schema"
 # The columns by which rows of one table belong together, the first that a table has.
 TOGETHER = ("round", "version")
+# By table and what its rows are sealed with: how many rows, and their total.
+Seals = dict[tuple[str, bytes], tuple[int, bytes]]
 _CHANGES = "seal_changes"
 _MODULUS = 1 << 256
 _CHECKED_ERRORS = 100  # of the many that one torn page gives, more than anybody reads
@@ -39,13 +41,16 @@ class _Sealed:
 
     def row(self, prefix: str = "") -> str:
         """SQL of a row as exact text, whatever is stored in it."""
-        quoted = " || ',' || ".join(f'quote({prefix}"{name}")' for name in self.columns)
-        return f"CAST({quoted} AS BLOB)"  # bytes that are no text any more must not be decoded
+        return _exact(self.columns, prefix)
 
     def group(self, prefix: str = "") -> str:
         """SQL of what the row is sealed with."""
-        quoted = " || ',' || ".join(f'quote({prefix}"{name}")' for name in self.key)
-        return f"CAST({quoted} AS BLOB)"
+        return _exact(self.key, prefix)
+
+
+def _exact(columns: Iterable[str], prefix: str) -> str:
+    quoted = " || ',' || ".join(f'quote({prefix}"{name}")' for name in columns)
+    return f"CAST({quoted} AS BLOB)"  # bytes that are no text any more must not be decoded
 
 
 class Sealing:
@@ -98,8 +103,11 @@ def make(connection: Connection) -> None:
 def renew(connection: Connection) -> None:
     """Seals every row as it is now, damaged or not."""
     connection.change(f"DELETE FROM {TABLE}")
-    found = [(*at, count, _bytes(total)) for *at, count, total in _computed(connection)]
-    connection.change_each(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", found)
+    found = _computed_of_schema(connection)
+    for sealed in _tables(connection):
+        found |= _computed_of(connection, sealed)
+    values = [(*at, *seal) for at, seal in found.items()]
+    connection.change_each(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", values)
 
 
 def check(connection: Connection) -> list[LedgerDamage]:
@@ -133,16 +141,13 @@ def _broken(connection: Connection) -> Iterator[LedgerDamage]:
         yield LedgerDamage(place=TABLE, key="", reason=str(error))
         return
     unreadable = set()
-    found = {}
+    found = _computed_of_schema(connection)
     for sealed in _tables(connection):
         try:
-            for place, key, count, total in _computed_of(connection, sealed):
-                found[place, key] = (count, _bytes(total))
+            found |= _computed_of(connection, sealed)
         except (*DRIVER_ERRORS, TypeError) as error:
             unreadable.add(sealed.table)
             yield LedgerDamage(place=sealed.table, key="", reason=str(error))
-    for place, key, count, total in _schema(connection):
-        found[place, key] = (count, _bytes(total))
     for place, key in sorted({*stored, *found}):
         mine, theirs = found.get((place, key)), stored.get((place, key))
         if mine != theirs and place not in unreadable:
@@ -158,13 +163,8 @@ def _told(seal: tuple[object, bytes] | None) -> str:
     return "none" if seal is None else f"{seal[0]} rows with seal {seal[1].hex()}"
 
 
-def _computed(connection: Connection) -> Iterator[tuple[str, bytes, int, int]]:
-    for sealed in _tables(connection):
-        yield from _computed_of(connection, sealed)
-    yield from _schema(connection)
-
-
-def _computed_of(connection: Connection, sealed: _Sealed) -> Iterable[tuple[str, bytes, int, int]]:
+def _computed_of(connection: Connection, sealed: _Sealed) -> Seals:
+    """The seals that the rows of one table have now."""
     totals: defaultdict[bytes, list[int]] = defaultdict(lambda: [0, 0])
     # Not by an index: what counts is the row.
     rows = connection.rows(
@@ -173,16 +173,18 @@ def _computed_of(connection: Connection, sealed: _Sealed) -> Iterable[tuple[str,
     for key, row in rows:
         seal = totals[bytes(key)]
         seal[0], seal[1] = seal[0] + 1, seal[1] + _hash(sealed.table, row)
-    return [(sealed.table, key, count, total) for key, (count, total) in totals.items()]
+    return {(sealed.table, key): (count, _bytes(total)) for key, (count, total) in totals.items()}
 
 
-def _schema(connection: Connection) -> Iterator[tuple[str, bytes, int, int]]:
-    """The tables themselves; what a page number says is for the integrity check."""
+def _computed_of_schema(connection: Connection) -> Seals:
+    """The seals of the statements that made the tables.
+
+    Not of the pages where tables begin: those numbers are for the integrity check.
+    """
     rows = connection.rows(
         "SELECT CAST(type || ' ' || name AS BLOB), CAST(quote(sql) AS BLOB) FROM main.sqlite_master"
     )
-    for key, text in rows:
-        yield SCHEMA, bytes(key), 1, _hash(SCHEMA, text)
+    return {(SCHEMA, bytes(key)): (1, _bytes(_hash(SCHEMA, text))) for key, text in rows}
 
 
 def _bytes(total: int) -> bytes:
