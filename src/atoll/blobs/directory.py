@@ -25,7 +25,10 @@ _DRAFTS = "tmp"
 
 
 class DirectoryBlobs:
-    """A store of blobs below `root`, which is made when it does not exist."""
+    """A store of blobs below `root`, which is made when it does not exist.
+
+    Safe to share between threads; a writer is used by one at a time.
+    """
 
     def __init__(self, root: Path, *, files: SystemFiles = filesystem.SYSTEM) -> None:
         self._root = root.absolute()

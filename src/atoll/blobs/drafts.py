@@ -204,7 +204,7 @@ def hash_file(fd: int, nbytes: int, *, path: Path) -> str:
 
 
 def settled_hash(files: SystemFiles, fd: int, *, path: Path) -> tuple[str, Identity]:
-    """The sha256 of a file and the identity it had before and after hashing."""
+    """The sha256 and the identity of a file; StoreError when it changed while it was hashed."""
     before = files.identity(fd)
     found = hash_file(fd, before.nbytes, path=path)
     after = files.identity(fd)

@@ -6,12 +6,12 @@ from atoll.blobs.base import BlobReader, BlobRef, Blobs, BlobWriter
 
 
 class FencedBlobs:
-    """`blobs` with `check` before every commit and every removal; what it raises goes through.
+    """`blobs` with checks before every change; what a check raises ends the change.
 
-    `check_place` is asked before anything is written or removed at all, `check_removal` too before
-    a blob is removed. Reading is free. Between the checks and a
-    removal lies one call: a process that is stopped there for longer than its lease may still
-    remove a blob that nothing referenced when it looked.
+    `check_place` is called before a writer is opened, a commit and a removal, `check` before a
+    commit and a removal, `check_removal` before a removal. Reading is not checked. Between the
+    checks and a removal lies one call: a process that is stopped there for longer than its lease
+    may still remove a blob that nothing referenced when it looked.
     """
 
     def __init__(

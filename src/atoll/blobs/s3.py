@@ -24,7 +24,10 @@ CACHE_BYTES = 8 << 30
 
 
 class S3Blobs:
-    """A store of blobs at `s3://bucket/prefix`; `spool` is a local directory of its own."""
+    """A store of blobs at `s3://bucket/prefix`; `spool` is a local directory of its own.
+
+    Safe to share between threads; a writer is used by one at a time.
+    """
 
     def __init__(
         self,

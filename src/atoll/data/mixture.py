@@ -89,10 +89,11 @@ class Mixture:
 
 
 def turns(dataset: Dataset, ranges: Sequence[RowRange]) -> Iterator[tuple[Dataset, int]]:
-    """The positions of `ranges` with their datasets, which take turns by how many rows they have.
+    """The positions of `ranges`, each with its dataset, mixed evenly over the round.
 
-    The next row is of the dataset that is furthest behind its share of the rows so far, the earlier
-    one on a tie: integers only, so that every machine finds the same order.
+    The next row always comes from the dataset that is furthest behind its share of the rows so far,
+    on a tie from the one that comes first in `ranges`. Integers only, so that every machine finds
+    the same order.
     """
     if not isinstance(dataset, Mixture):
         yield from ((dataset, place) for span in ranges for place in range(span.start, span.stop))

@@ -26,18 +26,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The rows of one round. Every planned row is from a taken range or from before a new cursor.
+    """The rows of one round: reopened ones, and fresh ones that moved the cursors.
 
     Rows in `ranges` = rows in `taken` - rows in `left` + fresh rows before the new `cursors`.
     """
 
-    ranges: dict[
-        str, tuple[RowRange, ...]
-    ]  # by worker_id, in worker_id order; by dataset_id, start
+    # By worker_id, in worker_id order; each worker's by dataset_id and start.
+    ranges: dict[str, tuple[RowRange, ...]]
     cursors: dict[str, int]  # by dataset_id
-    taken: tuple[
-        RowRange, ...
-    ]  # reopened ranges of which rows were given out, as they were passed in
+    # Reopened ranges of which rows were given out, as they were passed in.
+    taken: tuple[RowRange, ...]
     left: tuple[RowRange, ...]  # the rest of the last taken range, if it was not needed whole
 
 

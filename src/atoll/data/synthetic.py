@@ -38,7 +38,10 @@ _HELD_OUT_OF_ENDLESS = 2**63  # past every training row
 
 
 def _zipf_slots(ranks: int, scale: int) -> NDArray[np.int64]:
-    """Rank r in `scale // (r + 1)` slots: a uniform draw of a slot is a Zipf draw of a rank."""
+    """int64 [slots]: rank r stands in `scale // (r + 1)` of them.
+
+    So a uniform draw of a slot is a draw of a rank by Zipf's law, in integers alone.
+    """
     return np.repeat(np.arange(ranks), [scale // (rank + 1) for rank in range(ranks)])
 
 

@@ -74,7 +74,7 @@ def join(
 
 
 def _open_link(group: Group, *, url: str, token: str, fingerprint: str | None) -> Link:
-    """The leader's connections, as each rank of its island sees them."""
+    """The link of this rank: its own connections for the leader, which the others go through."""
     if group.size == 1:
         return NetworkLink(url, token=token, fingerprint=fingerprint)
     if not group.is_leader:
@@ -85,7 +85,10 @@ def _open_link(group: Group, *, url: str, token: str, fingerprint: str | None) -
 def _hold_state(
     group: Group, directory: Path | None, *, base: Path, worker_id: str | None
 ) -> tuple[IslandStore, IslandIdentity]:
-    """The island's state directory and name; a follower's part is a folder in it of its own."""
+    """This rank's store and the island's identity.
+
+    The leader holds the island's state directory; each follower has a folder of its own in it.
+    """
     mine: IslandStore | None = None
 
     def lead() -> tuple[str, str]:

@@ -82,7 +82,7 @@ def _prepare(directory: Path, addresses: Addresses, scratch: Path, blobs: Blobs)
 
 
 def _check_whole(made: Path) -> None:
-    """Refuses a new ledger of which some is still in its log: a full disk leaves it there."""
+    """StorageFull when part of the new ledger is still in its log, where a full disk leaves it."""
     if not wal.is_folded(made):
         raise StorageFull(
             f"no room to write the new ledger beside {str(made)!r}; nothing was changed; free some "

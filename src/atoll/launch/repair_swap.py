@@ -1,4 +1,4 @@
-"""Puts a repaired ledger in the place of a damaged one, so that a crash can be taken up.
+"""Puts a repaired ledger in the place of a damaged one, in steps that a crash may interrupt.
 
 The old ledger, its log and every blob that no longer belongs to the run move to `damaged-N/`;
 nothing is deleted. While it lasts a marker in the directory leads back to the old ledger.
@@ -23,7 +23,7 @@ SCRATCH = "repair-"  # what a repair works on, beside the ledger
 
 
 def install(directory: Path, made: Path, blobs: Blobs, report: RepairReport) -> None:
-    """Puts the old ledger aside and the new one in its place, so that a crash can be taken up."""
+    """Puts the old ledger aside and the new one in its place; `resume` follows a crash in it."""
     folder = _new_folder(directory)
     report.aside = str(folder)
     for name in (LEDGER, f"{LEDGER}-wal"):

@@ -53,7 +53,7 @@ class Old:
 def look(
     directory: Path, addresses: Addresses, *, pid: int, wall: float, keep_weights: bool = False
 ) -> Old | None:
-    """What would be dropped, None when there is nothing; with `keep_weights` writes them there.
+    """What would be dropped, or None; with `keep_weights` also exports the newest weights to it.
 
     StateHeld names a process that has the directory. ConfigError for a directory that is not a
     run's, and for stores that are elsewhere: nobody can move those aside.
@@ -123,8 +123,8 @@ def _export(directory: Path, ledger: Ledger) -> Path:
 def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
     """Moves the directory to its sibling `DIR.dropped-N` and makes an empty one with its keys.
 
-    Of a symbolic link what it leads to: a new run belongs on the same disk. StoreError for what
-    cannot be moved, as where a disk is mounted.
+    A symbolic link stays and the directory that it leads to is moved, so that the new run is on the
+    same disk. StoreError for a directory that cannot be moved, such as a mount point.
     """
     directory = directory.resolve()
     named = (directory.with_name(f"{directory.name}.dropped-{n}") for n in itertools.count(1))

@@ -118,9 +118,9 @@ def keep_addresses(directory: Path, addresses: Addresses) -> None:
 def ownership(
     directory: Path, addresses: Addresses, *, ledger: str | None, s3: S3Access | None
 ) -> Ownership | None:
-    """What this run may say of its blobs; None where they are inside its own directory.
+    """This run's claim to blobs outside its state directory; None when they are inside.
 
-    `ledger` names the database among copies of it, if anything does.
+    `ledger` is `Ledger.identity`: a name that no copy has, or None for a file.
     """
     if addresses.blobs is None:
         return None
@@ -134,8 +134,8 @@ def _check_owner(
 ) -> None:
     """Refuses a new run where another keeps its blobs: each removes what it does not know.
 
-    Where this one's name is, its own creation was cut off; whether the blobs are no more than that
-    leaves is for `soundness` to see.
+    Blobs under this run's own name are left from a creation that was cut off; `soundness` checks
+    that they are no more than that.
     """
     with ledger.reading() as t:
         exists = t.run.get() is not None

@@ -3,9 +3,9 @@
     genesis = H(run, first manifest, initial weights)
     hash_n  = H(hash_{n-1}, n, manifest, ordered contributions, digests of θ and θ̂)
 
-A round of a fragment other than the first hashes which; a contribution that was made for another
-round, or holds rows of earlier ones, hashes both. Wall times and norms are left out, so that a
-simulated and a real run of the same rounds compare.
+The hash of a round also covers its fragment, unless that is the first one; and of a contribution
+that was made for another round, or that holds rows of earlier ones, both round numbers. Wall times
+and norms are left out, so that a simulated and a real run of the same rounds have equal hashes.
 """
 
 import hashlib
@@ -59,12 +59,12 @@ def round_hash(
         "master": master_digest,
         "published": published_digest,
     }
-    # Left out where it says nothing, so that a run of one fragment has the hashes it ever had.
+    # Left out for the first fragment, so that runs of one fragment keep the hashes they have.
     return canonical.sha256(hashed | ({"fragment": fragment} if fragment else {}))
 
 
 def _hashed(c: ContributionRecord, round_number: int) -> list[object]:
-    """The fields of a contribution under the hash of the round that folds it."""
+    """What the hash of the round that folds a contribution covers of it."""
     made = [c.round, c.first]
     own = made == [round_number, round_number]
     return [c.worker_id, c.sha256, c.weight, c.rows, c.tokens, *([] if own else [made])]
@@ -105,9 +105,10 @@ def check_chain(
 def in_order(
     contributions: Iterable[ContributionRecord],
 ) -> Callable[[int], list[ContributionRecord]]:
-    """What `check_chain` asks for, out of the contributions of all rounds, as `every` gives them.
+    """The `contributions_of` that `check_chain` takes, on top of `ContributionTable.every`.
 
-    Holds one round at a time; a round that was asked for is not given again.
+    It reads on as rounds are asked for and keeps one round in memory, so rounds must be asked for
+    in ascending order, each once.
     """
     rest = iter(contributions)
     ahead = next(rest, None)

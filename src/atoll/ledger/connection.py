@@ -32,8 +32,8 @@ class DriverError(Exception):
         self.sqlstate: str | None = getattr(cause, "sqlstate", None)
 
 
-# What comes out of a connection. sqlite3 reports a number past 64 bits by the second, and by the
-# third bytes that are no text any more, in a value or in its message about a damaged table.
+# Every error that using a connection can raise. sqlite3 raises OverflowError for a number beyond 64
+# bits, and UnicodeDecodeError where a damaged value, or its own message about it, is not UTF-8.
 DRIVER_ERRORS = (DriverError, OverflowError, UnicodeDecodeError)
 
 
@@ -47,7 +47,7 @@ class Mode(Enum):
 
 
 class Watcher(Protocol):
-    """Is told of every statement; what it raises ends the statement's transaction."""
+    """A listener that is told of every statement; if it raises, the transaction is undone."""
 
     def before(self, text: str) -> None: ...
 
@@ -68,7 +68,10 @@ _COMPILED: dict[tuple[str, Executable, tuple[str, ...]], _Compiled] = {}
 
 
 class Connection:
-    """The one connection of a ledger; `driver` is the driver's own, whatever that is."""
+    """The one connection of a ledger, around the driver's own (`driver`).
+
+    Used by one thread at a time: `Database` hands it out under its lock.
+    """
 
     watcher: Watcher | None = None
 
@@ -220,7 +223,7 @@ class Connection:
 
 
 def _compile(statement: Executable, keys: tuple[str, ...], dialect: Dialect) -> _Compiled:
-    """Which columns an INSERT or UPDATE sets follows from the names of the values it is given."""
+    """Compiles to text; an INSERT or UPDATE sets the columns that `keys` names."""
     made: Any = statement.compile(  # type: ignore[attr-defined]  # of every statement we build
         dialect=dialect, column_keys=list(keys), compile_kwargs={"render_postcompile": True}
     )

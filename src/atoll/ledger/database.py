@@ -39,7 +39,10 @@ _SQLITE_DAMAGED = (
 
 
 class Database:
-    """The ledger's only connection; `name` is how messages call it and holds no password."""
+    """The ledger's only connection; `name` is how messages call it and holds no password.
+
+    Safe to share: transactions of several threads take turns under one lock.
+    """
 
     def __init__(self, connection: Connection, *, name: str) -> None:
         self.connection = connection
@@ -85,7 +88,7 @@ class Database:
 
     @property
     def identity(self) -> str | None:
-        """What names this database among copies of it; None: the place of its file does."""
+        """A name that no copy of this database has; None for a file, which its path tells apart."""
         return None
 
     # Transactions
@@ -181,13 +184,13 @@ class Database:
             self._lock.release()
 
     def _closing(self) -> None:
-        """The first thing of closing, before any call under way has ended."""
+        """Called first by `close`, while another thread's call may still be under way."""
 
     def _hang_up(self) -> None:
         """Ends the call that waits for a server; SQLite's calls end by themselves."""
 
     def _last_words(self) -> None:
-        """What is done with a connection that is whole before it is closed, under the lock."""
+        """Called by `close` under the lock, while the connection still works."""
 
     def _close(self) -> None:
         connection = self.connection

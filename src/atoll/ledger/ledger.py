@@ -40,7 +40,7 @@ class Ledger:
     # The right to write
 
     def identity(self) -> str | None:
-        """What names this database among copies of it; None: the place of its file does."""
+        """A name that no copy of this database has; None for a file, which its path tells apart."""
         return self._database.identity
 
     def check_held(self) -> None:

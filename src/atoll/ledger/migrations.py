@@ -37,7 +37,7 @@ def migrate(database: Database) -> None:
 
 
 def check_version(stored: int, *, name: str) -> None:
-    """LedgerVersion unless this program made tables of the version `stored`."""
+    """LedgerVersion unless `stored` is the version whose tables this program reads."""
     if stored != VERSION:
         raise LedgerVersion(
             f"the ledger {name} has version {stored} and this program reads version {VERSION} "
@@ -62,7 +62,7 @@ def stored_version(database: Database) -> int:
 
 @cache
 def statements(dialect: Dialect) -> tuple[str, ...]:
-    """What makes every table of `schema`, in the order of their references."""
+    """The statements that make every table of `schema`; a table comes after those it refers to."""
     made = []
     for table in schema.metadata.sorted_tables:
         made.append(CreateTable(table).compile(dialect=dialect))

@@ -68,7 +68,7 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """A frozen membership; number 0, without members, is that of a run nobody has joined."""
+    """A frozen membership; a run that nobody has joined is at number 0, without members."""
 
     number: int
     created_wall: float
@@ -127,7 +127,7 @@ class Queues:
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """How many rows one worker has leases of in one state, in one queue."""
+    """How many rows of one queue are leased to one worker, in leases of one state."""
 
     dataset_id: str
     epoch: int

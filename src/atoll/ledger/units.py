@@ -38,7 +38,7 @@ class Cut:
 
 
 def units_of(length: int, wanted: int) -> int:
-    """How many units an epoch of `length` rows is cut into: as wanted, but none is empty."""
+    """How many units an epoch of `length` rows is cut into: as wanted, but at most one per row."""
     return min(length, wanted)
 
 

@@ -64,7 +64,10 @@ class PostgresDatabase(Database):
         self._is_closing = True
 
     def _hang_up(self) -> None:
-        """Whether the commit of the call that it ends counted, the next start reads."""
+        """Shuts the socket down, which ends the call that waits on it.
+
+        If that call was a commit, it may or may not have counted: the next start reads which.
+        """
         if self.connection.is_broken:
             return
         number = os.dup(self.connection.driver.pgconn.socket)

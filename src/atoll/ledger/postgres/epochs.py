@@ -73,7 +73,7 @@ class Holder(NamedTuple):
 
 
 def name_of_this_process() -> str:
-    """What others are told of the holder; also the name of its session."""
+    """How this process is called as a holder, in the errors of others and on the server."""
     return f"atoll pid {os.getpid()} on {socket.gethostname()}"
 
 
@@ -187,7 +187,10 @@ def _held(name: str, found: Holder) -> StateHeld:
 
 
 def _wait_for_locks(connection: Connection, seconds: float) -> None:
-    """How long this transaction waits for a lock. Not by `set_config`, which would be a query."""
+    """Limits how long this transaction waits for a lock.
+
+    By SET: a query such as `set_config` would fix what the transaction sees before it has the lock.
+    """
     connection.change(f"SET LOCAL lock_timeout = {_milliseconds(seconds)}")
 
 

@@ -50,9 +50,9 @@ class Salvaged:
 
 
 def salvage(source: Path, target: Path, *, name: str) -> Salvaged:
-    """Fills a new ledger at `target` from `source`, a copy of the ledger that `name` tells.
+    """Fills a new ledger at `target` from `source`, a copy of a damaged one.
 
-    LedgerVersion when that is of another release.
+    `name` is how messages call the original. LedgerVersion when another release wrote it.
     """
     found = Salvaged()
     _check_version(source, name=name)
@@ -108,7 +108,7 @@ def _open(path: Path) -> Any:
 
 
 def _check_version(source: Path, *, name: str) -> None:
-    """Refuses a ledger of another version; one that tells none is taken for one of this."""
+    """LedgerVersion for a ledger of another version; one whose version is unreadable passes."""
     driver = connect.driver()
     with contextlib.closing(_open(source)) as raw, contextlib.suppress(driver.Error):
         versions = [row[0] for row in raw.execute("SELECT version FROM schema_version")]
@@ -172,9 +172,9 @@ def _leave_out(t: Transaction, damages: list[LedgerDamage]) -> None:
 
 
 def _without_manifest(connection: Connection, damages: list[LedgerDamage]) -> list[int]:
-    """Leaves out a damaged version and those after it; the first round that was under them.
+    """Deletes a damaged manifest version and all later ones; gives the first round under them.
 
-    Not the first version: without it there is no run, which the chain finds.
+    The first version stays: without it there is no run, and the check of the chain finds that.
     """
     versions = [int(d.key) for d in damages if d.key.isdigit() and int(d.key) > 1]
     if not versions:
@@ -187,7 +187,11 @@ def _without_manifest(connection: Connection, damages: list[LedgerDamage]) -> li
 
 
 def _renew_members(connection: Connection, damages: list[LedgerDamage]) -> None:
-    """A worker whose row is not to be trusted has no key any more, so any process may take it."""
+    """Replaces damaged rows of workers, and deletes damaged generations.
+
+    A worker whose row cannot be trusted becomes inactive and its key is forgotten, so that any
+    process may register under the name; its incarnation is the highest that is recorded.
+    """
     for damage in damages:
         if damage.place == "workers":
             name = damage.key.strip("'")

@@ -7,7 +7,7 @@ belong together (those of a round or a version, else one row by its key):
 
 so a transaction moves it by the rows it changed and reads no others. What changed is recorded by
 temporary triggers, which are this connection's own; a change from elsewhere leaves its seal behind.
-It reads which tables there are. PostgreSQL has checksums of its own and is not sealed.
+The tables are read from the database itself. PostgreSQL has checksums of its own and is not sealed.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class Sealing:
         connection.script(";\n".join(made))  # one call: a restart has a second for all it does
 
     def begin(self, connection: Connection) -> None:
-        """Forgets what was changed outside any transaction of ours: that is not sealed."""
+        """Drops notes of changes made outside our transactions, which must not be sealed."""
         connection.change(f"DELETE FROM temp.{_CHANGES}")
 
     def end(self, connection: Connection) -> None:

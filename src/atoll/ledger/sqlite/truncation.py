@@ -60,7 +60,7 @@ _INSERT_GENERATION = insert(schema.generations)
 
 
 def truncate(t: Transaction, *, last_round: int) -> None:
-    """Forgets every round after `last_round`, which is published, or 0."""
+    """Forgets every round after `last_round`, which must be a published round, or 0 for all."""
     t.connection.change(_REOPEN_UNFOLDED, {"last_round": last_round})
     for statement in _DROP:
         t.connection.change(statement, {"last_round": last_round})
@@ -80,7 +80,7 @@ def disband(t: Transaction) -> None:
 
 
 def _reopen(t: Transaction) -> None:
-    """Leases whose rows are in no other one any more, as the rounds that took them are gone."""
+    """Reopens taken leases, or parts of them, whose rows no remaining lease covers."""
     kept = [rows.read(LeaseRecord, row) for row in t.connection.rows(_ALL_LEASES)]
     cuts = {queue.name: queue.cut for queue in t.queues.all().sound}
     covered: dict[str, list[Range]] = {}  # by the dataset, whose row sequence positions count in
@@ -98,7 +98,7 @@ def _reopen(t: Transaction) -> None:
 
 
 def _put(t: Transaction, lease: LeaseRecord) -> None:
-    """Inserts the lease, in place of one of the same key: a lease that was split may be there."""
+    """Inserts the lease; a lease of the same key, such as the one it is a part of, is replaced."""
     values = rows.values(lease)
     key = {f"of_{column.name}": values[column.name] for column in _LEASES.primary_key}
     t.connection.change(_DELETE_LEASE, key)

@@ -78,7 +78,7 @@ def path_of(ledger: Path) -> Path:
 
 
 def is_folded(ledger: Path) -> bool:
-    """Whether all of a database is in its main file; not when it was closed on a full disk."""
+    """Whether the log is empty, so that the main file holds all. A full disk leaves some in it."""
     return not nbytes(path_of(ledger))
 
 
@@ -164,7 +164,10 @@ def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> W
 
 
 def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
-    """The last page of each number; frames of an earlier use have other salts than the first."""
+    """By page number its newest content, of the frames with the salts of the first one.
+
+    Frames with other salts are left from an earlier use of the file.
+    """
     return {frame.number: frame.page for frame in frames if frame.salts == frames[0].salts}
 
 
@@ -244,7 +247,7 @@ def _explained_by_one_bit(frame: _Frame, found: tuple[int, int]) -> bool:
 
 
 def _after(weight: tuple[int, int]) -> tuple[int, int]:
-    """The weight of a change after one more pair of words was summed."""
+    """How much of a change is in each of the two sums after one more pair of words."""
     first = (weight[0] + weight[1]) & _MASK
     return first, (weight[1] + first) & _MASK
 

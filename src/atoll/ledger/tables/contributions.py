@@ -74,7 +74,7 @@ class ContributionTable(RecordTable):
         return self._records(ContributionRecord, _OF_ROUND, {"by_round": round_number})
 
     def every(self) -> Generator[ContributionRecord, None, None]:
-        """Those of all rounds, as the rounds fold them, read as they are used."""
+        """All contributions, round by round in the order of the fold; read as they are used."""
         return (ContributionRecord(*row) for row in self._connection.stream(_EVERY))
 
     def folded(self, *, last: int) -> int:

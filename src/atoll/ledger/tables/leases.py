@@ -87,7 +87,7 @@ class LeaseTable(RecordTable):
         return self._records(RowCount, _COUNTS)
 
     def give_out(self, plan: RoundPlan) -> None:
-        """The leases of a plan, out of reopened and of fresh rows, in the queues they lie in."""
+        """Records what a plan takes and leaves of reopened leases, and its new leases."""
         self._take(plan.taken)
         self._keep_reopened(plan)
         self._queues.open(plan.queues)
@@ -143,7 +143,7 @@ class LeaseTable(RecordTable):
                 )
 
     def _keep_reopened(self, plan: RoundPlan) -> None:
-        """What a plan leaves of the leases that it takes stays reopened."""
+        """Records the ends of taken leases that the plan does not need; they stay reopened."""
         for lease in plan.left:
             inside = any(
                 (taken.round, taken.worker_id, taken.queue)

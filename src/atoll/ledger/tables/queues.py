@@ -77,7 +77,7 @@ class DatasetTable(RecordTable):
         return self._records(DatasetRecord, _DATASETS)
 
     def add(self, records: Sequence[DatasetRecord]) -> None:
-        """Knows these datasets from now on; DatasetMismatch when one is known by another length."""
+        """Records datasets that are new; DatasetMismatch when one is known by another length."""
         known = {record.dataset_id: record for record in self.all()}
         for record in records:
             held = known.get(record.dataset_id)
@@ -91,7 +91,7 @@ class DatasetTable(RecordTable):
                 )
 
     def cursors(self) -> dict[str, int]:
-        """By dataset_id, where rows were leased: the first position that never was."""
+        """By dataset_id the first position that was never leased; only where any was."""
         # One look at the end of an index for each, however many leases there are.
         ends = {
             record.dataset_id: self._connection.value(_END, {"of_dataset": record.dataset_id})
@@ -144,7 +144,7 @@ class QueueTable(RecordTable):
         ]
 
     def rebuild(self) -> None:
-        """Every queue as its leases say, after some of them went; one without any goes too."""
+        """Computes every queue again after leases were removed; one without leases is removed."""
         for queue in self.all().sound:
             leases = self._leases_in(queue)
             if not leases:
@@ -196,7 +196,7 @@ class QueueTable(RecordTable):
     def _by_queue(
         self, leases: Sequence[LeaseRecord]
     ) -> list[tuple[QueueRecord, list[LeaseRecord]]]:
-        """The leases by their queue, without those whose entry is damaged or not there."""
+        """Each queue with those of `leases` in it; damaged and missing entries are left out."""
         lengths = self._lengths()
         ordered = sorted(leases, key=lambda lease: lease.queue)
         found = []
@@ -216,7 +216,7 @@ class QueueTable(RecordTable):
 
 
 def parse(row: Row, *, lengths: Mapping[str, int]) -> QueueRecord:
-    """The queue in a row of the table; StateDamaged says what it cannot be."""
+    """The queue in a row of the table; StateDamaged, with the reason, when it cannot be one."""
     entry = dict(zip(_COLUMNS, row, strict=True))
     found = _NAME.match(str(entry["name"]))
     if found is None:

@@ -43,7 +43,10 @@ class Transaction:
 
 
 def _exact(value: object) -> object:
-    """A stored value as JSON keeps it whole; SQLite has numbers for what is true and false."""
+    """A stored value in a form that JSON keeps exactly, the same for both engines.
+
+    SQLite gives 0 and 1 where PostgreSQL gives False and True.
+    """
     if isinstance(value, float | bytes):
         return value.hex()
     return int(value) if isinstance(value, bool) else value
