@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.cli import serve as command
-from atoll.cli.serve import ServeOptions
+from atoll.cli.options import ServeOptions
 from atoll.coordinator.planes.server import Server
 from tests import served
 

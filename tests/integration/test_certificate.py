@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll.cli import serve as command
-from atoll.cli.serve import ServeOptions
+from atoll.cli.options import ServeOptions
 from atoll.errors import ConfigError
 from atoll.wire import certificate
 from atoll.wire.certificate import Certificate

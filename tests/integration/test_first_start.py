@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.serve import ServeOptions, serve
+from atoll.cli.options import ServeOptions
+from atoll.cli.serve import serve
 from atoll.coordinator.planes.server import Server
 from atoll.errors import ConfigError
 from tests.integration.test_reset import RUN_FILE, TOKENS, credentials

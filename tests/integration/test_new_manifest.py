@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.serve import ServeOptions
+from atoll.cli.options import ServeOptions
 from atoll.client.info import get_info
 from atoll.coordinator.planes.access import Role
 from atoll.errors import ConfigError

@@ -7,7 +7,8 @@ import pytest
 from safetensors.torch import load_file
 
 from atoll.cli import reset
-from atoll.cli.serve import ServeOptions, serve
+from atoll.cli.options import ServeOptions
+from atoll.cli.serve import serve
 from atoll.coordinator.planes.server import Server
 from atoll.errors import ConfigError, StateHeld, StoreError
 from atoll.launch import reset as resetting

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from atoll.cli import serve as command
-from atoll.cli.serve import ServeOptions
+from atoll.cli.options import ServeOptions
 from atoll.client.info import get_info
 from atoll.coordinator.planes.access import Role
 from atoll.errors import ConfigError

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from atoll.blobs.base import Blobs
 from atoll.cli import output
 from atoll.cli.link import linked
+from atoll.cli.options import Live, Target
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
 from atoll.errors import ConfigError, StateHeld
@@ -23,15 +24,6 @@ from atoll.ledger.ledger import Ledger
 from atoll.proof import audit as auditing
 from atoll.protocol.manifest import Manifest
 from atoll.versions import recorded
-
-
-@dataclass(frozen=True)
-class Live:
-    """How to ask the coordinator that holds the directory."""
-
-    url: str | None = None
-    token: str | None = None
-    fingerprint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ def opened(directory: Path, live: Live) -> Iterator[Opened]:
     with tempfile.TemporaryDirectory(prefix="atoll-audit-") as made:
         path = Path(made) / "ledger.sqlite"
         with (
-            linked(live.url, token=live.token, fingerprint=live.fingerprint) as link,
+            linked(Target(url=live.url, token=live.token, fingerprint=live.fingerprint)) as link,
             path.open("wb") as file,
         ):
             link.copy_ledger(file.write)

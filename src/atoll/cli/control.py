@@ -6,6 +6,7 @@ from rich.table import Table
 from atoll import ids
 from atoll.cli import output
 from atoll.cli.link import linked
+from atoll.cli.options import Target
 from atoll.errors import ConfigError
 from atoll.protocol.control import (
     Action,
@@ -16,15 +17,16 @@ from atoll.protocol.control import (
     KickRequest,
     OuterRateRequest,
 )
+from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import StatusRequest, Workers, WorkersRequest
 
 
-def workers(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
+def workers(target: Target) -> None:
     """Who takes part, who is late, who is kept out."""
-    with linked(url, token=token, fingerprint=fingerprint) as link:
+    with linked(target) as link:
         found, control = link.send(WorkersRequest()), link.send(CommandRequest())
         waiting_for = list(link.send(StatusRequest()).waiting_for)
-    if as_json:
+    if target.as_json:
         output.print_json(
             {
                 **found.model_dump(mode="json"),
@@ -60,53 +62,44 @@ def _table(found: Workers) -> Table:
     )
 
 
-def order(
-    url: str, action: Action, *, token: str | None, fingerprint: str | None, as_json: bool
-) -> None:
+def order(target: Target, action: Action) -> None:
     """Runs, pauses or stops a run."""
-    with linked(url, token=token, fingerprint=fingerprint) as link:
-        _report(link.send(ControlRequest(action=action)), as_json=as_json)
+    _send(target, ControlRequest(action=action))
 
 
-def kick(
-    url: str, worker_id: str, *, token: str | None, fingerprint: str | None, as_json: bool
-) -> None:
+def kick(target: Target, worker_id: str) -> None:
     """Takes a worker out."""
-    with linked(url, token=token, fingerprint=fingerprint) as link:
-        _report(link.send(KickRequest(worker_id=ids.worker_id(worker_id))), as_json=as_json)
+    _send(target, KickRequest(worker_id=ids.worker_id(worker_id)))
 
 
-def allow(
-    url: str, worker_id: str, *, token: str | None, fingerprint: str | None, as_json: bool
-) -> None:
+def allow(target: Target, worker_id: str) -> None:
     """Lets a worker in again."""
-    with linked(url, token=token, fingerprint=fingerprint) as link:
-        _report(link.send(AllowRequest(worker_id=ids.worker_id(worker_id))), as_json=as_json)
+    _send(target, AllowRequest(worker_id=ids.worker_id(worker_id)))
 
 
-def outer_lr(
-    url: str, lr: float, *, token: str | None, fingerprint: str | None, as_json: bool
-) -> None:
+def _send(target: Target, message: Ask[ControlReply]) -> None:
+    with linked(target) as link:
+        reply = link.send(message)
+    if target.as_json:
+        output.print_json(reply.model_dump(mode="json"))
+    else:
+        _show(reply)
+
+
+def outer_lr(target: Target, lr: float) -> None:
     """Changes the outer learning rate from a later round on."""
-    with linked(url, token=token, fingerprint=fingerprint) as link:
+    with linked(target) as link:
         try:
             reply = link.send(OuterRateRequest(lr=lr))
         except ValidationError as exc:
             raise ConfigError(f"outer lr={lr} must be a number above 0 and at most 100") from exc
-    if as_json:
+    if target.as_json:
         output.print_json(reply.model_dump(mode="json"))
         return
     output.say(
         f"outer.lr is {reply.lr} from round {reply.from_round} on, as manifest "
         f"{reply.manifest_sha256[:16]}…"
     )
-
-
-def _report(reply: ControlReply, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(reply.model_dump(mode="json"))
-    else:
-        _show(reply)
 
 
 _MEANING = {

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from atoll.cli import output
-from atoll.cli.audit import Live, opened
+from atoll.cli.audit import opened
+from atoll.cli.options import Live
 from atoll.cli.s3 import s3_access
 from atoll.launch import state
 from atoll.proof import export as exporting

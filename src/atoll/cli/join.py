@@ -2,7 +2,6 @@
 
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,7 +9,8 @@ import typer
 
 from atoll import torch_threads
 from atoll.cli import factory, output
-from atoll.cli.token import required_token
+from atoll.cli.link import required_token
+from atoll.cli.options import JoinOptions
 from atoll.errors import ConfigError
 from atoll.island import trainer
 from atoll.island.ranks import parallel
@@ -18,23 +18,6 @@ from atoll.island.run import Run
 from atoll.launch import joining, placement
 
 STOPPED = 130  # what shells report for a command ended by a signal from the keyboard
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoinOptions:
-    """The command's arguments."""
-
-    url: str
-    token: str | None = None
-    fingerprint: str | None = None
-    worker_id: str | None = None
-    state: Path | None = None
-    data: str | None = None
-    device: str = "auto"
-    model: str | None = None
-    parallel: str = "ddp"
-    group_timeout: float | None = None
-    as_json: bool = False
 
 
 def join(options: JoinOptions) -> None:

@@ -1,17 +1,22 @@
 """The link of a command that asks a coordinator and is done."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
-from atoll.cli.token import required_token
+from atoll.cli.options import Target
 from atoll.client.http import HttpClient
+from atoll.errors import ConfigError
 
 
-@contextmanager
-def linked(url: str, *, token: str | None, fingerprint: str | None) -> Iterator[HttpClient]:
-    """Connections to the coordinator at `url`, ended with the block; a token must be given."""
-    link = HttpClient(url, token=required_token(token), fingerprint=fingerprint)
-    try:
-        yield link
-    finally:
-        link.close()
+def linked(target: Target) -> closing[HttpClient]:
+    """Connections to the coordinator, ended with the `with` block; a token must be given."""
+    token = required_token(target.token)
+    return closing(HttpClient(target.url, token=token, fingerprint=target.fingerprint))
+
+
+def required_token(token: str | None) -> str:
+    """`token`, which came from --token or ATOLL_TOKEN; without one, where to get it."""
+    if not token:
+        raise ConfigError(
+            "no token was given; pass --token, or set ATOLL_TOKEN, to what `atoll serve` printed"
+        )
+    return token

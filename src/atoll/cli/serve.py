@@ -9,11 +9,11 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from atoll import config, torch_threads
 from atoll.cli import output, repair, reset, stopping
+from atoll.cli.options import ServeOptions
 from atoll.cli.reset import Fresh
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
@@ -25,7 +25,6 @@ from atoll.coordinator.planes.server import STOP_SIGNALS, Address, Listen, Serve
 from atoll.errors import ConfigError
 from atoll.launch import memory, state
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.postgres import epochs
 from atoll.ledger.records import ManifestRecord
 from atoll.wire import certificate
 from atoll.wire.certificate import Certificate
@@ -35,30 +34,6 @@ MAX_PORT = 65535
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 3600.0
 _SENDABLE = re.compile(r"[!-~]+\Z")  # what a header can carry
 TOKEN_VARIABLES = {Role.WORKER: "ATOLL_WORKER_TOKEN", Role.ADMIN: "ATOLL_ADMIN_TOKEN"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """The command's arguments."""
-
-    run_file: Path
-    directory: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 8760
-    transfer_port: int = 0
-    cert: Path | None = None
-    key: Path | None = None
-    insecure: bool = False
-    new_tokens: bool = False
-    new_manifest: bool = False
-    stay: bool = False
-    ready_file: Path | None = None
-    ledger_lease: float = epochs.LEASE_SECONDS
-    adopt_blobs: bool = False
-    reset: bool = False
-    keep_weights: bool = False
-    purge: bool = False
-    yes: bool = False
 
 
 def serve(

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from atoll.cli import output
 from atoll.cli.link import linked
+from atoll.cli.options import Target
 from atoll.client.http import HttpClient
 from atoll.clock import SystemClock
 from atoll.errors import CoordinatorUnreachable
@@ -16,13 +17,11 @@ REFRESH_SECONDS = 1.0
 SHOWN_ROUNDS = 12
 
 
-def status(
-    url: str, *, token: str | None, fingerprint: str | None, watch: bool, as_json: bool
-) -> None:
+def status(target: Target, *, watch: bool) -> None:
     """Shows the status once, or until the run is over."""
-    with linked(url, token=token, fingerprint=fingerprint) as link:
+    with linked(target) as link:
         found = link.send(StatusRequest())
-        if as_json:
+        if target.as_json:
             output.print_json(found.model_dump(mode="json"))
         elif not watch:
             output.console.print(view(found))

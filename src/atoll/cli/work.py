@@ -4,14 +4,15 @@ from collections.abc import Iterator
 
 from atoll.cli import output
 from atoll.cli.link import linked
+from atoll.cli.options import Target
 from atoll.protocol.work import Work, WorkRequest
 
 
-def work(url: str, *, token: str | None, fingerprint: str | None, as_json: bool) -> None:
+def work(target: Target) -> None:
     """Shows the newest queues; `--json` has the bitmaps and who has which rows."""
-    with linked(url, token=token, fingerprint=fingerprint) as link:
+    with linked(target) as link:
         found = link.send(WorkRequest())
-    if as_json:
+    if target.as_json:
         output.print_json(found.model_dump(mode="json"))
         return
     columns = (
