@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.codecs.base import Codec
 from atoll.errors import FrameError
-from atoll.layout import ELEMENT_BYTES, GROUP_ELEMENTS, Span
+from atoll.layout import GROUP_ELEMENTS, Span
 
 # A call of torch costs as much as the arithmetic of some thousand values, so it gets several groups
 # at once; more than 1 MiB of fp32 with its scratch memory would leave the cache.
@@ -52,15 +52,12 @@ def typed_view(data: Tensor, dtype: torch.dtype) -> Tensor | None:
 
     A payload inside a frame starts at any byte, so callers need a way through a copy.
     """
-    width = dtype.itemsize
-    if data.data_ptr() % width or data.storage_offset() % width:
-        return None
-    return data.view(dtype)
+    return data.view(dtype) if is_aligned(data, dtype) else None
 
 
-def is_aligned(payload: Tensor) -> bool:
-    """Whether `payload` can be seen as fp32 numbers from its start without a copy."""
-    return not (payload.data_ptr() % ELEMENT_BYTES or payload.storage_offset() % ELEMENT_BYTES)
+def is_aligned(payload: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the bytes of `payload` start where numbers of `dtype` may."""
+    return not (payload.data_ptr() % dtype.itemsize or payload.storage_offset() % dtype.itemsize)
 
 
 def runs(elements: int) -> Iterator[Span]:
