@@ -13,6 +13,7 @@ from atoll.compiled.arrays import FLOATS, NUMBER, Floats
 from atoll.compiled.base import compiled
 from atoll.compiled.jit import loop
 from atoll.optim import base
+from atoll.optim.base import OuterOptimizer
 
 
 class _Rates(NamedTuple):
@@ -41,7 +42,7 @@ def _loop(params: Floats, gradient: Floats, first: Floats, second: Floats, rates
 
 
 @dataclass(frozen=True, slots=True)
-class Adam:
+class Adam(OuterOptimizer):
     """The rule of `torch.optim.Adam`, one rounding per operation.
 
     m = beta1*m + (1 - beta1)*g
@@ -59,10 +60,6 @@ class Adam:
     _: KW_ONLY
     beta2: float
     eps: float
-
-    def init(self, size: int) -> dict[str, Tensor]:
-        """Both moments as zeros."""
-        return base.zeros(self.slots, size)
 
     def update(
         self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], *, step: int

@@ -6,7 +6,7 @@ rounding per kernel, so a tile's bits depend on neither its size nor the CPU's i
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -15,21 +15,14 @@ from atoll.errors import ConfigError, LayoutMismatch
 
 
 class OuterOptimizer(Protocol):
-    """How the mean displacement of a round moves the weights."""
+    """How the mean displacement of a round moves the weights; implementations inherit `init`."""
 
-    @property
-    def name(self) -> str:
-        """The name by which a run's settings choose it."""
-        ...
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the state buffers, each as large as the model."""
-        ...
+    name: ClassVar[str]  # by which a run's settings choose it
+    slots: ClassVar[tuple[str, ...]]  # names of the state buffers, each as large as the model
 
     def init(self, size: int) -> dict[str, Tensor]:
         """One fp32 buffer of `size` zeros for each slot; called once, before the first round."""
-        ...
+        return {slot: torch.zeros(size, dtype=torch.float32) for slot in self.slots}
 
     def update(
         self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], *, step: int
@@ -42,11 +35,6 @@ class OuterOptimizer(Protocol):
         Raises before anything is written when a tile or the step breaks these rules.
         """
         ...
-
-
-def zeros(slots: tuple[str, ...], size: int) -> dict[str, Tensor]:
-    """One fp32 buffer of `size` zeros for each of `slots`."""
-    return {slot: torch.zeros(size, dtype=torch.float32) for slot in slots}
 
 
 def check_tiles(

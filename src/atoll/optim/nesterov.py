@@ -11,6 +11,7 @@ from atoll.compiled.arrays import FLOATS, NUMBER, Floats
 from atoll.compiled.base import compiled
 from atoll.compiled.jit import loop
 from atoll.optim import base
+from atoll.optim.base import OuterOptimizer
 
 
 @loop(FLOATS, FLOATS, FLOATS, NUMBER, NUMBER)
@@ -25,7 +26,7 @@ def move_tile(
 
 
 @dataclass(frozen=True, slots=True)
-class Nesterov:
+class Nesterov(OuterOptimizer):
     """The rule of `torch.optim.SGD(nesterov=True)`, one rounding per operation.
 
     m = momentum*m + g
@@ -37,10 +38,6 @@ class Nesterov:
 
     lr: float
     momentum: float
-
-    def init(self, size: int) -> dict[str, Tensor]:
-        """A momentum of zeros."""
-        return base.zeros(self.slots, size)
 
     def update(
         self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], *, step: int

@@ -11,6 +11,7 @@ from atoll.compiled.arrays import FLOATS, NUMBER, Floats
 from atoll.compiled.base import compiled
 from atoll.compiled.jit import loop
 from atoll.optim import base
+from atoll.optim.base import OuterOptimizer
 
 
 @loop(FLOATS, FLOATS, NUMBER)
@@ -21,17 +22,13 @@ def _loop(params: Floats, gradient: Floats, lr: np.float32) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sgd:
+class Sgd(OuterOptimizer):
     """p = p - lr*g; with lr 1 the weights become the mean of the islands' weights."""
 
     name: ClassVar[str] = "sgd"
     slots: ClassVar[tuple[str, ...]] = ()
 
     lr: float
-
-    def init(self, size: int) -> dict[str, Tensor]:
-        """No state: an empty dict."""
-        return base.zeros(self.slots, size)
 
     def update(
         self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], *, step: int
