@@ -68,6 +68,12 @@ def check_buffers(model: nn.Module) -> None:
             )
 
 
+def short(value: object) -> str:
+    """What a definition holds, as an error shows it: whoever wrote it may have made it long."""
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
 @contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
     """Lets constructors draw from `seed` and gives the global random state back as it was."""

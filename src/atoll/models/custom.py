@@ -3,11 +3,13 @@
 The coordinator and audit need names and shapes alone, so they never import a user's code.
 """
 
+import math
 from collections.abc import Mapping
 
 from atoll.errors import ConfigError
 from atoll.layout import Layout
 from atoll.models import construction
+from atoll.models.construction import short
 
 NAME = "custom"
 KEYS = ("tensors",)
@@ -32,10 +34,7 @@ def layout(definition: Mapping[str, object]) -> Layout:
     elements = 0
     for row in rows:
         name, dims = _row(row)
-        size = 1
-        for dim in dims:
-            size *= dim
-        elements += size
+        elements += math.prod(dims)
         construction.check_size(len(entries) + 1, elements, name)
         entries.append((name, dims, DTYPE))
     return Layout.of(entries)
@@ -43,28 +42,23 @@ def layout(definition: Mapping[str, object]) -> Layout:
 
 def _row(row: object) -> tuple[str, list[int]]:
     if not isinstance(row, list) or len(row) != 3:
-        raise ConfigError(f"model.tensors holds {_short(row)}; a row is [name, dtype, [shape]]")
+        raise ConfigError(f"model.tensors holds {short(row)}; a row is [name, dtype, [shape]]")
     name, dtype, dims = row
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise ConfigError(
-            f"model.tensors holds the name {_short(name)}; a name has 1 to "
+            f"model.tensors holds the name {short(name)}; a name has 1 to "
             f"{MAX_NAME_CHARACTERS} characters"
         )
     if dtype != DTYPE:
         raise ConfigError(
-            f"model.tensors has dtype {_short(dtype)} for {name!r}; a run's weights are {DTYPE!r}"
+            f"model.tensors has dtype {short(dtype)} for {name!r}; a run's weights are {DTYPE!r}"
         )
     if not isinstance(dims, list) or not all(
         isinstance(d, int) and not isinstance(d, bool) and 1 <= d <= construction.MAX_ELEMENTS
         for d in dims
     ):
         raise ConfigError(
-            f"model.tensors has shape {_short(dims)} for {name!r}; it is a list of whole numbers "
+            f"model.tensors has shape {short(dims)} for {name!r}; it is a list of whole numbers "
             f"of at least 1"
         )
     return name, dims
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "…"

@@ -17,6 +17,7 @@ from torch import nn
 
 from atoll.errors import AtollError, ConfigError
 from atoll.models import construction
+from atoll.models.construction import short
 
 NAME = "transformers"
 KEYS = ("config", "attention", "version")
@@ -104,12 +105,12 @@ def _config(definition: Mapping[str, object]) -> tuple[Any, str]:
     attention = definition.get("attention", ATTENTION[0])
     if attention not in ATTENTION:
         raise ConfigError(
-            f"model.attention={_short(attention)} is not known; use one of {list(ATTENTION)}"
+            f"model.attention={short(attention)} is not known; use one of {list(ATTENTION)}"
         )
     given = definition.get("config")
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"model.config={_short(given)} must be a table with model_type and its settings"
+            f"model.config={short(given)} must be a table with model_type and its settings"
         )
     _check_values(given, "model.config", 0)
     kind = _config_class(given.get("model_type"))
@@ -154,7 +155,7 @@ def _config_class(model_type: object) -> Callable[..., Any]:
         or model_type not in causal
     ):
         raise ConfigError(
-            f"model.config.model_type={_short(model_type)} is not a causal language model of "
+            f"model.config.model_type={short(model_type)} is not a causal language model of "
             f"transformers {version()}; use one of its model types, such as 'llama' or 'gpt2'"
         )
     kind: Any = configs.CONFIG_MAPPING[model_type]
@@ -207,7 +208,7 @@ def _check_entries(entries: int, where: str) -> None:
 
 def _check_key(key: object, where: str) -> None:
     if not isinstance(key, str) or not _WORD.fullmatch(key):
-        raise ConfigError(f"{where} holds the key {_short(key)}; a key is a plain word")
+        raise ConfigError(f"{where} holds the key {short(key)}; a key is a plain word")
     if key in REFUSED:
         raise ConfigError(f"{where}.{key} is refused in a model definition; {REFUSED[key]}")
     if key.startswith("_"):
@@ -218,7 +219,7 @@ def _check_scalar(value: object, where: str) -> None:
     if isinstance(value, str):
         if not _WORD.fullmatch(value):
             raise ConfigError(
-                f"{where}={_short(value)} must be a plain word; a config names no file, address "
+                f"{where}={short(value)} must be a plain word; a config names no file, address "
                 f"or code"
             )
     elif isinstance(value, bool) or value is None:
@@ -226,10 +227,10 @@ def _check_scalar(value: object, where: str) -> None:
     elif isinstance(value, int):
         limit = MAX_DEPTH_VALUE if _DEPTH.search(where) else MAX_WHOLE_NUMBER
         if abs(value) > limit:
-            raise ConfigError(f"{where}={_short(value)} is larger than {limit}; make it smaller")
+            raise ConfigError(f"{where}={short(value)} is larger than {limit}; make it smaller")
     elif not isinstance(value, float) or not math.isfinite(value):
         raise ConfigError(
-            f"{where}={_short(value)} is no setting; use numbers, words, true or false, lists "
+            f"{where}={short(value)} is no setting; use numbers, words, true or false, lists "
             f"and tables"
         )
 
@@ -238,7 +239,7 @@ def _same_version(definition: Mapping[str, object]) -> None:
     wanted = definition.get("version")
     if wanted is not None and wanted != version():
         raise ConfigError(
-            f"model.version={_short(wanted)} where this machine has transformers {version()!r}; "
+            f"model.version={short(wanted)} where this machine has transformers {version()!r}; "
             f"another version may compute another model from the same config; "
             f"pip install transformers=={wanted}"
         )
@@ -255,7 +256,7 @@ def _refusals(definition: Mapping[str, object]) -> Iterator[None]:
     except Exception as exc:
         reason = " ".join(str(exc).split()) or type(exc).__name__
         raise ConfigError(
-            f"transformers {version()} builds no model from {_short(dict(definition))}: "
+            f"transformers {version()} builds no model from {short(dict(definition))}: "
             f"{reason[:300]}; change model.config"
             + ("" if "attn_implementation" not in reason else ", or set model.attention='eager'")
         ) from exc
@@ -277,8 +278,3 @@ def _may_be_none(kind: Any, key: str) -> bool:
 
 def _is_rate(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value != 0
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "…"

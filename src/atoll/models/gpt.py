@@ -31,7 +31,10 @@ class GPTConfig:
         for name in ("vocab", "block", "layers", "heads", "width"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"model.{name}={value!r} must be a whole number of at least 1")
+                raise ConfigError(
+                    f"model.{name}={value!r} must be a whole number of at least 1; "
+                    f"architecture 'gpt' needs it"
+                )
         if self.width % self.heads:
             raise ConfigError(
                 f"model.width={self.width} is not a multiple of model.heads={self.heads}; "

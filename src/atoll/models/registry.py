@@ -5,6 +5,7 @@ has them.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -46,13 +47,13 @@ def on_meta(definition: Mapping[str, object]) -> nn.Module:
         raise ConfigError(custom.NEEDS_CODE)
     if name == from_config.NAME:
         return from_config.on_meta(definition)
-    settings = _whole_numbers(definition, name)
+    config = _gpt(definition)
     try:
         with construction.bounded(), torch.device("meta"), construction.NoInit():
-            return GPT(GPTConfig(**settings)).to(torch.float32)
+            return GPT(config).to(torch.float32)
     except (RuntimeError, TypeError, OverflowError) as exc:  # sizes beyond 64 bits
         raise ConfigError(
-            f"[model] {settings} is beyond what a tensor can hold; make it smaller"
+            f"[model] {asdict(config)} is beyond what a tensor can hold; make it smaller"
         ) from exc
 
 
@@ -68,7 +69,7 @@ def longest(definition: Mapping[str, object]) -> int | None:
     name = architecture_of(definition)
     if name == from_config.NAME:
         return from_config.longest(definition)
-    return None if name == custom.NAME else _whole_numbers(definition, name)["block"]
+    return None if name == custom.NAME else _gpt(definition).block
 
 
 def resolved(definition: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,13 +108,7 @@ def architecture_of(definition: Mapping[str, object]) -> str:
     return name
 
 
-def _whole_numbers(definition: Mapping[str, object], name: str) -> dict[str, int]:
-    settings: dict[str, int] = {}
-    for key in ARCHITECTURES[name]:
-        value = definition.get(key)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(
-                f"model.{key}={value!r} must be a whole number; architecture {name!r} needs it"
-            )
-        settings[key] = value
-    return settings
+def _gpt(definition: Mapping[str, Any]) -> GPTConfig:
+    """The size of a GPT; a key that is left out is refused like any other that is no number."""
+    sizes: dict[str, Any] = {key: definition.get(key) for key in ARCHITECTURES["gpt"]}
+    return GPTConfig(**sizes)
