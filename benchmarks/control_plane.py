@@ -200,8 +200,8 @@ def _frame(url: str, who: Identity, home: Path) -> tuple[Identity, StoredFrame]:
         tile = torch.full((1 << 20,), 1e-4)
         for start in range(0, layout.size, tile.numel()):
             sink.payload(byte_view(tile[: min(tile.numel(), layout.size - start)]))
-        sums = sink.finish()
-    return who, StoredFrame(path, preamble=frame.preamble(header), sha256=sums.blob_sha256)
+        blob_sha256 = sink.finish()
+    return who, StoredFrame(path, preamble=frame.preamble(header), sha256=blob_sha256)
 
 
 # Phases

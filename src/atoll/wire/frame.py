@@ -12,7 +12,6 @@ pieces pass through, each byte is hashed once, and the size is known before the 
 import hashlib
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -44,18 +43,10 @@ class Tee(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class FrameSums:
-    """The two checksums of a whole frame, in hex: its trailer, and the name of its blob."""
-
-    sha256_trailer: str
-    blob_sha256: str
-
-
 class _Hashing:
     """The Tee of a stream that is hashed nowhere else."""
 
-    def __init__(self, write: Callable[[memoryview], object] | None = None) -> None:
+    def __init__(self, write: Sink | None = None) -> None:
         self._write = write
         self._sha256 = hashlib.sha256()
 
@@ -89,11 +80,12 @@ def parse_preamble(data: bytes) -> tuple[FrameHeader, int]:
     """The header at the start of `data`, and the offset at which the payload starts."""
     if len(data) < FIXED_BYTES:
         raise FrameError(f"frame ends after {len(data)} bytes; its fixed part has {FIXED_BYTES}")
-    stop = FIXED_BYTES + _header_bytes(data[:FIXED_BYTES])[1]
+    flags, header_bytes = _fixed_part(data[:FIXED_BYTES])
+    stop = FIXED_BYTES + header_bytes
     if len(data) < stop:
         raise FrameError(f"frame ends after {len(data)} bytes; its header ends at {stop}")
     header = _header(data[FIXED_BYTES:stop])
-    if _header_bytes(data[:FIXED_BYTES])[0] and header.kind == "contribution":
+    if flags and header.kind == "contribution":
         raise FrameError(
             f"a contribution has flags {DIGEST_CHECKED:#06x}; only published weights are proven "
             f"by a params digest"
@@ -119,7 +111,8 @@ def read_preamble(source: PreambleSource) -> tuple[FrameHeader, int]:
     return parse_preamble(source.read(0, min(source.nbytes, MAX_PREAMBLE_BYTES)))
 
 
-def _header_bytes(fixed: bytes) -> tuple[int, int]:
+def _fixed_part(fixed: bytes) -> tuple[int, int]:
+    """The flags, and how many bytes the header has."""
     fields: tuple[bytes, int, int, int] = _FIXED.unpack(fixed)
     magic, version, flags, header_bytes = fields
     if magic != MAGIC:
@@ -186,11 +179,7 @@ class FrameWriter:
     """
 
     def __init__(
-        self,
-        header: FrameHeader,
-        write: Callable[[memoryview], object] | None = None,
-        *,
-        tee: Tee | None = None,
+        self, header: FrameHeader, write: Sink | None = None, *, tee: Tee | None = None
     ) -> None:
         assert (write is None) != (tee is None), "give the bytes one way to go"
         self._out: Tee = _Hashing(write) if tee is None else tee
@@ -208,13 +197,15 @@ class FrameWriter:
         self._left -= view.nbytes
         self._out.write(view)
 
-    def finish(self) -> FrameSums:
-        """Writes the trailer; FrameError when the payload is shorter than the header says."""
+    def finish(self) -> str:
+        """Writes the trailer, and gives the sha256 (hex) of the whole frame, the name of its blob.
+
+        FrameError when the payload is shorter than the header says.
+        """
         if self._left:
             raise FrameError(f"payload lacks {self._left} bytes of payload_bytes={self._size}")
-        trailer = self._out.digest()
-        self._out.write(memoryview(bytes.fromhex(trailer)))
-        return FrameSums(trailer, self._out.digest())
+        self._out.write(memoryview(bytes.fromhex(self._out.digest())))
+        return self._out.digest()
 
 
 class FrameReader:
@@ -234,7 +225,7 @@ class FrameReader:
         self._header: FrameHeader | None = None
         self._left = 0  # payload bytes to come
         self._trailer = bytearray()
-        self._sums: FrameSums | None = None
+        self._blob_sha256: str | None = None
         self._refused = False
         self._digest_checked = False
         self._taken = 0
@@ -255,8 +246,7 @@ class FrameReader:
         A chunk that goes beyond the frame's end is refused before any of its payload is passed on.
         After an error every further call raises.
         """
-        if self._refused:
-            raise FrameError("the frame was refused before; start again with a new reader")
+        self._check_not_refused()
         self._refused = True  # until this chunk is through
         view = memoryview(chunk).cast("B")
         self._taken += view.nbytes
@@ -266,20 +256,27 @@ class FrameReader:
             self._take_body(view)
         self._refused = False
 
-    def finish(self) -> FrameSums:
-        """The checksums of the whole frame, verified; FrameError when bytes are missing."""
-        if self._refused:
-            raise FrameError("the frame was refused before; start again with a new reader")
-        if self._sums is None:
+    def finish(self) -> str:
+        """The sha256 (hex) of all that was hashed, once the trailer has proven it.
+
+        Of a frame that is hashed whole that is the name of its blob. FrameError when bytes are
+        missing.
+        """
+        self._check_not_refused()
+        if self._blob_sha256 is None:
             part = "header" if self._header is None else "payload" if self._left else "checksum"
             raise FrameError(f"frame ends after {self._taken} bytes, inside its {part}")
-        return self._sums
+        return self._blob_sha256
+
+    def _check_not_refused(self) -> None:
+        if self._refused:
+            raise FrameError("the frame was refused before; start again with a new reader")
 
     def _take_preamble(self, view: memoryview) -> memoryview:
         missing = self._head_bytes - len(self._head)
         self._head += view[:missing]
         if len(self._head) == FIXED_BYTES == self._head_bytes:
-            flags, header_bytes = _header_bytes(bytes(self._head))
+            flags, header_bytes = _fixed_part(bytes(self._head))
             self._digest_checked = flags == DIGEST_CHECKED
             self._head_bytes += header_bytes
         if len(self._head) == self._head_bytes:
@@ -313,4 +310,4 @@ class FrameReader:
                 f"it was damaged on the way, so send it again"
             )
         self._tee.write(memoryview(bytes(self._trailer)))
-        self._sums = FrameSums(computed, self._tee.digest())
+        self._blob_sha256 = self._tee.digest()

@@ -134,7 +134,7 @@ def handlers(described: ServiceDescriptor, service: object) -> grpc.GenericRpcHa
             method.name: _KINDS[(method.client_streaming, method.server_streaming)](
                 getattr(service, method.name),
                 request_deserializer=_reader(method.input_type),
-                response_serializer=_written,
+                response_serializer=written,
             )
             for method in described.methods
         },
@@ -157,7 +157,8 @@ def _reader(described: Descriptor) -> Callable[[bytes], Message | memoryview | N
     return read
 
 
-def _written(message: Message | bytes) -> bytes:
+def written(message: Message | bytes) -> bytes:
+    """The bytes of a message; a data part is bytes already, made by `chunks.data_part`."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 

@@ -86,38 +86,38 @@ def real(name: str, value: object) -> float:
 
 
 def text(name: str, value: object) -> str:
-    """Any string; its own rule follows."""
+    """Any string."""
     if not isinstance(value, str):
         raise _refuse(name, value, "a string")
     return value
 
 
+def _matching(pattern: re.Pattern[str], name: str, value: object, rule: str) -> str:
+    if not isinstance(value, str) or not pattern.match(value):
+        raise _refuse(name, value, rule)
+    return value
+
+
 def sha256(name: str, value: object) -> str:
     """64 lower-case hex digits."""
-    if not isinstance(value, str) or not _HEX_SHA256.match(value):
-        raise _refuse(name, value, "64 lower-case hex digits")
-    return value
+    return _matching(_HEX_SHA256, name, value, "64 lower-case hex digits")
 
 
 def word(name: str, value: object) -> str:
     """A short lower-case name."""
-    if not isinstance(value, str) or not _WORD.match(value):
-        raise _refuse(name, value, "1 to 32 characters out of a-z 0-9 _")
-    return value
+    return _matching(_WORD, name, value, "1 to 32 characters out of a-z 0-9 _")
 
 
-def choice(name: str, value: object, *, among: Sequence[str]) -> str:
+def choice(name: str, value: object, *, among: Sequence[str]) -> None:
     """One of the strings in `among`."""
-    if not isinstance(value, str) or value not in among:
+    if value not in among:
         raise _refuse(name, value, f"one of {', '.join(among)}")
-    return value
 
 
 def run_id(value: object) -> str:
     """1 to 128 printable ASCII characters without spaces."""
-    if not isinstance(value, str) or not _RUN_ID.match(value):
-        raise _refuse("run_id", value, "1 to 128 printable ASCII characters without spaces")
-    return value
+    rule = "1 to 128 printable ASCII characters without spaces"
+    return _matching(_RUN_ID, "run_id", value, rule)
 
 
 def worker_id(value: object) -> str:
@@ -178,7 +178,7 @@ def row_ranges(value: object) -> tuple[RowRange, ...]:
     """`[dataset_id, start, stop]` rows out of JSON; `ordered_ranges` says which make sense."""
     if not isinstance(value, list):
         raise _refuse("ranges", value, "a list of [dataset_id, start, stop]")
-    return tuple(_row_range(row) for row in value)
+    return tuple(map(_row_range, value))
 
 
 def _row_range(row: object) -> RowRange:

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
-from atoll.wire import chunks
+from atoll.wire import chunks, rpc
 from atoll.wire.proto import transfer_pb2
 
 _SERVICE = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"].full_name
@@ -18,30 +17,26 @@ class TransferCalls:
     def __init__(self, channel: grpc.Channel) -> None:
         self.offset: Callable[..., transfer_pb2.UploadOffset] = channel.unary_unary(
             f"/{_SERVICE}/Offset",
-            request_serializer=_written,
+            request_serializer=rpc.written,
             response_deserializer=transfer_pb2.UploadOffset.FromString,
         )
         # Parts are messages or, for data, bytes that `chunks.data_part` made.
         self.upload: Callable[..., transfer_pb2.Receipt] = channel.stream_unary(
             f"/{_SERVICE}/Upload",
-            request_serializer=_written,
+            request_serializer=rpc.written,
             response_deserializer=transfer_pb2.Receipt.FromString,
         )
         # Parts are messages or, for data, views of what came in.
         self.download: Callable[..., Iterator[Any]] = channel.unary_stream(
             f"/{_SERVICE}/Download",
-            request_serializer=_written,
+            request_serializer=rpc.written,
             response_deserializer=_part,
         )
         self.presence: Callable[..., Any] = channel.unary_stream(
             f"/{_SERVICE}/Presence",
-            request_serializer=_written,
+            request_serializer=rpc.written,
             response_deserializer=transfer_pb2.PresenceState.FromString,
         )
-
-
-def _written(message: Message | bytes) -> bytes:
-    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def _part(message: bytes) -> memoryview | transfer_pb2.DownloadPart:

@@ -132,7 +132,7 @@ class Upload:
 
     def finish(self) -> float:
         """Makes the blob durable under its name; returns the displacement's norm."""
-        found = self._reader.finish().blob_sha256
+        found = self._reader.finish()
         if not hmac.compare_digest(found, self.request.sha256):
             raise FrameError(
                 f"the frame's sha256 is {found}, announced was {self.request.sha256}; "

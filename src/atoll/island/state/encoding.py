@@ -70,5 +70,4 @@ def encode(
         sink.payload(byte_view(payload))
     if feed is not None:
         feed.keep(Span(fragment.span.stop, weights.layout.size))
-    sums = sink.finish()
-    return Encoded(frame.preamble(header), sums.blob_sha256)
+    return Encoded(frame.preamble(header), sink.finish())
