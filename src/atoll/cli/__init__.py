@@ -17,7 +17,7 @@ def main() -> None:
     try:
         _run()
     except (stopping.Stopped, Exception):
-        # Also what a library makes of it that was just being loaded.
+        # Any exception: a library that was just being loaded may have turned Stopped into its own.
         if stopping.EARLY.told is None:
             raise
         sys.stdout.write(f"coordinator {stopping.EARLY.told}\n")

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,13 +79,12 @@ def opened(directory: Path, live: Live) -> Iterator[Opened]:
             path.open("wb") as file,
         ):
             link.copy_ledger(file.write)
-        ledger = engines.open_ledger(path)
-        blobs = state.open_blobs(directory, state.addresses_of(directory), s3=s3_access())
-        try:
+        addresses = state.addresses_of(directory)
+        with (
+            closing(engines.open_ledger(path)) as ledger,
+            closing(state.open_blobs(directory, addresses, s3=s3_access())) as blobs,
+        ):
             yield _of(ledger, blobs, directory)
-        finally:
-            ledger.close()
-            blobs.close()
 
 
 def _of(ledger: Ledger, blobs: Blobs, directory: Path) -> Opened:

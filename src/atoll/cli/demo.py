@@ -4,7 +4,7 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,11 +108,10 @@ def _check(run_file: Path, islands: int) -> None:
 
 def _watch(coordinator: LocalCoordinator, islands: list[LocalIsland], tokens: Tokens) -> None:
     """Follows the run with a live display until it is over."""
-    link = HttpClient(coordinator.url, token=tokens.admin)
     clock = SystemClock()
     deadline = clock.now() + LIMIT_SECONDS
-    last = link.send(StatusRequest())
-    try:
+    with closing(HttpClient(coordinator.url, token=tokens.admin)) as link:
+        last = link.send(StatusRequest())
         with _display(last) as show:
             is_over = False
             while not is_over:
@@ -131,8 +130,6 @@ def _watch(coordinator: LocalCoordinator, islands: list[LocalIsland], tokens: To
                     is_over = False  # a busy machine: asked again
                     continue
                 show(last)
-    finally:
-        link.close()
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`atoll export`: weights for everybody else's tools."""
 
+from contextlib import closing
 from pathlib import Path
 
 from atoll.cli import output
@@ -23,32 +24,20 @@ def export(
 ) -> None:
     """Writes the file and says what is in it."""
     weights_file.check_target(path)  # before a replay that may take long
-    if blob is not None:
-        metadata = _of_blob(directory, blob, path)
-        _tell(metadata, path, as_json=as_json)
-        return
-    with opened(directory, live) as run:
-        metadata = exporting.export(
-            run.ledger,
-            run.blobs,
-            path,
-            layout=run.layout,
-            version=round_number,
-            published=published,
-        )
-    _tell(metadata, path, as_json=as_json)
-
-
-def _of_blob(directory: Path, blob: str, path: Path) -> dict[str, str]:
-    """For a directory whose ledger is lost."""
-    blobs = state.open_blobs(directory, state.addresses_of(directory), s3=s3_access())
-    try:
-        return exporting.export_blob(blobs, blob, path)
-    finally:
-        blobs.close()
-
-
-def _tell(metadata: dict[str, str], path: Path, *, as_json: bool) -> None:
+    if blob is not None:  # for a directory whose ledger is lost
+        addresses = state.addresses_of(directory)
+        with closing(state.open_blobs(directory, addresses, s3=s3_access())) as blobs:
+            metadata = exporting.export_blob(blobs, blob, path)
+    else:
+        with opened(directory, live) as run:
+            metadata = exporting.export(
+                run.ledger,
+                run.blobs,
+                path,
+                layout=run.layout,
+                version=round_number,
+                published=published,
+            )
     if as_json:
         output.print_json({**metadata, "path": str(path)})
         return

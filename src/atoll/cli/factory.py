@@ -15,7 +15,7 @@ SHAPE = "--model takes module:factory, where factory() returns a torch.nn.Module
 
 
 def build(spec: str) -> nn.Module:
-    """What the factory named by `spec` returns; modules of the working directory are found.
+    """The model that the factory named by `spec` returns; the working directory is searched too.
 
     An error inside the user's code is raised as it is, with its traceback.
     """

@@ -43,13 +43,7 @@ def join(options: JoinOptions) -> None:
         torch_threads.use(run.manifest.inner.threads)
         if run.group.is_leader and not options.as_json:
             output.say(f"island {run.worker_id!r} joins run {run.manifest.name!r}")
-        trainer.train(
-            run,
-            location=options.data,
-            device=device,
-            model=model,
-            kind=kind,
-        )
+        trainer.train(run, location=options.data, device=device, model=model, kind=kind)
         if run.group.is_leader:
             _tell(run, as_json=options.as_json)
     except KeyboardInterrupt:

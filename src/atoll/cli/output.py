@@ -69,7 +69,7 @@ def print_json(value: Any) -> None:
 
 
 def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table; the first column is text, the others are numbers."""
+    """A table; the first column stands left, the others right as numbers do; None becomes "-"."""
     shown = None if title is None else escape(plain(title))
     made = Table(title=shown, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):

@@ -23,14 +23,14 @@ def repair(directory: Path, *, yes: bool, as_json: bool) -> None:
     if as_json:
         output.print_json(report.as_json())
     else:
-        _show(report, yes=yes)
+        _show(report)
     done = report.audit is not None and report.audit["clean"]
     if not (report.sound or done):
         raise typer.Exit(1)
 
 
 def explained(directory: Path, error: AtollError) -> AtollError:
-    """The same refusal with the last good round and the way out, found by looking at a copy."""
+    """`error` with the last good round and the way out added, found by looking at the directory."""
     way_out = (
         f"`atoll repair {directory}` shows what is damaged and what can be kept, and with --yes "
         f"goes back to it; or restore the named file from a copy"
@@ -51,7 +51,7 @@ def explained(directory: Path, error: AtollError) -> AtollError:
     return type(error)(f"{error}; the last good round is {good}; {way_out}")
 
 
-def _show(report: RepairReport, *, yes: bool) -> None:
+def _show(report: RepairReport) -> None:
     if report.sound:
         output.say(
             f"nothing is damaged: run {report.run_id}, {report.kept.rounds} rounds, "
@@ -65,8 +65,8 @@ def _show(report: RepairReport, *, yes: bool) -> None:
     if not report.repairable:
         _show_lost(report)
         return
+    output.say(f"last good round: {report.last_good} of {report.published}")
     if report.ledger_elsewhere:
-        output.say(f"last good round: {report.last_good} of {report.published}")
         output.say(
             "the ledger is not in the state directory, and `atoll repair` changes only one that "
             "is: restore that database or what is named above from a copy"
@@ -74,7 +74,6 @@ def _show(report: RepairReport, *, yes: bool) -> None:
         return
     dropped, kept = report.dropped, report.kept
     done = report.audit is not None
-    output.say(f"last good round: {report.last_good} of {report.published}")
     output.say(
         f"{'kept' if done else 'stays'}: {kept.rounds} rounds, {kept.contributions} contributions, "
         f"{kept.rows} rows, {kept.tokens} tokens"
@@ -90,17 +89,15 @@ def _show(report: RepairReport, *, yes: bool) -> None:
         output.say(f"snapshots that go: of versions {listed}; weights are replayed instead")
     if report.replay_from:
         output.say(f"audit replays from version {report.replay_from} on: older blobs are damaged")
-    if not done:
+    if report.audit is None:
         output.say(
             f"nothing has been changed; `atoll repair {report.directory} --yes` does this and "
             f"moves the old ledger and {len(report.put_aside)} blobs to a damaged-N directory in it"
         )
         return
     output.say(f"the old ledger and {len(report.put_aside)} blobs are in {report.aside!r}")
-    assert report.audit is not None
     output.say(f"audit with replay: {'clean' if report.audit['clean'] else 'NOT clean'}")
-    if yes:
-        output.say("islands register again by themselves once `atoll serve` runs")
+    output.say("islands register again by themselves once `atoll serve` runs")
 
 
 def _show_lost(report: RepairReport) -> None:

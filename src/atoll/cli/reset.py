@@ -27,7 +27,7 @@ class Fresh:
     dropped: Path | None = None
 
     def settle(self, ledger: Ledger, *, purge: bool) -> None:
-        """Once the new run is recorded: its tokens are the old ones, and --purge may delete."""
+        """Gives the new run, once it is recorded, the old tokens; deletes the old state if `purge`."""
         with ledger.writing() as t:
             t.credentials.set(self.credentials)
         if purge and self.dropped is not None:
@@ -38,7 +38,7 @@ class Fresh:
 def reset(
     directory: Path, run_file: RunFile, *, keep_weights: bool, purge: bool, yes: bool
 ) -> Fresh:
-    """Puts the old state aside after it was shown and confirmed."""
+    """Shows the old state, asks, and moves it aside; returns what the new run starts with."""
     pid, wall = os.getpid(), SystemClock().wall()
     addresses = Addresses(run_file.ledger, run_file.blobs)
     old = resetting.look(directory, addresses, pid=pid, wall=wall, keep_weights=keep_weights)

@@ -193,9 +193,10 @@ def _check_ready_file(path: Path | None) -> None:
 
 
 def _tokens(ledger: Ledger, *, renew: bool) -> tuple[dict[Role, str], dict[str, str]]:
-    """Tokens that can be shown, given ones and new ones, and the hashes to store of them.
+    """The tokens that can be shown, and the hashes of them that are to be stored.
 
-    Those that are stored already are only known as hashes.
+    That is, those from the environment and newly made ones. Of tokens that were made at an earlier
+    start only the hashes are known.
     """
     stored = _credentials(ledger)
     shown: dict[Role, str] = {}
@@ -229,7 +230,7 @@ def _check_token(variable: str, token: str) -> None:
 
 
 def certificate_for(options: ServeOptions, directory: Path) -> Certificate | None:
-    """What traffic is encrypted with: the given files, or one of our own unless it stays here."""
+    """The given certificate, or one of our own; None for plain text: on loopback or --insecure."""
     if (options.cert is None) != (options.key is None):
         raise ConfigError("--cert and --key go together; give both files or neither")
     if options.cert is not None and options.key is not None:
@@ -252,7 +253,7 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 def _reachable(host: str) -> str:
-    """What other machines can dial: every address of this one is no address."""
+    """A host that other machines can dial: 0.0.0.0 and :: are none, so the host name instead."""
     try:
         unspecified = ipaddress.ip_address(host).is_unspecified
     except ValueError:

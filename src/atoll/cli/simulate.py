@@ -15,7 +15,7 @@ DEFAULT_ISLANDS = 2
 
 @dataclass(frozen=True)
 class Faults:
-    """Which seeds of faults are asked for; None: none."""
+    """The first seed of faults and how many; both None where no faults are asked for."""
 
     seed: int | None = None
     seeds: str | None = None

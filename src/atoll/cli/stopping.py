@@ -1,7 +1,7 @@
-"""Signals that come before a coordinator serves: it ends at once, and well.
+"""SIGTERM and SIGINT while `atoll serve` is still starting: it ends at once, with exit code 0.
 
-Heard from the first moment of `atoll serve` until its server listens to them itself. What the start
-has recorded by then stands, and the next one takes it up as after a crash.
+From the first moment of the command until its server handles signals itself. What was recorded by
+then stays, and the next start goes on from there as it would after a crash.
 """
 
 import signal
@@ -12,18 +12,18 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(BaseException):
-    """A signal came; not an Exception, which something on the way might take for its own."""
+    """A signal came. A BaseException, so that no `except Exception` on the way swallows it."""
 
 
 class EarlySignals:
-    """What this process was told so far; for its main thread."""
+    """The first signal that this process got. Main thread only: Python runs handlers there."""
 
     def __init__(self) -> None:
         self._told: signal.Signals | None = None
         self._holds_back = False
 
     def listen(self) -> None:
-        """From now on a signal raises Stopped, once: a second must not cut short what closes."""
+        """From now on the first signal raises Stopped; later ones do not, so that closing can end."""
         for number in SIGNALS:
             signal.signal(number, self._hear)
 
@@ -35,7 +35,7 @@ class EarlySignals:
 
     @property
     def told(self) -> str | None:
-        """What is said of it once a signal has come."""
+        """The sentence that tells which signal ended the start; None while there was none."""
         if self._told is None:
             return None
         return (
@@ -44,13 +44,13 @@ class EarlySignals:
         )
 
     def check(self) -> None:
-        """Stopped when a signal has come."""
+        """Raises Stopped if a signal has come."""
         if self._told is not None:
             raise Stopped
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """For steps that belong together: what comes meanwhile is heard after them."""
+        """Lets the steps in the block finish together: a signal meanwhile raises after them."""
         self._holds_back = True
         try:
             yield

@@ -1,11 +1,21 @@
 """`atoll work`: the queues of a run's rows."""
 
-from collections.abc import Iterator
-
 from atoll.cli import output
 from atoll.cli.link import linked
 from atoll.cli.options import Target
-from atoll.protocol.work import Work, WorkRequest
+from atoll.protocol.work import WorkRequest
+
+# The head of each column, and the field of a queue that it shows.
+COLUMNS = {
+    "epoch": "epoch",
+    "units": "units",
+    "issued": "units_issued",
+    "done": "units_done",
+    "rows": "rows_done",
+    "leased": "rows_leased",
+    "open": "rows_open",
+    "given up": "rows_given_up",
+}
 
 
 def work(target: Target) -> None:
@@ -15,35 +25,16 @@ def work(target: Target) -> None:
     if target.as_json:
         output.print_json(found.model_dump(mode="json"))
         return
-    columns = (
-        "dataset",
-        "epoch",
-        "units",
-        "issued",
-        "done",
-        "rows",
-        "leased",
-        "open",
-        "given up",
+    names = {dataset.dataset_id: dataset.name for dataset in found.datasets}
+    rows = (
+        (
+            names.get(queue.dataset_id, queue.dataset_id),
+            *(getattr(queue, field) for field in COLUMNS.values()),
+        )
+        for queue in found.queues
     )
-    output.console.print(output.table(f"policy {found.policy}", columns, _rows(found)))
+    output.console.print(output.table(f"policy {found.policy}", ("dataset", *COLUMNS), rows))
     if found.left_off:
         output.say(f"{found.left_off} earlier queues are not shown")
     for entry in found.damaged:
         output.say(f"REFUSED queue {entry.name!r}: {entry.reason}")
-
-
-def _rows(found: Work) -> Iterator[tuple[str, ...]]:
-    names = {dataset.dataset_id: dataset.name for dataset in found.datasets}
-    for queue in found.queues:
-        numbers = (
-            queue.epoch,
-            queue.units,
-            queue.units_issued,
-            queue.units_done,
-            queue.rows_done,
-            queue.rows_leased,
-            queue.rows_open,
-            queue.rows_given_up,
-        )
-        yield (names.get(queue.dataset_id, queue.dataset_id), *map(str, numbers))

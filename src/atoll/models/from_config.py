@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -145,7 +145,7 @@ def _from_config(config: Any, attention: str) -> nn.Module:
     return model
 
 
-def _config_class(model_type: object) -> Callable[..., Any]:
+def _config_class(model_type: object) -> Any:
     # The library's own tables: what a program registered beside them does not count.
     configs = _library("transformers.models.auto.configuration_auto")
     causal = _library("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -169,8 +169,7 @@ def _config_class(model_type: object) -> Callable[..., Any]:
             f"model.config.model_type={model_type!r} is made of several models; use the type of "
             f"its text part"
         )
-    made: Callable[..., Any] = kind
-    return made
+    return kind
 
 
 def known_settings(kind: Any) -> frozenset[str]:
