@@ -24,8 +24,8 @@ GROUP_ELEMENTS = 65_536
 # A leaf is the unit of the params digest: at most 4 MiB of fp32, never crossing a tensor.
 LEAF_ELEMENTS = 1 << 20
 ELEMENT_BYTES = 4
-# Of fp32, where nothing asks for another size: it stays in cache, and larger ones cost page faults
-# (2 MiB is a tenth faster with int8 and takes more memory). Any size gives the same bits.
+# The default budget of a tile, counted as fp32: a tile stays in cache, and larger ones cost page
+# faults (2 MiB is a tenth faster with int8 and takes more memory). Any size gives the same bits.
 TILE_BYTES = 1 << 20
 
 
@@ -135,7 +135,7 @@ class Layout:
     def tiles(self, budget_bytes: int, part: Span | None = None) -> Iterator[Span]:
         """Spans of whole codec groups whose fp32 bytes fit `budget_bytes`, in order.
 
-        Of `part` only, where it is given: one of `parts` with the same budget.
+        They cover the buffer, or only `part`, which must come from `parts` with the same budget.
         """
         step = _tile_elements(budget_bytes)
         whole = Span(0, self.size) if part is None else part
@@ -143,7 +143,7 @@ class Layout:
             yield Span(start, min(start + step, whole.stop))
 
     def parts(self, count: int, budget_bytes: int) -> list[Span]:
-        """At most `count` spans of about as many whole tiles each, in order, none empty."""
+        """The buffer cut into at most `count` spans of whole tiles, about equally many in each."""
         step = _tile_elements(budget_bytes)
         tiles = -(-self.size // step)
         edges = sorted({tiles * k // count for k in range(count + 1)})

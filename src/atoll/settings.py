@@ -31,12 +31,13 @@ class Settings(BaseModel):
 
 
 class Choice(Settings):
-    """Settings of which one field, the key, names a class, and that class has the other fields.
+    """Settings with a key, such as `codec = "int8"`, whose value decides which others there are.
 
-    A direct subclass is the choice: it says the key and what a table chooses that has none. Below
-    it, a class that gives the key a value, `codec: Literal["int8"] = "int8"`, can be chosen as soon
-    as it is defined. A field annotated with the choice (as `SerializeAsAny`, or only the key would
-    be written) takes a table, finds the class and refuses what that class does not have.
+    A direct subclass (`CodecSettings`) names the key and its default. Each of its own subclasses
+    gives the key one value, `codec: Literal["int8"] = "int8"`, adds the settings that go with it,
+    and can be chosen as soon as it is defined. A field annotated with the direct subclass accepts a
+    table, picks the class by the key and refuses settings that this class does not have. Annotate
+    it as `SerializeAsAny`, or only the direct subclass's own fields would be written.
     """
 
     key: ClassVar[str]
@@ -50,7 +51,7 @@ class Choice(Settings):
 
     @classmethod
     def named(cls, name: object) -> type[Self] | None:
-        """The class of that name; None where there is none."""
+        """The class that the key's value `name` chooses, or None."""
         found = cls.known.get(name) if isinstance(name, str) else None
         return cast("type[Self] | None", found)
 
@@ -69,7 +70,7 @@ class Choice(Settings):
 
     @classmethod
     def _is_open(cls) -> bool:
-        """Whether this is the choice itself, and none of what can be chosen."""
+        """Whether this is a direct subclass, which leaves the key open and cannot be chosen."""
         return not isinstance(cls.model_fields[cls.key].default, str)
 
     @model_validator(mode="wrap")

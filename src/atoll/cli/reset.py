@@ -27,7 +27,7 @@ class Fresh:
     dropped: Path | None = None
 
     def settle(self, ledger: Ledger, *, purge: bool) -> None:
-        """Gives the new run, once it is recorded, the old tokens; deletes the old state if `purge`."""
+        """Gives the recorded new run the old tokens; with `purge` deletes the old state."""
         with ledger.writing() as t:
             t.credentials.set(self.credentials)
         if purge and self.dropped is not None:

@@ -23,7 +23,7 @@ class EarlySignals:
         self._holds_back = False
 
     def listen(self) -> None:
-        """From now on the first signal raises Stopped; later ones do not, so that closing can end."""
+        """From now on the first signal raises Stopped; later ones must not disturb the closing."""
         for number in SIGNALS:
             signal.signal(number, self._hear)
 

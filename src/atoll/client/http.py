@@ -88,7 +88,7 @@ class HttpClient:
             raise self._no_answer("/ledger", exc) from exc
 
     def trust(self) -> Trust:
-        """Whom an encrypted connection is to believe."""
+        """Which certificate encrypted connections accept; the pinned one is fetched once."""
         with self._lock:
             if self._trust is None:
                 self._trust = (
@@ -120,7 +120,8 @@ class HttpClient:
                     headers={
                         "authorization": self.authorization,
                         "content-type": "application/json",
-                        # What is small on the way and large here would pass a bound on the way.
+                        # Uncompressed: MAX_REPLY_BYTES bounds what is received, not what it
+                        # would unpack to.
                         "accept-encoding": "identity",
                     },
                     timeout=CONTROL_SECONDS,
@@ -131,7 +132,7 @@ class HttpClient:
 
 
 def _given(error: ErrorDetails) -> str:
-    """The value that breaks a rule, where it is a plain one."""
+    """The value that breaks the rule, in words; nothing where it is a list or a table."""
     value = error["input"]
     return f" (it says {value!r})" if isinstance(value, (str, int, float, bool)) else ""
 

@@ -22,13 +22,13 @@ class Fused(Protocol):
         ...
 
     def publish(self, master: Tensor, published: Tensor, payload: Tensor) -> None:
-        """The payload of `master` - `published`, by which `published` is moved."""
+        """Encodes `master` - `published` into `payload`; adds what that decodes to `published`."""
         ...
 
     def square_sum(self, payload: Tensor, elements: int) -> float | None:
-        """`codecs.finite.square_sum` of what `payload` decodes to; None: decode it and see.
+        """`codecs.finite.square_sum` of the values in `payload`; FrameError if its size is wrong.
 
-        FrameError when the payload has another size.
+        None where no loop does it: the caller decodes the payload and sums itself.
         """
         ...
 
@@ -50,9 +50,10 @@ class Codec(Protocol):
         ...
 
     def fused(self, payload: Tensor, elements: int) -> Fused | None:
-        """The one-pass way for a tile of `elements` whose bytes are, or will be, in `payload`.
+        """The compiled loops for a tile of `elements` whose bytes are, or will be, in `payload`.
 
-        None where there is no loop for it (yet): the caller then takes its own steps.
+        None where none are ready: numba is missing, they are still being compiled, or the tile is
+        too small or badly aligned. The caller then encodes or decodes step by step.
         """
         ...
 

@@ -26,7 +26,7 @@ def check_values(values: Tensor) -> None:
 
 
 def check_payload(codec: Codec, payload: Tensor, elements: int) -> None:
-    """Raises FrameError when `payload` has not exactly the bytes that `elements` encode to."""
+    """FrameError unless `payload` (uint8) has exactly the bytes that `elements` encode to."""
     expected_bytes = codec.encoded_bytes(elements)
     assert payload.dtype == torch.uint8, payload.dtype
     assert payload.is_contiguous(), payload.stride()
@@ -38,7 +38,7 @@ def check_payload(codec: Codec, payload: Tensor, elements: int) -> None:
 
 
 def new_or(out: Tensor | None, *, size: int, dtype: torch.dtype) -> Tensor:
-    """`out` once it is known to be flat memory of that size and dtype, or a new tensor."""
+    """A tensor [size] of `dtype`: `out`, asserted to be one and contiguous, or a new one."""
     if out is None:
         return torch.empty(size, dtype=dtype)
     assert out.dtype == dtype, (out.dtype, dtype)
@@ -61,7 +61,7 @@ def is_aligned(payload: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 
 def runs(elements: int) -> Iterator[Span]:
-    """What one call of torch handles of a span of `elements`: several whole groups, in order."""
+    """A span of `elements` cut into what one call of torch handles: RUN_GROUPS groups at a time."""
     run = RUN_GROUPS * GROUP_ELEMENTS
     for start in range(0, elements, run):
         yield Span(start, min(start + run, elements))

@@ -1,4 +1,4 @@
-"""Norm and finite check of values in one pass."""
+"""Squared norm of a tile, and whether all of its values are finite, in one pass over it."""
 
 import math
 

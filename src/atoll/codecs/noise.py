@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of one round and lane; a lane is who draws, such as a worker_id or "publish".
+    """The noise of one round and lane; a lane is who draws: "download" or "upload/<worker_id>".
 
     Philox4x64-10 with the first 16 bytes of sha256(JSON [seed, round, lane]) as its key and the
     group's index in the third word of its counter, so the groups' streams never overlap.

@@ -17,14 +17,14 @@ class CodecSettings(Choice):
     key: ClassVar[str] = "codec"
     default: ClassVar[str] = "fp32"
     known: ClassVar[dict[str, type[Choice]]] = {}
-    # Of the bytes that the codec writes. Another number for other bytes: both sides compare them.
+    # Raise it when the codec writes other bytes for the same values: both sides compare it.
     version: ClassVar[int] = 1
 
     codec: str
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether an island carries what the codec dropped into its next contribution."""
+        """Whether an island adds what the codec dropped to its next displacement."""
         return False
 
     def build(self) -> "Codec":
@@ -33,7 +33,7 @@ class CodecSettings(Choice):
 
 
 class LossySettings(CodecSettings):
-    """What every codec that drops something can be told."""
+    """The settings that every lossy codec has."""
 
     error_feedback: bool = True  # upload only: the island carries what rounding lost
 

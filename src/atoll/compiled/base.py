@@ -36,12 +36,12 @@ class Compiled:
             self._begin()
 
     def wait(self) -> None:
-        """Returns once what was begun has come to an end."""
+        """Returns once the compiling that has begun is over, well or not."""
         if self._thread is not None:
             self._thread.join()
 
     def ready(self, elements: int) -> bool:
-        """Whether a tile of so many elements goes through loops now."""
+        """Whether loops should do a tile of so many elements: it is large and they are compiled."""
         if elements < FULL_TILE_ELEMENTS or self._thread is None:
             return False
         if self._count < len(jit.LOOPS):

@@ -13,7 +13,7 @@ _MAGNITUDE = _I(0x7FFFFFFF)  # all but the sign
 
 @loop(FLOATS)
 def largest_bits(values: Floats) -> np.int32:
-    """The largest bit pattern without its sign: that of infinity or above when not finite."""
+    """The largest bit pattern of `values` [n], signs off; INFINITY_BITS or more if not finite."""
     bits = values.view(np.int32)
     largest = _I(0)
     for i in range(bits.size):

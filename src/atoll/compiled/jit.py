@@ -1,7 +1,7 @@
 """How loops are compiled: as they are written, without the interpreter's lock.
 
-A loop stands beside what it is the fast way of, and importing it costs nothing: numba, which is
-optional and takes a second to load, is imported when the first loop is compiled.
+A loop is defined next to the torch code that computes the same. Importing it costs nothing: numba,
+which is optional and takes a second to load, is imported when the first loop is compiled.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,10 @@ R = TypeVar("R")
 class Loop(Generic[P, R]):
     """A function in numba's language: plain loops over slices, which become vector instructions.
 
-    Its constants are fp32 or integers, or sums would be taken in fp64. It may call other loops, by
-    names of its own module that stand above it. `examples` are arguments of the types it is meant
-    for; a loop without them is only called by others and compiled with them.
+    Its constants are fp32 or integers, because an fp64 one would make numba compute in fp64. It may
+    call other loops that its module defines or imports above it. `examples` are arguments whose
+    types it is compiled for; a loop without examples is called by other loops only and compiled
+    together with them.
     """
 
     def __init__(self, function: Callable[P, R], examples: tuple[object, ...]) -> None:

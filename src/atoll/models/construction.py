@@ -1,4 +1,4 @@
-"""Building a module from a definition that came from elsewhere: bounded, and without drawing.
+"""Building a module from a definition that came from elsewhere: limited in size, nothing drawn.
 
 Owns the limits on a model's size and the modes under which a constructor runs. Knows no
 architecture.
@@ -47,7 +47,7 @@ def bounded() -> Iterator[None]:
 
 
 def check_size(tensors: int, elements: int, name: str) -> None:
-    """ConfigError when a model with so many parameters, the last of them `name`, is too large."""
+    """ConfigError when a model is too large, that grew to this size by its parameter `name`."""
     if tensors > MAX_TENSORS or elements > MAX_ELEMENTS:
         raise ConfigError(
             f"the model holds {tensors} tensors and {elements} parameters at {name!r}; "

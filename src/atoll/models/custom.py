@@ -1,6 +1,7 @@
-"""A model that is only its workers' code: here it is the table of its tensors, in their order.
+"""The architecture `custom`: workers bring the model's code, a run knows only its tensors.
 
-The coordinator and audit need names and shapes alone, so they never import a user's code.
+The definition lists name, dtype and shape of each. That is all the coordinator and audit need, so
+they never import a user's code.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A module against the run's names, shapes and dtypes, whoever built it."""
+"""Whether a module, whoever built it, has the parameters of the run's layout."""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""A `transformers` config as data -> its causal language model; never code, files or names of them.
+"""A `transformers` config -> its causal language model. A config is data: it names no code or file.
 
 Owns which keys and values such a config may hold. The library is optional and loaded on first use;
 only classes it ships itself are built.
@@ -90,7 +90,7 @@ def initialized(definition: Mapping[str, object], *, seed: int) -> nn.Module:
 
 
 def longest(definition: Mapping[str, object]) -> int | None:
-    """The positions that the config gives the model, if it names them."""
+    """How many tokens the model reads at most; None where its config does not say."""
     config, _ = _config(definition)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None

@@ -73,7 +73,7 @@ def longest(definition: Mapping[str, object]) -> int | None:
 
 
 def resolved(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """The definition as a manifest records it: with what decides how a config is understood."""
+    """The definition as a manifest records it: a `transformers` one with the library's version."""
     made = dict(definition)
     if architecture_of(definition) == from_config.NAME:
         made.setdefault("version", from_config.version())
@@ -93,7 +93,7 @@ def layout_of(model: nn.Module) -> Layout:
 
 
 def architecture_of(definition: Mapping[str, object]) -> str:
-    """The definition's architecture, which and whose keys are known."""
+    """The architecture that `definition` names; ConfigError if it or one of its keys is unknown."""
     name = definition.get("architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ConfigError(

@@ -40,7 +40,7 @@ class ControlRequest(Ask[ControlReply]):
 
 
 class KickRequest(Ask[ControlReply]):
-    """A worker that goes, and stays away until it is allowed again."""
+    """Take this worker out of the run, and refuse it until it is allowed again."""
 
     route: ClassVar[Route] = Route("POST", "/control/kick", sender="admin")
 
@@ -48,7 +48,7 @@ class KickRequest(Ask[ControlReply]):
 
 
 class AllowRequest(Ask[ControlReply]):
-    """A worker that may come back."""
+    """Let a kicked worker register again."""
 
     route: ClassVar[Route] = Route("POST", "/control/allow", sender="admin")
 

@@ -55,7 +55,7 @@ class Ask(Message, Generic[R]):
         return cast(type[R], next(args[0] for args in found if args))
 
     def is_answered(self, reply: R) -> bool:  # noqa: ARG002  # what a message that waits asks
-        """Whether `reply` has something to tell; a message that waits is looked at again if not."""
+        """Whether `reply` can be sent; if not, the coordinator waits and makes another answer."""
         return True
 
     def target(self) -> str:
@@ -70,12 +70,12 @@ class Ask(Message, Generic[R]):
         return cls.route.method == "GET"
 
     def named(self, name: str) -> str:
-        """The field, of the message or of its sender's identity, that a path names so."""
+        """The value of `name` in a path: a field of the message or of its sender's identity."""
         holder = self if name in type(self).model_fields else getattr(self, "identity")  # noqa: B009
         return str(getattr(holder, name))
 
     def check_path(self, given: dict[str, str]) -> None:
-        """ProtocolError when the path it came under is another one's."""
+        """ProtocolError when the path that it was sent to names other values than its fields."""
         for name, value in given.items():
             if value != self.named(name):
                 raise ProtocolError(
@@ -85,7 +85,7 @@ class Ask(Message, Generic[R]):
 
 
 class Waiting(Ask[R]):
-    """A message that may wait for its answer (a long poll), so long at most."""
+    """A message whose answer may be held back (a long poll) for `wait_seconds` at most."""
 
     wait_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
 

@@ -241,7 +241,7 @@ class Difference:
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:
-    """Settings that differ between two manifests as JSON, by name; versions are no setting."""
+    """The settings in which two manifests (as JSON) differ; VERSION_FIELDS do not count."""
     ours, others = dict(leaves(mine)), dict(leaves(theirs))
     names = {*ours, *others} - {*VERSION_FIELDS}
     # Where one side's section is empty, the other side's settings tell more than its name.

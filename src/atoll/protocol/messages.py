@@ -174,7 +174,7 @@ class BarrierReply(Message):
 
 
 class BarrierRequest(Waiting[BarrierReply]):
-    """The sender has come to a barrier; the answer waits for the others, so long at most."""
+    """The sender has come to a barrier; the answer waits for the others, up to `wait_seconds`."""
 
     route: ClassVar[Route] = Route("POST", "/generations/{generation}/barriers/{name}")
 
@@ -196,7 +196,7 @@ class ReadyMember(Message):
 
 
 class Ready(Message):
-    """Whether so many workers are in, and who: one generation, never a mixture of two."""
+    """Whether `min_workers` are in, and who: the members of one generation."""
 
     ready: bool
     active_workers: Whole
@@ -206,7 +206,7 @@ class Ready(Message):
 
 
 class ReadyRequest(Ask[Ready]):
-    """Are so many workers in? None: the manifest's `min_workers`."""
+    """Are at least `min_workers` in? Without a number: as many as the manifest asks for."""
 
     route: ClassVar[Route] = Route("GET", "/training/ready")
 
@@ -285,7 +285,7 @@ class InfoRequest(Ask[Info]):
 
 
 def _left_out(model: type[BaseModel], value: dict[str, Any], prefix: str = "") -> str | None:
-    """The first field of `model`, sections within, that `value` does not state."""
+    """The dotted name of the first field that `value` lacks; sections are looked into."""
     for name, field in model.model_fields.items():
         if value.get(name) is None:
             return prefix + name

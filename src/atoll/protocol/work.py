@@ -1,4 +1,4 @@
-"""What the coordinator tells about its queues: made to be drawn, complete without a second call."""
+"""What the coordinator tells about its queues; one reply has all that a picture of them needs."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -43,7 +43,7 @@ class Queue(Message):
 
 
 class Dataset(Message):
-    """A dataset that rows are issued of, or were."""
+    """A dataset whose rows are issued, or were under an earlier definition."""
 
     dataset_id: str
     name: str
@@ -51,12 +51,12 @@ class Dataset(Message):
     weight: Whole
     current: bool  # False: of an earlier definition; its queues stay and are not used
     rows_issued: Whole  # for the first time
-    epoch: Whole  # the one that the next fresh row is of
-    next_unit: Whole  # the unit that it is of
+    epoch: Whole  # of the next row that is issued for the first time
+    next_unit: Whole  # of the same row
 
 
 class DamagedEntry(Message):
-    """A queue entry that is refused; its rows are served from the leases."""
+    """A damaged queue entry, which is not used; its rows are known from the leases instead."""
 
     name: str
     reason: str

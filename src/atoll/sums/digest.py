@@ -30,11 +30,11 @@ class ParamsDigest:
 
 
 class RunningDigest:
-    """The digest of a flat fp32 CPU buffer that becomes final from `first` to its end.
+    """The digest of a flat fp32 CPU buffer [layout.size] that is being written in order.
 
-    Each leaf is hashed once, as soon as it is final, in the call that completes it. Reads `flat`
-    where it lies. One thread at a time: threads that make parts of the buffer have one each, and
-    `joined` makes the whole of them.
+    Whoever writes it from element `first` on says by `reached` how far it is final; each leaf is
+    hashed once, in the call that completes it. Reads `flat` where it lies. Not thread-safe: threads
+    that write parts of one buffer have one RunningDigest each, and `joined` combines them.
     """
 
     def __init__(self, layout: Layout, flat: Tensor, *, first: int = 0) -> None:
@@ -46,7 +46,7 @@ class RunningDigest:
         self._hashed: dict[int, bytes] = {}
 
     def reached(self, stop: int) -> None:
-        """The elements from `first` to `stop` are final: they must not change before `finish`."""
+        """Says that the elements from `first` to `stop` are final and will not change any more."""
         leaves = self._layout.leaves
         while self._next < len(leaves) and leaves[self._next].stop <= stop:
             self._hashed[self._next] = self._hash(leaves[self._next])
@@ -57,11 +57,11 @@ class RunningDigest:
         return self.joined([])
 
     def joined(self, others: Iterable["RunningDigest"]) -> ParamsDigest:
-        """The digest of the whole buffer, of which `others` have made the other parts."""
+        """The digest of the whole buffer, from this one's leaves and those that `others` hashed."""
         hashed = dict(self._hashed)
         for other in others:
             hashed.update(other._hashed)
-        # A leaf over the edge of two parts was nobody's until now.
+        # A leaf that crosses the border of two parts was hashed by neither: it is hashed here.
         leaves = b"".join(
             hashed[k] if k in hashed else self._hash(leaf)
             for k, leaf in enumerate(self._layout.leaves)

@@ -34,7 +34,7 @@ Sink = Callable[[memoryview], object]
 
 
 class Tee(Protocol):
-    """Where a frame's bytes also go, and which hashes them on the way; a blob writer is one."""
+    """A second place for a frame's bytes, which hashes them as they pass; a blob writer is one."""
 
     def write(self, data: memoryview) -> None: ...
 
@@ -44,7 +44,7 @@ class Tee(Protocol):
 
 
 class _Hashing:
-    """The Tee of a stream that is hashed nowhere else."""
+    """The Tee where the caller gives none: it only hashes, and passes the bytes on to `write`."""
 
     def __init__(self, write: Sink | None = None) -> None:
         self._write = write
@@ -175,7 +175,7 @@ class FrameWriter:
     """Writes one frame as a stream: the preamble at once, then the payload's pieces, then its sum.
 
     `write` gets every byte in order and must be done with it on return. Where the target hashes
-    what it is given, pass it as `tee` in place of `write` and nothing is hashed twice.
+    what it is given, pass it as `tee` in place of `write` and nothing is hashed twice. One thread.
     """
 
     def __init__(
@@ -215,6 +215,7 @@ class FrameReader:
     every byte of a frame, and its running digest is used in place of hashing here. Pieces reach
     sink and tee before the checksum is known: use them only once `finish` has returned. Of a frame
     flagged DIGEST_CHECKED the payload is passed on unhashed: the caller proves it by the digest.
+    One thread at a time.
     """
 
     def __init__(self, sink: Sink, *, tee: Tee | None = None) -> None:

@@ -73,7 +73,7 @@ def pin(host: str, port: int, fingerprint: str) -> Trust:
 
 
 def _name(der: bytes) -> str | None:
-    """A name that this certificate is good for: gRPC always checks one."""
+    """A name in the certificate, for gRPC to compare with: it always checks one."""
     certificate = x509.load_der_x509_certificate(der)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -1,6 +1,6 @@
-"""How gRPC calls enter and leave: tokens, bytes that are no message, refusals on both sides.
+"""What every gRPC method needs on both sides: tokens, decoding, and errors as statuses and back.
 
-Knows the shapes of gRPC and nothing of what a method does.
+Knows nothing of what a method does.
 """
 
 import logging
@@ -53,7 +53,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
 
 def trailing(error: AtollError) -> tuple[tuple[str, str], ...]:
-    """What a program reads of the error; the sentence travels as the status detail."""
+    """The trailing metadata of a refused call; the sentence itself travels as the status detail."""
     said = [("atoll-code", error.code), ("atoll-retry", str(error.retry).lower())]
     if isinstance(error, StaleGeneration):
         said.append(("atoll-generation", str(error.present)))
@@ -61,7 +61,7 @@ def trailing(error: AtollError) -> tuple[tuple[str, str], ...]:
 
 
 def error_of(exc: grpc.RpcError) -> AtollError:
-    """What the caller of a method that broke raises: the refusal, else that nobody answered."""
+    """The error for a call that failed: what the coordinator refused with, else Unreachable."""
     call: Any = exc
     said = {str(key): str(value) for key, value in (call.trailing_metadata() or ())}
     if "atoll-code" not in said:
@@ -84,7 +84,7 @@ async def _abort(context: "Context", error: AtollError) -> NoReturn:
 
 @asynccontextmanager
 async def answering(context: "Context") -> AsyncIterator[None]:
-    """Every way out of a method: typed errors by the table, accidents without their text."""
+    """Ends a method's call with a status: by the table, or without text for an unexpected error."""
     try:
         yield
     except AtollError as error:
@@ -103,7 +103,7 @@ async def answering(context: "Context") -> AsyncIterator[None]:
 
 
 def _refusing(handler: "Handler | None", error: AtollError) -> "Handler":
-    """A handler of the same shape that refuses; it reads nothing of what was sent."""
+    """A handler that streams as `handler` does and refuses without reading what was sent."""
 
     async def refuse(_: object, context: "Context") -> None:
         await _abort(context, error)
@@ -123,10 +123,10 @@ _KINDS: "dict[tuple[bool, bool], Callable[..., Handler]]" = {
 
 
 def handlers(described: ServiceDescriptor, service: object) -> grpc.GenericRpcHandler:
-    """Every method of `service`, whose names and types are the description's.
+    """All methods that `described` lists, each served by the method of that name of `service`.
 
-    The generated registration would let gRPC answer for bytes that are no message, with a
-    traceback in the log and no code; here they arrive as None.
+    Bytes that are no message arrive there as None. The generated registration would let gRPC
+    answer them itself, with a traceback in the log and without a code.
     """
     return grpc.method_handlers_generic_handler(
         described.full_name,
@@ -163,7 +163,7 @@ def written(message: Message | bytes) -> bytes:
 
 
 def readable(message: M | None) -> M:
-    """`message`, if the bytes that came were one."""
+    """`message`; ProtocolError where the received bytes were none (`_reader` gives None)."""
     if message is None:
         raise ProtocolError("what was sent is no message of this method; update the sender")
     return message

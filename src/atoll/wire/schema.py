@@ -72,14 +72,14 @@ def _refuse(name: str, value: object, rule: str) -> FrameError:
 
 
 def integer(name: str, value: object, *, minimum: int = 0) -> int:
-    """An integer from `minimum` to 2^63 - 1; a bool is none."""
+    """An integer from `minimum` to 2^63 - 1; True and False are refused."""
     if type(value) is not int or not minimum <= value <= MAX_INT:
         raise _refuse(name, value, f"an integer from {minimum} to 2^63 - 1")
     return value
 
 
 def real(name: str, value: object) -> float:
-    """A finite float; an integer is none, so that a value has one spelling."""
+    """A finite float. 1 is refused where 1.0 is meant: a value has one spelling."""
     if type(value) is not float or not math.isfinite(value):
         raise _refuse(name, value, "a finite float")
     return value
@@ -191,7 +191,7 @@ def _row_range(row: object) -> RowRange:
 
 
 def ordered_ranges(ranges: Sequence[RowRange]) -> None:
-    """Refuses ranges that do not ascend by dataset, or overlap or do not ascend within theirs."""
+    """Refuses ranges unless datasets ascend and the rows of each ascend without overlap."""
     reached, before = 0, ""
     for one in ranges:
         if not (_DATASET_ID.match(one.dataset_id) and before <= one.dataset_id):

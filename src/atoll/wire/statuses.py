@@ -82,7 +82,10 @@ def sentence(error: AtollError) -> str:
 
 
 def reported(code: str, message: str, *, retry: bool, generation: int) -> AtollError:
-    """The error that the coordinator named; one it says may pass later is worth another try."""
+    """The error that the coordinator named by `code`.
+
+    Where it says `retry` and the class does not, a CoordinatorUnreachable, which callers retry.
+    """
     error = errors.from_code(code, message)
     if isinstance(error, StaleGeneration):
         error.present = generation

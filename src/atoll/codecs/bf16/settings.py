@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Bf16Settings(LossySettings):
-    """How the lower half of each value is rounded away."""
+    """How an fp32 value is rounded to its upper half."""
 
     codec: Literal["bf16"] = "bf16"
     rounding: Literal["nearest", "stochastic"] = "nearest"
