@@ -47,7 +47,7 @@ HEADER = header.FrameHeader.of(
     rows=1,
     tokens=1,
     loss_sum=1.5,
-    ranges=[RowRange("d" * 16, 0, 1)],
+    ranges=(RowRange("d" * 16, 0, 1),),
 )
 PLAIN = json.loads(HEADER.to_json())
 NAMES = sorted(PLAIN)

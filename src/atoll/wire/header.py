@@ -5,9 +5,8 @@ keys, no spaces): one header has one spelling. `wire.frame.expect` says whether 
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Required, Self, TypedDict, Unpack
 
 from atoll.codecs.base import Codec
 from atoll.errors import FrameError
@@ -21,6 +20,26 @@ SPELLED_WHERE_NOT_0 = ("fragment", "first")
 # Above it the table of tensors is left out, and the layout digest alone speaks for it. The rest of
 # the header then always fits the frame's limit of 64 KiB.
 MAX_WITH_TABLE_BYTES = 48 * 1024
+
+
+class Told(TypedDict, total=False):
+    """The fields of a header that do not follow from layout and codec; `FrameHeader` says more."""
+
+    kind: Required[str]
+    run_id: Required[str]
+    manifest_sha256: Required[str]
+    round: Required[int]
+    worker_id: str | None
+    incarnation: int | None
+    base_digest: str | None
+    result_digest: str | None
+    fragment: int
+    first: int
+    weight: int
+    rows: int
+    tokens: int
+    loss_sum: float
+    ranges: tuple[RowRange, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,48 +102,15 @@ class FrameHeader:
             schema.absent("base_digest", self.base_digest, kind=self.kind)
 
     @classmethod
-    def of(
-        cls,
-        layout: Layout,
-        codec: Codec,
-        *,
-        kind: str,
-        run_id: str,
-        manifest_sha256: str,
-        round: int,
-        worker_id: str | None = None,
-        incarnation: int | None = None,
-        base_digest: str | None = None,
-        result_digest: str | None = None,
-        fragment: int = 0,
-        first: int = 0,
-        weight: int = 0,
-        rows: int = 0,
-        tokens: int = 0,
-        loss_sum: float = 0.0,
-        ranges: Sequence[RowRange] = (),
-    ) -> Self:
+    def of(cls, layout: Layout, codec: Codec, **told: Unpack[Told]) -> Self:
         """The header of a frame of all of `layout` in `codec`, with the table where it fits."""
+        told["loss_sum"] = float(told.get("loss_sum", 0.0))  # a sum of nothing may be a plain 0
         bare = cls(
-            kind=kind,
-            run_id=run_id,
-            manifest_sha256=manifest_sha256,
-            round=round,
             codec=codec.format,
             elements=layout.size,
             layout_digest=layout.digest,
             payload_bytes=codec.encoded_bytes(layout.size),
-            worker_id=worker_id,
-            incarnation=incarnation,
-            base_digest=base_digest,
-            result_digest=result_digest,
-            fragment=fragment,
-            first=first,
-            weight=weight,
-            rows=rows,
-            tokens=tokens,
-            loss_sum=float(loss_sum),
-            ranges=tuple(ranges),
+            **told,
         )
         table = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
         full = replace(bare, tensors=table)
