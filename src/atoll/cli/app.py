@@ -16,6 +16,7 @@ from atoll.cli.options import (
     LogOption,
     RunFileArgument,
     ServeOptions,
+    SimulateOptions,
     Target,
     WorkerArgument,
     spread,
@@ -56,48 +57,14 @@ def join(options: JoinOptions, *, log_level: LogOption = "info") -> None:
     command.join(options)
 
 
-@app.command()
-def simulate(
-    run_file: Annotated[
-        Path | None, typer.Argument(help="The run file (TOML); none with --faults.")
-    ] = None,
-    islands: Annotated[
-        int | None, typer.Option(help="Number of islands [2; with --faults the seed's].")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds.")] = None,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Keep the state here, for audit and export.")
-    ] = None,
-    faults: Annotated[
-        int | None,
-        typer.Option(
-            "--faults", metavar="SEED", help="Simulate the faults of this seed, with a stand-in."
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option("--seeds", help="With --faults: so many seeds from there on, or A:B."),
-    ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option("--strategy", help="With --faults: an installed strategy in place of diloco."),
-    ] = None,
-    as_json: JsonOption = False,
-    log_level: LogOption = "warning",
-) -> None:
+@_command()
+def simulate(options: SimulateOptions, *, log_level: LogOption = "warning") -> None:
     """Run a coordinator and islands in one process on a virtual clock."""
     from atoll.cli import simulate as command
     from atoll.cli.output import set_up_logs
 
     set_up_logs(log_level)
-    command.simulate(
-        run_file,
-        islands=islands,
-        rounds=rounds,
-        directory=directory,
-        faults=command.Faults(faults, seeds, strategy),
-        as_json=as_json,
-    )
+    command.simulate(options)
 
 
 @_command()

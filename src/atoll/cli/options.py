@@ -137,6 +137,37 @@ class JoinOptions:
     as_json: JsonOption = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions:
+    """Everything that `atoll simulate` can be told."""
+
+    run_file: Annotated[
+        Path | None, typer.Argument(help="The run file (TOML); none with --faults.")
+    ] = None
+    islands: Annotated[
+        int | None, typer.Option(help="Number of islands [2; with --faults the seed's].")
+    ] = None
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds.")] = None
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Keep the state here, for audit and export.")
+    ] = None
+    faults: Annotated[
+        int | None,
+        typer.Option(
+            "--faults", metavar="SEED", help="Simulate the faults of this seed, with a stand-in."
+        ),
+    ] = None
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", help="With --faults: so many seeds from there on, or A:B."),
+    ] = None
+    strategy: Annotated[
+        str | None,
+        typer.Option("--strategy", help="With --faults: an installed strategy in place of diloco."),
+    ] = None
+    as_json: JsonOption = False
+
+
 def spread(body: Callable[..., None]) -> Callable[..., None]:
     """`body` as typer can take it: a parameter that is a dataclass here becomes its fields there.
 

@@ -1,10 +1,8 @@
 """`atoll simulate`: the same run in one process."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from atoll import config
 from atoll.cli import output
+from atoll.cli.options import SimulateOptions
 from atoll.cli.status import history_table
 from atoll.errors import ConfigError
 from atoll.protocol.messages import Status
@@ -13,41 +11,20 @@ from atoll.simulate import cluster
 DEFAULT_ISLANDS = 2
 
 
-@dataclass(frozen=True)
-class Faults:
-    """The first seed of faults and how many; both None where no faults are asked for."""
-
-    seed: int | None = None
-    seeds: str | None = None
-    strategy_name: str | None = None
-
-
-def simulate(
-    run_file: Path | None,
-    *,
-    islands: int | None,
-    rounds: int | None,
-    directory: Path | None,
-    faults: Faults,
-    as_json: bool,
-) -> None:
+def simulate(options: SimulateOptions) -> None:
     """Runs to the end and shows what came of it."""
-    if faults.seed is not None or faults.seeds is not None:
-        if directory is not None:
-            raise ConfigError(
-                f"--faults keeps no state, so --dir {str(directory)!r} has no effect; leave it out"
-            )
-        _with_faults(run_file, faults, islands=islands, rounds=rounds, as_json=as_json)
+    if options.faults is not None or options.seeds is not None:
+        _with_faults(options)
         return
-    if run_file is None:
+    if options.run_file is None:
         raise ConfigError(
             "there is no run file to simulate; name one, or use --faults SEED, which needs none"
         )
-    islands = DEFAULT_ISLANDS if islands is None else islands
-    loaded = config.load(run_file)
+    islands = DEFAULT_ISLANDS if options.islands is None else options.islands
+    loaded = config.load(options.run_file)
 
     def progress(status: Status) -> None:
-        if not as_json:
+        if not options.as_json:
             newest = status.history[-1]
             output.say(
                 f"round {newest.round}: train loss {output.number(newest.train_loss)}, "
@@ -57,12 +34,12 @@ def simulate(
     result = cluster.simulate(
         loaded,
         islands=islands,
-        rounds=rounds,
+        rounds=options.rounds,
         location=loaded.data_location,
-        directory=directory,
+        directory=options.directory,
         progress=progress,
     )
-    if as_json:
+    if options.as_json:
         output.print_json(
             {
                 "digest": result.digest,
@@ -80,20 +57,19 @@ def simulate(
     )
 
 
-def _with_faults(
-    run_file: Path | None,
-    asked: Faults,
-    *,
-    islands: int | None,
-    rounds: int | None,
-    as_json: bool,
-) -> None:
+def _with_faults(options: SimulateOptions) -> None:
     from atoll.cli import faults
     from atoll.simulate.faults.scenario import Size
 
-    if run_file is not None:
+    if options.directory is not None:
         raise ConfigError(
-            f"--faults simulates a stand-in model, not {str(run_file)!r}; leave the run file out"
+            f"--faults keeps no state, so --dir {str(options.directory)!r} has no effect; "
+            f"leave it out"
         )
-    size = Size(islands, rounds, asked.strategy_name)
-    faults.faults(asked.seed or 0, seeds=asked.seeds, size=size, as_json=as_json)
+    if options.run_file is not None:
+        raise ConfigError(
+            f"--faults simulates a stand-in model, not {str(options.run_file)!r}; "
+            f"leave the run file out"
+        )
+    size = Size(options.islands, options.rounds, options.strategy)
+    faults.faults(options.faults or 0, seeds=options.seeds, size=size, as_json=options.as_json)
