@@ -72,15 +72,6 @@ class Violation(BaseException):
         self.detail = detail
 
 
-def must(holds: bool, invariant: str, detail: str, *values: object) -> None:
-    """Raises the violation of `invariant` unless it holds.
-
-    `values` are put into `detail` only then: telling what is right took longer than checking it.
-    """
-    if not holds:
-        raise Violation(invariant, detail.format(*values) if values else detail)
-
-
 # The coordinator's clock has its own start, so the same moment is rounded otherwise.
 ROUNDING_SECONDS = 1e-6
 

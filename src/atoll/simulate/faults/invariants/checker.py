@@ -11,7 +11,7 @@ from atoll.protocol.messages import Assignment
 from atoll.simulate.faults.asked import Asked
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import View
-from atoll.simulate.faults.invariants.base import Seen, must
+from atoll.simulate.faults.invariants.base import Seen, Violation
 from atoll.simulate.faults.invariants.dispatch import Dispatch
 from atoll.simulate.faults.invariants.members import Members
 from atoll.simulate.faults.invariants.rounds import RoundsCheck
@@ -62,9 +62,7 @@ class Checker:
         self.rows.changed(before, view)
         self.dispatch.changed(before, view, now=self._loop.now)
         self.members.changed(before, view)
-        if before.tables.get("contributions") != view.tables.get("contributions") or (
-            before.tables.get("snapshots") != view.tables.get("snapshots")
-        ):
+        if view.differs(before, "contributions", "snapshots"):
             self.storage.complete(view)
         self.weights.changed(view)
         self.members.acknowledged(view)
@@ -92,11 +90,11 @@ class Checker:
 
     def refused(self, call: Call, error: AtollError, before: View, after: View) -> None:
         """A message was refused."""
-        must(
-            before == after,
-            "refused-changes-nothing",
-            f"{call.kind} of {call.sender} was refused with {error.code} and changed rows",
-        )
+        if after.differs(before):
+            raise Violation(
+                "refused-changes-nothing",
+                f"{call.kind} of {call.sender} was refused with {error.code} and changed rows",
+            )
         self._changed(after)
         if isinstance(error, NotReady):  # known and heard, only not served yet
             self.seen.heard[call.worker_id] = self._loop.now
@@ -125,13 +123,11 @@ class Checker:
             round_number=given.round,
         )
         self.rows.told(call.worker_id, given.round, given.ranges, view)
-        must(
-            view.control.get("action", "run") == "run",
-            "operator-obeyed",
-            "{} was given rows while the command is {}",
-            call.sender,
-            view.control,
-        )
+        if view.control.get("action", "run") != "run":
+            raise Violation(
+                "operator-obeyed",
+                f"{call.sender} was given rows while the command is {view.control}",
+            )
 
     def advanced(self, coordinator: Coordinator, before: View, after: View) -> None:
         """The closing thread had its look."""
@@ -140,7 +136,7 @@ class Checker:
         self.weights.in_memory(coordinator, after, invariant="memory-follows-ledger")
         timeout = self.scenario.settings["heartbeat_timeout"]
         self.members.scanned(before, after, now=self._loop.now, timeout=timeout)
-        if before.tables.get("snapshots") != after.tables.get("snapshots"):
+        if after.differs(before, "snapshots"):
             self.storage.complete(after)
             if self._is_quiet:
                 self.storage.pruned(after)

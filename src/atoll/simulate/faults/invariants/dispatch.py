@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from atoll.simulate.faults.durable import Row, View
-from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, must
+from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Violation
 from atoll.simulate.faults.invariants.rows import pairs
 from atoll.simulate.faults.scenario import Scenario
 
@@ -25,7 +25,7 @@ class Dispatch:
 
     def changed(self, before: View, after: View, *, now: float) -> None:
         """What is leased, to whom and in which queue is as it may be."""
-        if all(before.tables.get(t) == after.tables.get(t) for t in _TABLES):
+        if not after.differs(before, *_TABLES):
             return
         moved = list(pairs(before, after))
         for was, lease in moved:
@@ -34,9 +34,7 @@ class Dispatch:
             self._check_epoch(was, lease)
         self._check_lives(after)
         self._check_issue(moved, before, after)
-        if before.tables.get("leases") != after.tables.get("leases") or (
-            before.tables.get("queues") != after.tables.get("queues")
-        ):
+        if after.differs(before, "leases", "queues"):
             _check_queues(after)
         self._hold(after, now=now)
 
@@ -44,7 +42,8 @@ class Dispatch:
         right = lease["state"] != "given_up"
         if not self._reissues:
             right = lease["state"] not in ("reopened", "taken")
-        must(right, "policy-kept", "{} where reissue={}", lease, self._reissues)
+        if not right:
+            raise Violation("policy-kept", f"{lease} where reissue={self._reissues}")
 
     def _check_epoch(self, was: Row | None, lease: Row) -> None:
         if was is None and lease["state"] == "reopened":
@@ -55,26 +54,18 @@ class Dispatch:
         for row in range(lease["start"], lease["stop"]):
             place = lease["dataset_id"], row
             highest = self._epochs.get(place, 0)
-            must(
-                lease["lease_epoch"] > highest,
-                "lease-epoch-grows",
-                "{} issues row {}, which had lease epoch {}",
-                lease,
-                row,
-                highest,
-            )
+            if lease["lease_epoch"] <= highest:
+                raise Violation(
+                    "lease-epoch-grows",
+                    f"{lease} issues row {row}, which had lease epoch {highest}",
+                )
             self._epochs[place] = lease["lease_epoch"]
 
     def _check_lives(self, view: View) -> None:
         for lease in view.leases:
             worker = view.workers[lease["worker_id"]]
-            must(
-                lease["state"] != "leased" or lease["incarnation"] == worker["incarnation"],
-                "lease-of-latest-life",
-                "{} where the worker is {}",
-                lease,
-                worker,
-            )
+            if lease["state"] == "leased" and lease["incarnation"] != worker["incarnation"]:
+                raise Violation("lease-of-latest-life", f"{lease} where the worker is {worker}")
 
     def _check_issue(self, moved: list[tuple[Row | None, Row]], before: View, after: View) -> None:
         issued = [now for was, now in moved if was is None and now["state"] == "leased"]
@@ -82,27 +73,27 @@ class Dispatch:
             return
         for lease in issued:
             worker = after.workers[lease["worker_id"]]
-            must(bool(worker["active"]), "members-get-rows", f"{lease} where it is {worker}")
+            if not worker["active"]:
+                raise Violation("members-get-rows", f"{lease} where it is {worker}")
         waiting = [
             now
             for was, now in moved
             if was is not None and was["state"] == now["state"] == "reopened"
         ]
         ends, were = _ends(after.leases), _ends(before.leases)
-        must(
-            ends == were or not waiting,
-            "reopened-goes-first",
-            f"rows up to {ends} are issued, before it were {were}, while {waiting[:3]} wait",
-        )
-        names = {row["dataset_id"]: row["name"] for row in after.rows("datasets")}
+        if ends != were and waiting:
+            raise Violation(
+                "reopened-goes-first",
+                f"rows up to {ends} are issued, before it were {were}, while {waiting[:3]} wait",
+            )
+        names = {row["dataset_id"]: row["name"] for row in after.table("datasets").rows}
         whole, total = sum(self._weights.values()), sum(ends.values())
         for dataset_id, end in ends.items():
             lacks = self._weights[names[dataset_id]] * total - whole * end
-            must(
-                abs(lacks) <= whole * len(self._weights),
-                "weights-followed",
-                f"{ends} are issued of {names} with weights {self._weights}",
-            )
+            if abs(lacks) > whole * len(self._weights):
+                raise Violation(
+                    "weights-followed", f"{ends} are issued of {names} with weights {self._weights}"
+                )
 
     # Deadlines
 
@@ -128,14 +119,10 @@ class Dispatch:
         if view.rounds[number]["state"] != "open":
             return  # it ended with its round
         held = now - self._since.get((number, lease["worker_id"]), now)
-        must(
-            0 < self._lease_seconds <= held + ROUNDING_SECONDS,
-            "lease-ends-in-time",
-            "{} ended after {:.3f} of {} s",
-            lease,
-            held,
-            self._lease_seconds,
-        )
+        if not (0 < self._lease_seconds <= held + ROUNDING_SECONDS):
+            raise Violation(
+                "lease-ends-in-time", f"{lease} ended after {held:.3f} of {self._lease_seconds} s"
+            )
 
     def advanced(self, view: View, *, now: float) -> None:
         """The closing thread had its look: what is overdue is over."""
@@ -147,7 +134,8 @@ class Dispatch:
             if now - since > self._lease_seconds + ROUNDING_SECONDS
             and (number, worker_id) not in view.contributions
         ]
-        must(not late, "lease-ends-in-time", f"{late} hold theirs for {self._lease_seconds} s")
+        if late:
+            raise Violation("lease-ends-in-time", f"{late} hold theirs for {self._lease_seconds} s")
 
     def restarted(self, view: View, *, now: float) -> None:
         """Deadlines are in memory: every lease has its full time again."""
@@ -168,25 +156,20 @@ def _ends(leases: Iterable[Row]) -> dict[str, int]:
 
 
 def _check_queues(view: View) -> None:
-    queues = {row["name"]: row for row in view.rows("queues")}
+    queues = view.table("queues").by("name")
     touched: dict[str, set[int]] = {name: set() for name in queues}
     done: dict[str, Counter[int]] = {name: Counter() for name in queues}
     for lease in view.leases:
         name = f"{lease['dataset_id']}/{lease['shuffle_seed']}/{lease['epoch']}"
         queue = queues.get(name)
-        must(queue is not None, "queue-agrees", "{} lies in {}, which is not there", lease, name)
-        assert queue is not None
+        if queue is None:
+            raise Violation("queue-agrees", f"{lease} lies in {name}, which is not there")
         first = _unit(queue, lease["epoch"], lease["start"])
         last = _unit(queue, lease["epoch"], lease["stop"] - 1)
-        must(
-            first == lease["unit"] and 0 <= first <= last < queue["units"],
-            "lease-in-its-unit",
-            "{} reaches from unit {} to {} of {}",
-            lease,
-            first,
-            last,
-            queue,
-        )
+        if not (first == lease["unit"] and 0 <= first <= last < queue["units"]):
+            raise Violation(
+                "lease-in-its-unit", f"{lease} reaches from unit {first} to {last} of {queue}"
+            )
         touched[name] |= set(range(first, last + 1))
         if lease["state"] == "done":
             rows = range(lease["start"], lease["stop"])
@@ -194,13 +177,8 @@ def _check_queues(view: View) -> None:
     for name, queue in queues.items():
         whole = {unit for unit, rows in done[name].items() if rows >= _rows_of(queue, unit)}
         right = (_bitmap(touched[name], queue["units"]), _bitmap(whole, queue["units"]))
-        must(
-            (queue["issued"], queue["done"]) == right,
-            "queue-agrees",
-            "{} where the leases give {}",
-            queue,
-            right,
-        )
+        if (queue["issued"], queue["done"]) != right:
+            raise Violation("queue-agrees", f"{queue} where the leases give {right}")
 
 
 def _unit(queue: Row, epoch: int, row: int) -> int:

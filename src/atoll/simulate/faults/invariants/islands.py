@@ -22,7 +22,7 @@ from atoll.layout import byte_view
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Assignment, Identity, InfoRequest
 from atoll.simulate.faults import standin
-from atoll.simulate.faults.invariants.base import must
+from atoll.simulate.faults.invariants.base import Violation
 from atoll.simulate.faults.reference import Reference, digest_of
 from atoll.simulate.faults.standin import Frame
 from atoll.strategies import build, registry
@@ -71,24 +71,20 @@ class IslandCheck:
 
     def asks(self) -> None:
         """It wants rows."""
-        must(
-            self._memory.unanswered is None,
-            "pending-is-resent",
-            "{} asks for rows while {} has no answer",
-            self._name,
-            self._memory.unanswered,
-        )
+        if self._memory.unanswered is not None:
+            raise Violation(
+                "pending-is-resent",
+                f"{self._name} asks for rows while {self._memory.unanswered} has no answer",
+            )
 
     def trains(self, rounds: int) -> None:
         """It trains, with inner state of so many rounds."""
-        must(
-            rounds == self._memory.receipts,
-            "inner-state-kept",
-            "{} trains on from {} rounds, it has {} receipts",
-            self._name,
-            rounds,
-            self._memory.receipts,
-        )
+        if rounds != self._memory.receipts:
+            raise Violation(
+                "inner-state-kept",
+                f"{self._name} trains on from {rounds} rounds, it has {self._memory.receipts} "
+                "receipts",
+            )
 
     def fetched(self, data: bytes) -> None:
         """A frame has arrived: that part of the weights is the version's, published and local."""
@@ -117,15 +113,12 @@ class IslandCheck:
         self._is_sending = True
         before = self._memory.unanswered
         if self._work is None or (before is not None and before.sha256 == frame.sha256):
-            must(
-                before is not None and before.sha256 == frame.sha256,
-                "pending-is-resent",
-                "{} sends {} of round {}, it had {}",
-                self._name,
-                frame.sha256,
-                frame.header.round,
-                before,
-            )
+            if before is None or before.sha256 != frame.sha256:
+                raise Violation(
+                    "pending-is-resent",
+                    f"{self._name} sends {frame.sha256} of round {frame.header.round}, it had "
+                    f"{before}",
+                )
             return
         work, self._work = self._work, None
         self._check_header(frame, work.given, registry.of(manifest))
@@ -143,14 +136,10 @@ class IslandCheck:
             *(number, strategy.fragment(number), strategy.first(number, self._began or 0), base),
             *(given.manifest_sha256, tuple(given.ranges)),
         )
-        must(
-            found == wanted,
-            "sends-what-it-was-given",
-            "{} sends {}, it was given {}",
-            self._name,
-            found,
-            wanted,
-        )
+        if found != wanted:
+            raise Violation(
+                "sends-what-it-was-given", f"{self._name} sends {found}, it was given {wanted}"
+            )
 
     def _check_payload(self, frame: Frame, manifest: Manifest) -> Made:
         """The displacement and what rounding lost before it, through the codec."""
@@ -163,11 +152,10 @@ class IslandCheck:
         worker_id = str(frame.header.worker_id)
         noise = build.upload_noise(manifest, frame.header.round, worker_id)
         payload = codec.encode(values, noise=noise, first_group=0)
-        must(
-            frame.payload == bytes(byte_view(payload)),
-            "residual-carried",
-            f"{self._name} sends other bytes for round {frame.header.round}",
-        )
+        if frame.payload != bytes(byte_view(payload)):
+            raise Violation(
+                "residual-carried", f"{self._name} sends other bytes for round {frame.header.round}"
+            )
         if not manifest.upload.keeps_residual:
             return Made(frame.sha256, None)
         lost = values - codec.decode(payload, len(values))
@@ -213,22 +201,17 @@ class ThreadCheck:
     def says(self, message: object, identity: Identity | None) -> None:
         """The next message."""
         if identity is not None:
-            must(
-                identity.generation >= self._generation,
-                "generation-adopted",
-                "{} speaks in {} after it was told of {}",
-                self._name,
-                identity.generation,
-                self._generation,
-            )
-            must(
-                not self._trains or identity.incarnation != self._out,
-                "evicted-comes-back",
-                "{} says {} in life {}, which is out",
-                self._name,
-                type(message).__name__,
-                self._out,
-            )
+            if identity.generation < self._generation:
+                raise Violation(
+                    "generation-adopted",
+                    f"{self._name} speaks in {identity.generation} after it was told of "
+                    f"{self._generation}",
+                )
+            if self._trains and identity.incarnation == self._out:
+                raise Violation(
+                    "evicted-comes-back",
+                    f"{self._name} says {type(message).__name__} in life {self._out}, which is out",
+                )
         if not isinstance(message, InfoRequest):
             self._generation, self._out = 0, None
 

@@ -7,7 +7,7 @@ from typing import Any
 from atoll.protocol.messages import Identity
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import View
-from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, must
+from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, Violation
 
 PRESENCE_GRACE_SECONDS = 1.0
 # What asks for the present generation when it arrives; the rest of an upload belongs to the
@@ -42,31 +42,21 @@ class Members:
 
     def changed(self, before: View, after: View) -> None:
         """Membership and generation moved together."""
-        if before.tables.get("workers") == after.tables.get("workers") and (
-            before.tables.get("generations") == after.tables.get("generations")
-        ):
+        if not after.differs(before, "workers", "generations"):
             return
         was, now = _active(before), _active(after)
-        must(
+        if not (
             after.generation >= before.generation
-            and (was == now or after.generation > before.generation),
-            "generation-moves",
-            "from {} to {} with generation {} -> {}",
-            was,
-            now,
-            before.generation,
-            after.generation,
-        )
+            and (was == now or after.generation > before.generation)
+        ):
+            raise Violation(
+                "generation-moves",
+                f"from {was} to {now} with generation {before.generation} -> {after.generation}",
+            )
         for worker_id, row in before.workers.items():
             later = after.workers.get(worker_id)
-            must(
-                later is not None and later["incarnation"] >= row["incarnation"],
-                "generation-moves",
-                "{} went from {} to {}",
-                worker_id,
-                row,
-                later,
-            )
+            if later is None or later["incarnation"] < row["incarnation"]:
+                raise Violation("generation-moves", f"{worker_id} went from {row} to {later}")
 
     def answered(self, call: Call, value: Any, before: View, after: View) -> None:
         """Who was answered had the right to be."""
@@ -77,94 +67,85 @@ class Members:
         if identity is None or call.kind == "write":
             return  # a chunk is only kept; begin and commit ask who sends it
         self._check_speaker(call, identity, before)
-        if call.kind in _ENTERING:
-            must(
-                identity.generation == before.generation,
+        if call.kind in _ENTERING and identity.generation != before.generation:
+            raise Violation(
                 "generation-current",
-                "{} of {} in generation {} was answered in generation {}",
-                call.kind,
-                identity.worker_id,
-                identity.generation,
-                before.generation,
+                f"{call.kind} of {identity.worker_id} in generation {identity.generation} was "
+                f"answered in generation {before.generation}",
             )
 
     def _registered(self, call: Call, reply: Any, before: View, after: View) -> None:
         was = before.workers.get(call.worker_id)
         timeout = self._seen.scenario.settings["heartbeat_timeout"]
         silence = self._seen.silence(call.worker_id, now=self._now())
-        must(
+        if not (
             was is None
             or not was["active"]
             or was["key_sha256"] == call.facts["key_sha256"]
-            or silence > timeout - ROUNDING_SECONDS,
-            "id-is-held",
-            f"{call.sender} took over {call.worker_id}, which was heard {silence:.2f} s ago",
-        )
+            or silence > timeout - ROUNDING_SECONDS
+        ):
+            raise Violation(
+                "id-is-held",
+                f"{call.sender} took over {call.worker_id}, which was heard {silence:.2f} s ago",
+            )
         row = after.workers.get(call.worker_id)
-        must(
+        if not (
             row is not None
             and row["incarnation"] == reply.incarnation
             and bool(row["active"])
-            and row["key_sha256"] == call.facts["key_sha256"],
-            "acked-is-durable",
-            f"{call.worker_id} was told incarnation {reply.incarnation}, the ledger has {row}",
-        )
-        must(
-            reply.incarnation > self._incarnation.get(call.worker_id, 0),
-            "fenced-gets-nothing",
-            f"{call.worker_id} was given incarnation {reply.incarnation} twice",
-        )
-        must(
-            call.worker_id not in self.kicked,
-            "operator-obeyed",
-            f"{call.worker_id} was taken in although the operator took it out",
-        )
+            and row["key_sha256"] == call.facts["key_sha256"]
+        ):
+            raise Violation(
+                "acked-is-durable",
+                f"{call.worker_id} was told incarnation {reply.incarnation}, the ledger has {row}",
+            )
+        if reply.incarnation <= self._incarnation.get(call.worker_id, 0):
+            raise Violation(
+                "fenced-gets-nothing",
+                f"{call.worker_id} was given incarnation {reply.incarnation} twice",
+            )
+        if call.worker_id in self.kicked:
+            raise Violation(
+                "operator-obeyed",
+                f"{call.worker_id} was taken in although the operator took it out",
+            )
         self._incarnation[call.worker_id] = reply.incarnation
         self._seen.lost.pop(call.worker_id, None)
 
     def _check_speaker(self, call: Call, identity: Identity, before: View) -> None:
         row = before.workers.get(identity.worker_id)
-        must(
+        if not (
             row is not None
             and bool(row["active"])
             and row["incarnation"] == identity.incarnation
-            and row["key_sha256"] == _hash(identity.island_key),
-            "fenced-gets-nothing",
-            "{} of {} incarnation {} was answered, the ledger has {}",
-            call.kind,
-            identity.worker_id,
-            identity.incarnation,
-            row,
-        )
+            and row["key_sha256"] == _hash(identity.island_key)
+        ):
+            raise Violation(
+                "fenced-gets-nothing",
+                f"{call.kind} of {identity.worker_id} incarnation {identity.incarnation} was "
+                f"answered, the ledger has {row}",
+            )
 
     def acknowledged(self, view: View) -> None:
         """What was acknowledged to workers and the operator is still there."""
         for worker_id, incarnation in self._incarnation.items():
             row = view.workers.get(worker_id)
-            must(
-                row is not None and row["incarnation"] >= incarnation,
+            if row is None or row["incarnation"] < incarnation:
+                raise Violation(
+                    "acked-is-durable",
+                    f"incarnation {incarnation} of {worker_id} was acknowledged, found {row}",
+                )
+        if int(view.control.get("number", 0)) < self._ordered:
+            raise Violation(
                 "acked-is-durable",
-                "incarnation {} of {} was acknowledged, found {}",
-                incarnation,
-                worker_id,
-                row,
+                f"command {self._ordered} was acknowledged, found {view.control}",
             )
-        must(
-            int(view.control.get("number", 0)) >= self._ordered,
-            "acked-is-durable",
-            "command {} was acknowledged, found {}",
-            self._ordered,
-            view.control,
-        )
 
     def restarted(self, view: View) -> None:
         """A kick that a crash cut in two is whole again."""
         for worker_id, row in view.workers.items():
-            must(
-                not (row["active"] and f"kicked/{worker_id}" in view.control),
-                "operator-obeyed",
-                f"{worker_id} is kept out and still in",
-            )
+            if row["active"] and f"kicked/{worker_id}" in view.control:
+                raise Violation("operator-obeyed", f"{worker_id} is kept out and still in")
 
     def ordered(self, number: int) -> None:
         """The operator was told that command `number` is in force."""
@@ -175,26 +156,23 @@ class Members:
         for worker_id, row in after.workers.items():
             silence = self._seen.silence(worker_id, now=now)
             if row["active"]:
-                must(
-                    silence <= timeout + ROUNDING_SECONDS,
-                    "silent-is-evicted",
-                    "{} was heard {:.2f} s ago and is still in",
-                    worker_id,
-                    silence,
-                )
+                if silence > timeout + ROUNDING_SECONDS:
+                    raise Violation(
+                        "silent-is-evicted",
+                        f"{worker_id} was heard {silence:.2f} s ago and is still in",
+                    )
                 continue
             was = before.workers.get(worker_id)
             if was is None or not was["active"] or was["incarnation"] != row["incarnation"]:
                 continue
             lost = self._seen.lost.get(worker_id)
-            must(
+            if not (
                 silence > timeout - ROUNDING_SECONDS
-                or (lost is not None and now - lost > PRESENCE_GRACE_SECONDS - ROUNDING_SECONDS),
-                "live-is-kept",
-                "{} was evicted, heard {:.2f} s ago",
-                worker_id,
-                silence,
-            )
+                or (lost is not None and now - lost > PRESENCE_GRACE_SECONDS - ROUNDING_SECONDS)
+            ):
+                raise Violation(
+                    "live-is-kept", f"{worker_id} was evicted, heard {silence:.2f} s ago"
+                )
 
 
 def _active(view: View) -> list[tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 from atoll.simulate.faults.asked import Asked
 from atoll.simulate.faults.durable import View
-from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, must
+from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, Violation
 from atoll.strategies.base import Lease, RoundView
 
 _ORDER = ("planned", "open", "frozen", "published")
@@ -23,7 +23,7 @@ class RoundsCheck:
 
     def changed(self, before: View, after: View, *, now: float) -> None:
         """The rounds moved as they may."""
-        if before.tables.get("rounds") != after.tables.get("rounds"):
+        if after.differs(before, "rounds"):
             self._check_together(after)
             self._check_order(before, after)
             self._check_fragments(after)
@@ -54,27 +54,19 @@ class RoundsCheck:
 
     def _check_order(self, before: View, after: View) -> None:
         numbers = sorted(after.rounds)
-        must(
-            numbers == list(range(1, len(numbers) + 1)),
-            "round-order",
-            "the ledger has rounds {}",
-            numbers,
-        )
+        if numbers != list(range(1, len(numbers) + 1)):
+            raise Violation("round-order", f"the ledger has rounds {numbers}")
         for number, was in before.rounds.items():
             row = after.rounds.get(number)
-            must(row is not None, "round-order", "round {} vanished", number)
-            assert row is not None
+            if row is None:
+                raise Violation("round-order", f"round {number} vanished")
             steps = _ORDER.index(row["state"]) - _ORDER.index(was["state"])
-            must(
-                steps in (0, 1) and row["cursor"] >= was["cursor"],
-                "round-order",
-                "round {} went from {} to {}, its cursor from {} to {}",
-                number,
-                was["state"],
-                row["state"],
-                was["cursor"],
-                row["cursor"],
-            )
+            if not (steps in (0, 1) and row["cursor"] >= was["cursor"]):
+                raise Violation(
+                    "round-order",
+                    f"round {number} went from {was['state']} to {row['state']}, its cursor from "
+                    f"{was['cursor']} to {row['cursor']}",
+                )
         self._check_states([after.rounds[number]["state"] for number in numbers], after)
 
     def _check_states(self, states: list[str], view: View) -> None:
@@ -82,40 +74,30 @@ class RoundsCheck:
         lead = self._asked.strategy_of(view, max(1, len(states))).lead
         count = {state: states.count(state) for state in _ORDER}
         in_order = [state for state in reversed(_ORDER) for _ in range(count[state])]
-        must(
+        if not (
             states == in_order
             and count["planned"] <= count["frozen"] <= 1
-            and count["open"] <= 1 + lead - count["frozen"],
-            "round-order",
-            "the rounds are {}",
-            states,
-        )
+            and count["open"] <= 1 + lead - count["frozen"]
+        ):
+            raise Violation("round-order", f"the rounds are {states}")
 
     def _check_together(self, view: View) -> None:
         for number, row in view.rounds.items():
             digests = (row["hash"], row["master_digest"], row["published_digest"], row["leaves"])
-            must(
-                all(d is not None for d in digests)
-                if row["state"] == "published"
-                else all(d is None for d in digests),
-                "moves-together",
-                "round {} is {} with digests {}",
-                number,
-                row["state"],
-                digests[:3],
-            )
+            is_published = row["state"] == "published"
+            if any((digest is not None) != is_published for digest in digests):
+                raise Violation(
+                    "moves-together", f"round {number} is {row['state']} with digests {digests[:3]}"
+                )
 
     def _check_fragments(self, view: View) -> None:
         for number, row in view.rounds.items():
             right = self._asked.strategy_of(view, number).fragment(number)
-            must(
-                row["fragment"] == right,
-                "fragment-by-rule",
-                "round {} records fragment {}, the strategy says {}",
-                number,
-                row["fragment"],
-                right,
-            )
+            if row["fragment"] != right:
+                raise Violation(
+                    "fragment-by-rule",
+                    f"round {number} records fragment {row['fragment']}, the strategy says {right}",
+                )
 
     def _check_ended(self, before: View, after: View, closing: int, *, now: float) -> None:
         """What was leased and is not any more, though no contribution has used it, has ended."""
@@ -123,12 +105,12 @@ class RoundsCheck:
         seen = self._seen_of(after, closing, before.holding(closing), now=now)
         strategy = self._asked.strategy_of(after, closing)
         right = strategy.ended(leased, closing=closing, live=seen.live)
-        must(
-            leased - left == right,
-            "ends-by-rule",
-            f"the freeze of round {closing} ended {sorted(leased - left)}, named are "
-            f"{sorted(right)}",
-        )
+        if leased - left != right:
+            raise Violation(
+                "ends-by-rule",
+                f"the freeze of round {closing} ended {sorted(leased - left)}, named are "
+                f"{sorted(right)}",
+            )
 
     def _check_freeze(self, view: View, number: int, held: set[str], *, now: float) -> None:
         seen = self._seen_of(view, number, held, now=now)
@@ -137,18 +119,19 @@ class RoundsCheck:
             self._asked.manifest(view, number),
         )
         last = number + 1 + strategy.lead
-        must(
-            (0 < manifest.stop.rounds < last) != (last in view.rounds),
-            "next-is-planned",
-            f"round {number} of {manifest.stop.rounds} froze, the ledger has {sorted(view.rounds)}",
-        )
+        if (0 < manifest.stop.rounds < last) == (last in view.rounds):
+            raise Violation(
+                "next-is-planned",
+                f"round {number} of {manifest.stop.rounds} froze, the ledger has "
+                f"{sorted(view.rounds)}",
+            )
         seconds = now - self._quorum_at.get(number, now)
-        must(
-            strategy.is_due(seen, seconds=seconds + ROUNDING_SECONDS),
-            "closes-by-rule",
-            f"round {number} closed with {seen}, after {seconds:.3f} s with a quorum, under "
-            f"{manifest.membership}",
-        )
+        if not strategy.is_due(seen, seconds=seconds + ROUNDING_SECONDS):
+            raise Violation(
+                "closes-by-rule",
+                f"round {number} closed with {seen}, after {seconds:.3f} s with a quorum, under "
+                f"{manifest.membership}",
+            )
 
 
 def _leased(view: View) -> set[Lease]:

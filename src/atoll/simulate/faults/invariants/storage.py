@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.simulate.faults import standin
 from atoll.simulate.faults.durable import View
-from atoll.simulate.faults.invariants.base import must
+from atoll.simulate.faults.invariants.base import Violation
 from atoll.simulate.faults.reference import Reference
 from atoll.strategies.base import Strategy
 
@@ -23,7 +23,7 @@ class Storage:
 
     def referenced(self, view: View) -> set[str]:
         """Blobs that the records need for replay from the oldest kept snapshot."""
-        names = {row["initial_sha256"] for row in view.rows("runs")}
+        names = {row["initial_sha256"] for row in view.table("runs").rows}
         first = 0
         if view.snapshots:
             latest = max(view.rounds)
@@ -39,10 +39,12 @@ class Storage:
         """What the records need is stored with its right bytes."""
         for sha256 in sorted(self.referenced(view)):
             path = self._reference.path(sha256)
-            must(os.path.exists(path), "blob-is-there", "{} is needed and not stored", sha256)
+            if not os.path.exists(path):
+                raise Violation("blob-is-there", f"{sha256} is needed and not stored")
             if sha256 not in self._verified:
                 found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-                must(found == sha256, "blob-is-there", "{} holds bytes of {}", sha256, found)
+                if found != sha256:
+                    raise Violation("blob-is-there", f"{sha256} holds bytes of {found}")
                 self._verified.add(sha256)
 
     def pruned(self, view: View) -> None:
@@ -54,14 +56,17 @@ class Storage:
             for entry in os.scandir(folder.path)
         }
         orphans = sorted(stored - self.referenced(view))
-        must(not orphans, "no-orphans", f"nothing needs {orphans}")
+        if orphans:
+            raise Violation("no-orphans", f"nothing needs {orphans}")
 
     def bounded(self, strategy: Strategy) -> None:
         """One upload of each worker and open round is under way, and few frames are spooled."""
         drafts = len(os.listdir(self._home / "blobs" / "tmp"))
         # What a kill left is swept at the start; a snapshot's own draft may be among them.
         most = self._workers * (1 + strategy.lead) + 1
-        must(drafts <= most, "bounded", f"{drafts} drafts of {self._workers} workers")
+        if drafts > most:
+            raise Violation("bounded", f"{drafts} drafts of {self._workers} workers")
         frames = len(os.listdir(self._home / "spool"))
         fragments = len(strategy.cut(standin.LAYOUT))
-        must(frames <= 2 + 2 * fragments, "bounded", f"{frames} spooled frames")
+        if frames > 2 + 2 * fragments:
+            raise Violation("bounded", f"{frames} spooled frames")

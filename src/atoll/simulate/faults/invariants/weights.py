@@ -5,7 +5,7 @@ import os
 
 from atoll.coordinator.service import Coordinator
 from atoll.simulate.faults.durable import Row, View
-from atoll.simulate.faults.invariants.base import must
+from atoll.simulate.faults.invariants.base import Violation
 from atoll.simulate.faults.invariants.rows import Rows
 from atoll.simulate.faults.reference import Reference, decode
 
@@ -35,18 +35,17 @@ class WeightsCheck:
     def _check_round(self, view: View, number: int) -> None:
         row = view.rounds[number]
         right = self._reference.newest.digests(self._reference.fragment(number))
-        must(
-            (row["master_digest"], row["published_digest"]) == right,
-            "weights-bits",
-            f"round {number} records {row['master_digest']}, the reference gives {right[0]}",
-        )
+        if (row["master_digest"], row["published_digest"]) != right:
+            raise Violation(
+                "weights-bits",
+                f"round {number} records {row['master_digest']}, the reference gives {right[0]}",
+            )
 
     def _check_snapshot(self, version: int, snapshot: Row, view: View) -> None:
-        must(
-            version <= view.version,
-            "snapshot-bits",
-            f"version {version} was saved, published is {view.version}",
-        )
+        if version > view.version:
+            raise Violation(
+                "snapshot-bits", f"version {version} was saved, published is {view.version}"
+            )
         right = self._reference.versions[version]
         stored = {
             "master": snapshot["master_sha256"],
@@ -54,34 +53,31 @@ class WeightsCheck:
             **dict(json.loads(snapshot["slots_sha256"])),
         }
         wanted = {"master": right.master, "published": right.published, **right.slots}
-        must(
-            stored.keys() == wanted.keys(),
-            "snapshot-bits",
-            f"version {version} was saved with {sorted(stored)}, there are {sorted(wanted)}",
-        )
+        if stored.keys() != wanted.keys():
+            raise Violation(
+                "snapshot-bits",
+                f"version {version} was saved with {sorted(stored)}, there are {sorted(wanted)}",
+            )
         for name, sha256 in stored.items():
             if not os.path.exists(self._reference.path(sha256)):
                 continue  # said by blob-is-there
             _, payload = self._reference.frame(sha256)
-            must(
-                decode(payload, _FP32).tobytes() == wanted[name].tobytes(),
-                "snapshot-bits",
-                f"{name} of version {version} was saved with other bits",
-            )
+            if decode(payload, _FP32).tobytes() != wanted[name].tobytes():
+                raise Violation(
+                    "snapshot-bits", f"{name} of version {version} was saved with other bits"
+                )
 
     def in_memory(self, coordinator: Coordinator, view: View, *, invariant: str) -> None:
         """The coordinator's current version is the ledger's newest, with the reference's bits."""
         current = coordinator.weights.current
         right = self._reference.versions[view.version]
         found = (current.version, current.digests.master.root, current.digests.published.root)
-        must(
-            found == (view.version, right.master_digest, right.published_digest),
-            invariant,
-            "in memory is {}, the ledger has version {} with {}",
-            found,
-            view.version,
-            right.master_digest,
-        )
+        if found != (view.version, right.master_digest, right.published_digest):
+            raise Violation(
+                invariant,
+                f"in memory is {found}, the ledger has version {view.version} with "
+                f"{right.master_digest}",
+            )
 
     def restored(self, coordinator: Coordinator, view: View) -> None:
         """What a restarted coordinator hands out are the reference's bytes."""
@@ -90,33 +86,33 @@ class WeightsCheck:
         data = spooled.read(0, spooled.nbytes)
         payload = data[-spooled.header.payload_bytes - 32 : -32]
         right = self._reference.versions[view.version]
-        must(
-            decode(payload, _FP32).tobytes() == right.published.tobytes(),
-            "restart-equals-replay",
-            f"the weights handed out as version {view.version} are not the reference's",
-        )
+        if decode(payload, _FP32).tobytes() != right.published.tobytes():
+            raise Violation(
+                "restart-equals-replay",
+                f"the weights handed out as version {view.version} are not the reference's",
+            )
 
     def told(self, version: int, digest: str | None, view: View, *, who: str) -> None:
         """Somebody was told of a version."""
-        must(
-            version <= view.version,
-            "published-is-recorded",
-            f"{who} was told of version {version}, recorded is {view.version}",
-        )
+        if version > view.version:
+            raise Violation(
+                "published-is-recorded",
+                f"{who} was told of version {version}, recorded is {view.version}",
+            )
         if digest is not None:
             right = self._reference.versions[version].published_digest
-            must(
-                digest == right,
-                "digest-agrees",
-                f"{who} was told that version {version} is {digest}, it is {right}",
-            )
+            if digest != right:
+                raise Violation(
+                    "digest-agrees",
+                    f"{who} was told that version {version} is {digest}, it is {right}",
+                )
 
     def trains(self, who: str, *, digest: str | None, needs: int, round_number: int) -> None:
         """A worker that holds `digest` was given rows of the round, which needs a version."""
         enough = self._reference.versions[needs:round_number]
-        must(
-            any(digest == version.published_digest for version in enough),
-            "digest-agrees",
-            f"{who} holds {digest} and was given rows of round {round_number}, which starts "
-            f"from version {needs} or later",
-        )
+        if not any(digest == version.published_digest for version in enough):
+            raise Violation(
+                "digest-agrees",
+                f"{who} holds {digest} and was given rows of round {round_number}, which starts "
+                f"from version {needs} or later",
+            )
