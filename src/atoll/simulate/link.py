@@ -35,10 +35,6 @@ class MemoryLink:
         self._clock = clock
         self.traffic = Traffic()
 
-    @property
-    def _coordinator(self) -> Coordinator:
-        return self._reach()
-
     def close(self) -> None:
         """Nothing is open."""
 
@@ -48,7 +44,7 @@ class MemoryLink:
         )
         arrival = Arrival(PEER)
         while True:
-            reply = handlers.answer(self._coordinator, message, arrival)
+            reply = handlers.answer(self._reach(), message, arrival)
             if message.is_answered(reply) or self._clock.now() >= deadline:
                 return reply
             arrival = replace(arrival, again=True)
@@ -61,15 +57,15 @@ class MemoryLink:
         self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
     ) -> str:
         request = UploadRequest(identity, frame.preamble, frame.sha256, frame.nbytes)
-        stream = self._coordinator.begin_upload(request)
+        stream = self._reach().begin_upload(request)
         if isinstance(stream, ContributionRecord):
             return stream.receipt
         for offset in range(0, frame.nbytes, CHUNK_BYTES):
             data = frame.read(offset, CHUNK_BYTES)
-            self._coordinator.write_upload(stream, data)
+            self._reach().write_upload(stream, data)
             self.traffic.sent += len(data)
         before_commit()
-        return self._coordinator.commit_upload(stream).receipt
+        return self._reach().commit_upload(stream).receipt
 
     def download(
         self,
@@ -80,7 +76,7 @@ class MemoryLink:
         progress: DownloadProgress,
         sink: Callable[[bytes | memoryview], None],
     ) -> None:
-        spooled = self._coordinator.download(
+        spooled = self._reach().download(
             identity, round_number=round_number, have_digest=have_digest
         )
         progress.opened(spooled.tag, progress.offset if spooled.tag == progress.tag else 0)
@@ -89,7 +85,7 @@ class MemoryLink:
             sink(data)
             progress.offset += len(data)
             self.traffic.received += len(data)
-            self._coordinator.sent(identity, len(data))
+            self._reach().sent(identity, len(data))
 
 
 class MemoryAttendance:

@@ -4,6 +4,7 @@ Never the coordinator's own: where that one asks wrongly, or something else, it 
 """
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.protocol.manifest import Manifest
@@ -12,31 +13,36 @@ from atoll.strategies import registry
 from atoll.strategies.base import Strategy
 
 
+@dataclass(frozen=True)
+class _Version:
+    """One manifest version: parsed, what answers for its rounds, and its settings as JSON."""
+
+    manifest: Manifest
+    strategy: Strategy
+    settings: dict[str, Any]
+
+
 class Asked:
     """Manifests and strategies by the round they are in force in; each is read once."""
 
     def __init__(self) -> None:
-        self._manifests: dict[str, Manifest] = {}
-        self._strategies: dict[str, Strategy] = {}
-        self._settings: dict[str, dict[str, Any]] = {}
+        self._versions: dict[str, _Version] = {}
 
     def manifest(self, view: View, round_number: int) -> Manifest:
         """The manifest that a round is under."""
-        body = view.manifest_body(round_number)
-        if body not in self._manifests:
-            self._manifests[body] = Manifest.model_validate_json(body)
-        return self._manifests[body]
+        return self._version(view, round_number).manifest
 
     def strategy_of(self, view: View, round_number: int) -> Strategy:
         """What answers for a round."""
-        body = view.manifest_body(round_number)
-        if body not in self._strategies:
-            self._strategies[body] = registry.of(self.manifest(view, round_number))
-        return self._strategies[body]
+        return self._version(view, round_number).strategy
 
     def settings(self, view: View, round_number: int) -> dict[str, Any]:
         """The settings of a round as plain JSON."""
+        return self._version(view, round_number).settings
+
+    def _version(self, view: View, round_number: int) -> _Version:
         body = view.manifest_body(round_number)
-        if body not in self._settings:
-            self._settings[body] = json.loads(body)
-        return self._settings[body]
+        if body not in self._versions:
+            made = Manifest.model_validate_json(body)
+            self._versions[body] = _Version(made, registry.of(made), json.loads(body))
+        return self._versions[body]

@@ -10,6 +10,7 @@ from atoll.simulate.faults.host import Host
 from atoll.simulate.faults.invariants.checker import Checker
 from atoll.simulate.faults.loop import EventLoop
 from atoll.simulate.faults.network import Network
+from atoll.simulate.faults.process import Process
 from atoll.simulate.faults.scenario import HEARTBEAT_TIMEOUT, Scenario
 
 DAY_SECONDS = 86_400.0
@@ -105,11 +106,15 @@ class Nemesis:
         for worker_id in chosen:
             self._network.cut.pop(worker_id, None)
 
-    def _kill_worker(self) -> None:
+    def _somebody(self) -> Process | None:
+        """A process that runs; None when all are down."""
         running = self._fleet.running()
-        if not running:
+        return self._rng.choice(running) if running else None
+
+    def _kill_worker(self) -> None:
+        process = self._somebody()
+        if process is None:
             return
-        process = self._rng.choice(running)
         self._fleet.kill(process, is_noticed=self._rng.random() < 0.6)
         keeps_disk = self._rng.random() < 0.7
         self._loop.after(
@@ -118,21 +123,16 @@ class Nemesis:
         )
 
     def _stop_worker(self) -> None:
-        running = self._fleet.running()
-        if running:
-            process = self._rng.choice(running)
+        if process := self._somebody():
             longest = 2.5 * HEARTBEAT_TIMEOUT
             process.stopped_until = self._loop.now + self._rng.uniform(1.0, longest)
 
     def _replace_worker(self) -> None:
         """Its machine hangs, another process is started in its place, then the old one wakes up."""
-        running = self._fleet.running()
-        if not running:
-            return
-        process = self._rng.choice(running)
-        process.stopped_until = self._loop.now + self._rng.uniform(0.5, 2 * HEARTBEAT_TIMEOUT)
-        self._fleet.others.append(process)
-        self._fleet.start(process.worker_id, process.disk.copy())
+        if process := self._somebody():
+            process.stopped_until = self._loop.now + self._rng.uniform(0.5, 2 * HEARTBEAT_TIMEOUT)
+            self._fleet.others.append(process)
+            self._fleet.start(process.worker_id, process.disk.copy())
 
     def _impostor(self) -> None:
         worker_id = self._rng.choice(self._fleet.workers)
@@ -143,16 +143,13 @@ class Nemesis:
         )
 
     def _slow_worker(self) -> None:
-        running = self._fleet.running()
-        if running:
-            process = self._rng.choice(running)
+        if process := self._somebody():
             process.slowness = 6.0
             self._loop.after(self._rng.uniform(5.0, 20.0), process.hurry)
 
     def _corrupt_weights(self) -> None:
-        running = self._fleet.running()
-        if running:
-            self._rng.choice(running).corrupt()
+        if process := self._somebody():
+            process.corrupt()
 
     # The coordinator
 
@@ -165,10 +162,9 @@ class Nemesis:
     def _clock_jump(self) -> None:
         if self._rng.random() < 0.5:
             self._host.clock.wall_offset += self._rng.choice((-DAY_SECONDS, DAY_SECONDS, -5.0))
-            return
-        running = self._fleet.running()
-        if running:
-            self._rng.choice(running).jump = self._rng.choice((0.0, 3.0))
+        elif running := self._fleet.running():
+            jump = self._rng.choice((0.0, 3.0))
+            self._rng.choice(running).jump = jump
 
     # The operator
 

@@ -74,7 +74,7 @@ class Reference:
     def frame(self, sha256: str) -> tuple[FrameHeader, bytes]:
         """Header and payload of a stored frame."""
         data = Path(self.path(sha256)).read_bytes()
-        header, offset = frame.read_preamble(_Bytes(data))
+        header, offset = frame.parse_preamble(data[: frame.MAX_PREAMBLE_BYTES])
         return header, data[offset : offset + header.payload_bytes]
 
     def fragment(self, number: int) -> Fragment:
@@ -119,17 +119,6 @@ class Reference:
             Version(number, master, published, slots, digest_of(master), digest_of(published))
         )
         return folded
-
-
-class _Bytes:
-    """Bytes as a blob reader gives them."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.nbytes = len(data)
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        return self._data[offset : offset + nbytes]
 
 
 def _step(
