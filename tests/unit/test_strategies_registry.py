@@ -105,3 +105,12 @@ def test_name_of_atolls_own_is_not_taken_by_a_distribution(site):
     assert type(registry.of(manifest_for(SMALL))) is Sync
     with pytest.raises(ConfigError, match=r"in mode 'sync'$"):
         registry.of(manifest(mode="turns"))
+
+
+@pytest.mark.parametrize("target", ["turns_x:Absent", "turns_y:broken"])
+def test_strategy_that_cannot_be_loaded_or_made_is_refused_by_name(site, target):
+    source = SOURCE + "\ndef broken(manifest):\n    raise RuntimeError('no such thing')\n"
+    distributions.write(site, "turns", target, source)
+
+    with pytest.raises(ConfigError, match="strategy='turns' cannot be used here: "):
+        registry.of(manifest(strategy="turns"))

@@ -75,3 +75,22 @@ def test_what_a_kept_round_folds_stays(ledger: Ledger):
 
     assert [(c.round, c.worker_id) for c in alone(ledger).contributions.of_round(2)] == [(1, "b")]
     assert leases(ledger)[1, "b"] is LeaseState.DONE
+
+
+def test_rows_of_a_dropped_round_below_the_cursor_are_open_again(ledger: Ledger):
+    """A round that was filled up late has rows after those of rounds planned before that."""
+    tables = alone(ledger)
+    tables.members.register("c", "key", wall=1.0)
+    late = LeaseRecord(2, "c", 24, 28, dataset_id="d" * 16, shuffle_seed=7, unit=6)
+    tables.rounds.extend(RoundPlan(2, MANIFEST.sha256, 28, (late,), queues=(QUEUE,)))
+    tables.contributions.accept(contribution("c", round=2))
+    tables.rounds.freeze(2, None, ended=[(2, "a"), (2, "b")])
+    tables.rounds.publish(2, PUBLISHED)
+
+    with ledger.writing() as t:
+        truncation.truncate(t, last_round=2)
+
+    kept = [lease for number in (1, 2) for lease in tables.leases.of_round(number)]
+    rows = {row for lease in kept for row in range(lease.start, lease.stop)}
+    [newest] = tables.rounds.all(first=2)
+    assert set(range(newest.cursor)) == rows

@@ -5,11 +5,12 @@ installed distributions: the entry's name is the run's `strategy`, and it points
 makes a `base.Strategy` from a manifest, or raises ConfigError for settings it does not take.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from atoll.errors import ConfigError
+from atoll.errors import AtollError, ConfigError
 from atoll.protocol.manifest import Manifest
 from atoll.strategies.base import Strategy
 from atoll.strategies.diloco.sync import Sync
@@ -25,7 +26,9 @@ Factory = Callable[[Manifest], Strategy]
 
 def of(manifest: Manifest) -> Strategy:
     """The strategy of a run under `manifest`; ConfigError when this program has no such one."""
-    return _factory(manifest.strategy, manifest.mode)(manifest)
+    factory = _factory(manifest.strategy, manifest.mode)
+    with _naming(manifest.strategy):
+        return factory(manifest)
 
 
 def refuse_unknown(settings: Mapping[str, Any]) -> None:
@@ -47,8 +50,23 @@ def _factory(strategy: str, mode: str) -> Factory:
             f"strategy={strategy!r} is not installed here; {_known()}; install the distribution "
             f"that brings it (entry-point group {GROUP!r}), the same on coordinator and islands"
         )
-    factory: Factory = found.load()
+    with _naming(strategy):
+        factory: Factory = found.load()
     return factory
+
+
+@contextmanager
+def _naming(strategy: str) -> Iterator[None]:
+    """Says whose code it is that fails: a strategy may come from another distribution."""
+    try:
+        yield
+    except AtollError:
+        raise
+    except Exception as exc:
+        raise ConfigError(
+            f"strategy={strategy!r} cannot be used here: {type(exc).__name__}: {exc}; mend or "
+            f"install again the distribution that brings it (entry-point group {GROUP!r})"
+        ) from exc
 
 
 def _installed() -> dict[str, EntryPoint]:

@@ -7,7 +7,7 @@ there is one way from contributions to weights. Reads ledger and blobs; writes n
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from atoll.blobs.base import Blobs
@@ -232,18 +232,40 @@ class Replay:
         return OuterState(layout, master, slots, published)
 
     def _check_restored(self, version: Version) -> None:
-        for record in self._newest_rounds(version.number):
-            carried = self._manifests.run_strategy.fragment(record.round)
-            found = version.digests if carried == ALL else version.parts[carried]
-            differing = _difference(self.fragments[carried].layout, record, found)
+        for number, record in self._newest_rounds(version.number):
+            differing = _difference(
+                self.fragments[number].layout, self._part(record, number), version.parts[number]
+            )
             if differing is not None:
                 raise StateDamaged(
                     f"the snapshot of version {version.number} holds other weights than the ledger "
                     f"records ({differing}); restore the state directory from a copy"
                 )
 
-    def _newest_rounds(self, version: int) -> Iterator[RoundRecord]:
-        """The records that say what each fragment is at `version`: its newest round each."""
+    def _part(self, record: RoundRecord, number: int) -> RoundRecord:
+        """The record as if its round had carried that fragment alone."""
+        if self._manifests.run_strategy.fragment(record.round) != ALL:
+            return record
+        layouts = [part.layout for part in self.fragments.parts]
+        leaves = record.leaves or b""
+        master = digests.cut(ParamsDigest("", leaves), layouts)[number]
+        published = digests.cut(ParamsDigest("", record.published_leaves or leaves), layouts)[
+            number
+        ]
+        return replace(
+            record,
+            master_digest=master.root,
+            published_digest=published.root,
+            leaves=master.leaves,
+            published_leaves=published.leaves,
+        )
+
+    def _newest_rounds(self, version: int) -> Iterator[tuple[int, RoundRecord]]:
+        """Each fragment's number, and the record that says what it is at `version`.
+
+        That is its newest round's. One of the whole model speaks for the fragments that no later
+        round has moved.
+        """
         strategy = self._manifests.run_strategy
         missing = set(range(len(self.fragments.parts)))
         number = version
@@ -257,8 +279,9 @@ class Replay:
                         f"version {version} was saved and the ledger has no round {number}; "
                         f"restore the state directory from a copy"
                     )
-                yield records[0]
-                missing = set() if carried == ALL else missing - {carried}
+                spoken_for = sorted(missing) if carried == ALL else [carried]
+                yield from ((fragment, records[0]) for fragment in spoken_for)
+                missing -= set(spoken_for)
             number -= 1
 
 

@@ -110,10 +110,9 @@ class Assignments:
         if wanted == "stop":
             return _told("stop", reason="the operator stops the run")
         found = self._rounds.next_of(worker_id)
-        if found is None:
+        if found is None or version < self._rounds.strategy_of(found.number).needs(found.number):
+            # Who holds the newest version and needs a later one waits until that is published.
             return self._planned(worker_id) if is_current else _fetch(current)
-        if version < self._rounds.strategy_of(found.number).needs(found.number):
-            return _fetch(current)
         if wanted == "pause":
             return _told("wait", reason="the operator has paused the run")
         self.begun[worker_id] = found.number

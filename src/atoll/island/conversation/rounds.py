@@ -63,9 +63,12 @@ class Rounds:
         """From what an earlier life left to the end of the run; yields `Train` for each round."""
         yield from hand_in.resume(self.session, self.continuity)
         while (given := (yield from self._next())) is not None:
-            began = self._begin(given)
+            self._begin(given)
             trained = yield Train(given)
-            header = hand_in.header_of(self.session, self.weights, given, trained, began=began)
+            assert self._began is not None
+            header = hand_in.header_of(
+                self.session, self.weights, given, trained, began=self._began
+            )
             accepted = yield from hand_in.hand_in(
                 self.session, self.continuity, self.weights, header
             )
@@ -75,8 +78,8 @@ class Rounds:
                 self._set_out_anew()
         yield from self.session.leave()
 
-    def _begin(self, given: Assignment) -> int:
-        """Training of a round begins; since which round it goes on without setting out anew."""
+    def _begin(self, given: Assignment) -> None:
+        """Training of a round begins: from the published weights, or on from the rounds before."""
         assert given.round is not None
         if self._began is not None and given.round < self._trained:
             # Filled up late: what was trained since would be in none of the rounds counted.
@@ -84,7 +87,6 @@ class Rounds:
         self._began = given.round if self._began is None else self._began
         self._trained = given.round
         self.weights.train()
-        return self._began
 
     def _set_out_anew(self) -> None:
         """Local weights are the published ones again."""
@@ -92,13 +94,19 @@ class Rounds:
         self._began = None
 
     def merge(self, round_number: int) -> Steps[None]:
-        """Waits until the round is published, and takes it into the local weights."""
+        """Waits until the round is published, and takes it into the local weights.
+
+        Within a round: what is merged is trained on. Where only the whole weights could be had,
+        nothing that was trained before is in the local ones any more, so they began in this round.
+        """
         while self.weights.version is None or self.weights.version < round_number:
             reply = yield from self.session.call(lambda: self.ask(awaits=round_number))
             if reply.action == "stop":
                 return
             if reply.action == "fetch":
                 yield from self._fetch()
+                self.weights.train()
+                self._began = self._trained if self._began is None else self._began
 
     def _fetch(self) -> Steps[None]:
         yield from fetch(self.session, self.weights)

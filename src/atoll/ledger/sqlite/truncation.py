@@ -62,9 +62,11 @@ _INSERT_GENERATION = insert(schema.generations)
 def truncate(t: Transaction, *, last_round: int) -> None:
     """Forgets every round after `last_round`, which must be a published round, or 0 for all."""
     t.connection.change(_REOPEN_UNFOLDED, {"last_round": last_round})
+    every = [rows.read(LeaseRecord, row) for row in t.connection.rows(_ALL_LEASES)]
+    dropped = [lease for lease in every if lease.round > last_round]
     for statement in _DROP:
         t.connection.change(statement, {"last_round": last_round})
-    _reopen(t)
+    _reopen(t, dropped, last_round=last_round)
     t.queues.rebuild()
     # Islands have adopted what was in force in a round that is gone, and follow no way back.
     following = last_round + 1
@@ -79,15 +81,25 @@ def disband(t: Transaction) -> None:
     t.connection.change(_INSERT_GENERATION, made)
 
 
-def _reopen(t: Transaction) -> None:
-    """Reopens taken leases, or parts of them, whose rows no remaining lease covers."""
+def _reopen(t: Transaction, dropped: Iterable[LeaseRecord], *, last_round: int) -> None:
+    """Reopens taken leases, or parts of them, whose rows no remaining lease covers.
+
+    Also `dropped` leases, as far as rows after theirs are kept: a round that was filled up late has
+    rows behind those of rounds that were planned before that.
+    """
     kept = [rows.read(LeaseRecord, row) for row in t.connection.rows(_ALL_LEASES)]
     cuts = {queue.name: queue.cut for queue in t.queues.all().sound}
     covered: dict[str, list[Range]] = {}  # by the dataset, whose row sequence positions count in
     for lease in kept:
         if lease.state is not LeaseState.TAKEN:
             covered.setdefault(lease.dataset_id, []).append((lease.start, lease.stop))
+    ends = {name: max(stop for _, stop in ranges) for name, ranges in covered.items()}
     taken = [lease for lease in kept if lease.state is LeaseState.TAKEN]
+    taken += [
+        replace(lease, round=last_round, stop=min(lease.stop, ends[lease.dataset_id]))
+        for lease in dropped
+        if lease.start < ends.get(lease.dataset_id, 0)
+    ]
     for lease in sorted(taken, key=lambda lease: (lease.start, lease.stop)):
         others = covered.setdefault(lease.dataset_id, [])
         for start, stop in _outside((lease.start, lease.stop), others):

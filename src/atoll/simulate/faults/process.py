@@ -312,10 +312,10 @@ class Process:
             yield from self._misbehave(given)
         delta = standin.values(f"{self._seed}/{self.name}/{given.round}/{given.ranges}", scale=0.01)
         standin.move(self._model, delta)
+        self._check.trained(Work(given, delta))
         for number in self._rounds.session.adopted.asked.due(given.round or 0, _STEPS):
             yield from self._drive(self._rounds.merge(number), ThreadCheck(self.name, trains=True))
         self._inner.rounds += 1
-        self._check.trained(Work(given, delta))
         return _trained(given)
 
     def _hand_in(self, intent: Upload, check: ThreadCheck) -> Events:

@@ -95,7 +95,8 @@ class IslandCheck:
             span = self._reference.fragment(header.round).span
             where = slice(span.start, span.stop)
         else:
-            self._began = None
+            # Within a round it goes on from here, and hands that in.
+            self._began = None if self._work is None else self._work.given.round
         self._published[where] = right[where]
         self._local[where] = right[where]
 

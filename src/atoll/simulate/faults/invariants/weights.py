@@ -109,7 +109,7 @@ class WeightsCheck:
 
     def trains(self, who: str, *, digest: str | None, needs: int, round_number: int) -> None:
         """A worker that holds `digest` was given rows of the round, which needs a version."""
-        enough = self._reference.versions[needs:round_number]
+        enough = self._reference.versions[max(0, needs) : round_number]
         if not any(digest == version.published_digest for version in enough):
             raise Violation(
                 "digest-agrees",
