@@ -163,13 +163,3 @@ def _validated(fields: Mapping[str, Any]) -> Manifest:
         value = first["input"]
         shown = "" if isinstance(value, (Mapping, BaseModel)) else f"={value!r}"
         raise ConfigError(f"{name}{shown}: {rule}") from exc
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat

@@ -107,7 +107,7 @@ def idle(round_number: int, die: Die) -> None:
 
     def advanced(self: Coordinator) -> bool:
         moved = advance(self)
-        latest = next(iter(self._rounds.open_rounds), None)
+        latest = next(iter(self.rounds.open_rounds), None)
         if moved:
             sending.clear()
         if moved or latest is None or sending or latest.contributions:

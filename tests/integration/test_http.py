@@ -208,11 +208,11 @@ def test_unknown_field_is_refused_by_its_name_in_a_bounded_sentence(
 
 
 def test_refused_bodies_are_counted(coordinator: Served, client: httpx.Client) -> None:
-    before = coordinator.coordinator.refusals[ProtocolError.code]
+    before = coordinator.coordinator.counters.refusals[ProtocolError.code]
 
     client.post("/workers/register", content=b"{}")
 
-    assert coordinator.coordinator.refusals[ProtocolError.code] == before + 1
+    assert coordinator.coordinator.counters.refusals[ProtocolError.code] == before + 1
 
 
 @pytest.mark.parametrize(("path", "code"), [("/nothing", 404), ("/workers/register", 405)])

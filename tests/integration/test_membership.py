@@ -100,7 +100,7 @@ def test_message_of_an_old_generation_is_refused_with_both_numbers_and_changes_n
 
     assert refused.value.present == 2
     assert cluster.coordinator.state_hash() == before
-    assert cluster.coordinator.refusals["STALE_GENERATION"] == 1
+    assert cluster.coordinator.counters.refusals["STALE_GENERATION"] == 1
 
 
 def test_upload_that_began_before_somebody_joined_is_accepted(cluster):

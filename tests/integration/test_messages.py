@@ -160,13 +160,13 @@ def test_message_for_admins_is_refused_to_workers(coordinator: Served) -> None:
 def test_path_that_differs_from_the_body_is_refused_and_counted(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = coordinator.coordinator.refusals[ProtocolError.code]
+    before = coordinator.coordinator.counters.refusals[ProtocolError.code]
     monkeypatch.setattr(EchoRequest, "target", lambda _: "/echo/b")
 
     with pytest.raises(ProtocolError, match="names worker_id 'b', the body 'a'; they must agree"):
         coordinator.link().send(EchoRequest(worker_id="a", said="hello"))
 
-    assert coordinator.coordinator.refusals[ProtocolError.code] == before + 1
+    assert coordinator.coordinator.counters.refusals[ProtocolError.code] == before + 1
 
 
 def test_every_message_has_a_handler_and_every_handler_a_message() -> None:

@@ -346,7 +346,7 @@ def test_admin_may_read_the_ledger_and_the_api(coordinator: Served) -> None:
 
 
 def test_refused_strangers_are_counted(coordinator: Served) -> None:
-    refusals = coordinator.coordinator.refusals
+    refusals = coordinator.coordinator.counters.refusals
     before = refusals[Unauthenticated.code]
     stranger = coordinator.link(token="wrong-token")
 

@@ -119,7 +119,7 @@ def test_broken_upload_resumes_at_its_offset_and_counts_once(
     source = alice.frame(assignment)
     cut = CUTS[name](source)
     opened = served.upload_open(alice.identity(), source)
-    counted = coordinator.coordinator.counters["bytes_received"]
+    counted = coordinator.coordinator.counters.counted["bytes_received"]
 
     with pytest.raises(FrameError, match=f"after {cut} bytes; resume there"):
         upload(alice, *parts(opened, source.data[:cut], commit=False))
@@ -127,7 +127,7 @@ def test_broken_upload_resumes_at_its_offset_and_counts_once(
     alice.link.upload(alice.identity(), source, before_commit=nothing)
 
     assert known == cut
-    assert coordinator.coordinator.counters["bytes_received"] - counted == source.nbytes
+    assert coordinator.coordinator.counters.counted["bytes_received"] - counted == source.nbytes
     assert assignment.round is not None
     assert contributions(coordinator, assignment.round) == [source.sha256]
 
@@ -315,12 +315,12 @@ def test_refused_upload_is_counted_once(
     coordinator: Served, alice: Worker, name: str, error: type[AtollError]
 ) -> None:
     messages = REFUSED[name][1](Case(alice))
-    before = coordinator.coordinator.refusals[error.code]
+    before = coordinator.coordinator.counters.refusals[error.code]
 
     with pytest.raises(error):
         upload(alice, *messages)
 
-    assert coordinator.coordinator.refusals[error.code] == before + 1
+    assert coordinator.coordinator.counters.refusals[error.code] == before + 1
 
 
 def test_failure_on_the_islands_own_disk_ends_the_upload(alice: Worker) -> None:

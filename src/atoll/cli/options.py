@@ -161,7 +161,7 @@ class SimulateOptions:
         str | None,
         typer.Option("--seeds", help="With --faults: so many seeds from there on, or A:B."),
     ] = None
-    strategy: Annotated[
+    strategy_name: Annotated[
         str | None,
         typer.Option("--strategy", help="With --faults: an installed strategy in place of diloco."),
     ] = None

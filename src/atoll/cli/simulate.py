@@ -71,5 +71,5 @@ def _with_faults(options: SimulateOptions) -> None:
             f"--faults simulates a stand-in model, not {str(options.run_file)!r}; "
             f"leave the run file out"
         )
-    size = Size(options.islands, options.rounds, options.strategy)
+    size = Size(options.islands, options.rounds, options.strategy_name)
     faults.faults(options.faults or 0, seeds=options.seeds, size=size, as_json=options.as_json)

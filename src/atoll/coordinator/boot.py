@@ -9,6 +9,7 @@ from atoll.clock import Clock
 from atoll.config import RunFile
 from atoll.coordinator.accept.admission import Admission
 from atoll.coordinator.accept.uploads import Uploads
+from atoll.coordinator.changes import Changes
 from atoll.coordinator.counters import Counters
 from atoll.coordinator.members.barriers import Barriers
 from atoll.coordinator.members.control import Control
@@ -19,7 +20,6 @@ from atoll.coordinator.members.membership import Membership
 from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.readiness import MemberTable
 from atoll.coordinator.members.workers import Registry
-from atoll.coordinator.parts import Changes, Members, Parts
 from atoll.coordinator.rounds import dispatch
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
@@ -42,7 +42,7 @@ from atoll.models import registry as models
 from atoll.proof import soundness
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.strategies import registry as strategies
-from atoll.strategies.base import run_layout
+from atoll.strategies.base import Fragments, run_layout
 from atoll.sums import digest as digests
 from atoll.versions import manifest_change, manifests, recorded, weights, weights_file
 from atoll.versions.manifests import Manifests, Recorded
@@ -86,46 +86,24 @@ def create_or_check(
 
 
 def open_coordinator(
-    stores: Stores,
-    clock: Clock,
-    *,
-    layout: Layout | None = None,
-    threads: int = 1,
-    dialback: Dialback | None = None,
+    stores: Stores, clock: Clock, *, layout: Layout | None = None, threads: int = 1
 ) -> Coordinator:
-    """The coordinator of the run in `stores`, with its weights restored.
+    """The coordinator of the run in `stores`, with its weights restored and its parts wired.
 
     `layout` is the model's, where it cannot be built from its definition here.
     """
-    stores.blobs.sweep()
-    with stores.ledger.reading() as t:
+    ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
+    blobs.sweep()
+    with ledger.reading() as t:
         run = t.run.get()
     assert run is not None, "a run is created before a coordinator opens it"
-    manifests = Manifests.of(stores.ledger)
-    layout = recorded.layout_of(manifests.newest.manifest) if layout is None else layout
-    return Coordinator(
-        _wired(stores, clock, run, manifests, layout, threads, dialback or Dialback(clock))
-    )
-
-
-def _wired(
-    stores: Stores,
-    clock: Clock,
-    run: RunRecord,
-    manifests: Manifests,
-    layout: Layout,
-    threads: int,
-    dialback: Dialback,
-) -> Parts:
-    """All parts, each with those that it asks."""
-    ledger, blobs, changes, counters = stores.ledger, stores.blobs, Changes(), Counters()
-    identity = manifests.newest.manifest.data.identity  # the same in every version
-    block = int(identity["block"])
-    members = _members(
-        ledger, clock, run, manifests=manifests, layout=layout, changes=changes, dialback=dialback
-    )
-    rounds = Rounds(ledger, members.registry, clock, manifests=manifests)
-    members.heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
+    manifests = Manifests.of(ledger)
+    newest = manifests.newest.manifest
+    layout = recorded.layout_of(newest) if layout is None else layout
+    membership = _membership(ledger, clock, run, manifests, layout, changed)
+    registry, heartbeats = membership.registry, membership.heartbeats
+    rounds = Rounds(ledger, registry, clock, manifests=manifests)
+    heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
     weights = RunWeights(
         ledger,
         blobs,
@@ -135,8 +113,11 @@ def _wired(
         run_id=run.run_id,
         threads=threads,
     )
+    identity = newest.data.identity  # the same in every version
+    block = int(identity["block"])
+    fragments = Fragments.of(manifests.run_strategy, layout)
     admission = Admission(
-        members.registry, rounds, weights, manifests=manifests, layout=layout, block=block
+        registry, rounds, weights, manifests=manifests, fragments=fragments, block=block
     )
     uploads = Uploads(blobs, admission, clock, record=rounds.accept)
     evaluation = Evaluation(
@@ -145,23 +126,37 @@ def _wired(
         held_out_rows=int(identity["held_out_rows"]),
         block=block,
     )
+    assignments = Assignments(rounds, weights, membership.control, evaluation, counters)
     disk = DiskSpace(blobs, clock, needed_bytes=layout.nbytes)
     snapshots = Snapshots(
         ledger, blobs, weights, disk, manifests=manifests, in_flight=uploads.in_flight
     )
-    return Parts(
+    return Coordinator(
         run_id=run.run_id,
-        ledger=ledger,
         layout=layout,
+        ledger=ledger,
         manifests=manifests,
         samples=stores.samples,
         counters=counters,
-        changes=changes,
-        members=members,
+        changed=changed,
+        heartbeats=heartbeats,
+        registry=registry,
+        operator=membership.control,
+        presence=membership.presence,
+        membership=membership,
+        liveness=Liveness(registry, heartbeats, membership.presence),
+        barriers=Barriers(on_complete=changed),
+        table=MemberTable(
+            registry,
+            heartbeats,
+            membership.presence,
+            membership.dialback,
+            heartbeat_interval=newest.heartbeat_interval,
+        ),
         rounds=rounds,
         weights=weights,
         uploads=uploads,
-        assignments=Assignments(rounds, weights, members.control, evaluation, counters),
+        assignments=assignments,
         disk=disk,
         snapshots=snapshots,
         closing=Closing(
@@ -173,24 +168,32 @@ def _wired(
             manifests=manifests,
             end_uploads=uploads.drop_stale,
             snapshots=snapshots,
-            on_change=changes,
+            changed=changed,
         ),
-        report=Report(ledger, members.registry, members.heartbeats, rounds),
+        report=Report(
+            run_id=run.run_id,
+            ledger=ledger,
+            membership=membership,
+            manifests=manifests,
+            rounds=rounds,
+            weights=weights,
+            assignments=assignments,
+            counters=counters,
+            disk=disk,
+        ),
     )
 
 
-def _members(
+def _membership(
     ledger: Ledger,
     clock: Clock,
     run: RunRecord,
-    *,
     manifests: Manifests,
     layout: Layout,
-    changes: Changes,
-    dialback: Dialback,
-) -> Members:
-    newest = manifests.newest.manifest
-    heartbeats = Heartbeats(clock, timeout_seconds=newest.heartbeat_timeout)
+    changed: Changes,
+) -> Membership:
+    """Who takes part, with what knows of it."""
+    heartbeats = Heartbeats(clock, timeout_seconds=manifests.newest.manifest.heartbeat_timeout)
     registry = Registry(
         ledger,
         heartbeats,
@@ -198,32 +201,19 @@ def _members(
         run_id=run.run_id,
         manifest=lambda: manifests.in_force.sha256,
     )
-    control, presence = Control(ledger), Presence(clock)
     membership = Membership(
         registry,
         heartbeats,
-        presence,
-        control,
-        dialback,
+        Presence(clock),
+        Control(ledger),
+        Dialback(clock),
         clock=clock,
         manifests=manifests,
         layout=layout,
-        on_change=changes,
+        changed=changed,
     )
     membership.finish_kicks()
-    return Members(
-        heartbeats=heartbeats,
-        registry=registry,
-        control=control,
-        presence=presence,
-        dialback=dialback,
-        membership=membership,
-        liveness=Liveness(registry, heartbeats, presence),
-        barriers=Barriers(on_complete=changes),
-        table=MemberTable(
-            registry, heartbeats, presence, heartbeat_interval=newest.heartbeat_interval
-        ),
-    )
+    return membership
 
 
 def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> Manifest:

@@ -13,18 +13,18 @@ class Counters:
     """Counters by name and refusals by code. Thread-safe."""
 
     def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, name: str, amount: int = 1) -> None:
         """Counts something that happened."""
         with self._lock:
-            self.counters[name] += amount
+            self.counted[name] += amount
 
     def refused(self, error: AtollError) -> None:
         """Counts a message that was refused with `error`."""
         with self._lock:
             self.refusals[error.code] += 1
             if isinstance(error, StaleContribution):
-                self.counters["stale_contributions"] += 1
+                self.counted["stale_contributions"] += 1

@@ -8,15 +8,34 @@ synchronous and thread-safe; `advance` belongs to one thread.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from atoll.coordinator.accept.admission import UploadRequest
-from atoll.coordinator.accept.uploads import UploadStream
+from atoll.coordinator.accept.uploads import Uploads, UploadStream
+from atoll.coordinator.changes import Changes
+from atoll.coordinator.counters import Counters
 from atoll.coordinator.members import readiness
-from atoll.coordinator.members.presence import Stream
-from atoll.coordinator.parts import Parts
+from atoll.coordinator.members.barriers import Barriers
+from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.heartbeats import Heartbeats
+from atoll.coordinator.members.liveness import Liveness
+from atoll.coordinator.members.membership import Membership
+from atoll.coordinator.members.presence import Presence, Stream
+from atoll.coordinator.members.readiness import MemberTable
+from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.rounds.assignments import Assignments
+from atoll.coordinator.rounds.closing import Closing
+from atoll.coordinator.rounds.disk_space import DiskSpace
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.shown import queues
+from atoll.coordinator.shown.samples import SampleStore
+from atoll.coordinator.shown.status import Report
 from atoll.errors import AtollError, DiskFailed, ProtocolError, StorageFull
+from atoll.layout import Layout
+from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.control import Action, ControlReply, OuterRateReply
 from atoll.protocol.manifest import Manifest
@@ -39,10 +58,12 @@ from atoll.protocol.messages import (
 from atoll.protocol.samples import SamplesRequest
 from atoll.protocol.work import Work
 from atoll.versions import manifest_change
+from atoll.versions.manifests import Manifests
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class Coordinator:
     """One run's authority. Thread-safe.
 
@@ -50,35 +71,31 @@ class Coordinator:
     `save` and `end_stop` to whoever has ended it.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.run_id = parts.run_id
-        self.layout = parts.layout
-        self.manifests = parts.manifests
-        self.samples = parts.samples
-        self.weights = parts.weights
-        self.transfer_port = 0
-        self.counters = parts.counters.counters
-        self.refusals = parts.counters.refusals
-        self._ledger = parts.ledger
-        self._counters = parts.counters
-        self._changed = parts.changes
-        self._heartbeats = parts.members.heartbeats
-        self._registry = parts.members.registry
-        self._control = parts.members.control
-        self._presence = parts.members.presence
-        self._dialback = parts.members.dialback
-        self._membership = parts.members.membership
-        self._liveness = parts.members.liveness
-        self._barriers = parts.members.barriers
-        self._members = parts.members.table
-        self._rounds = parts.rounds
-        self._uploads = parts.uploads
-        self._assignments = parts.assignments
-        self._disk = parts.disk
-        self._snapshots = parts.snapshots
-        self._closing = parts.closing
-        self._report = parts.report
-        self._disk_failure: DiskFailed | None = None
+    run_id: str
+    layout: Layout
+    ledger: Ledger
+    manifests: Manifests
+    samples: SampleStore
+    counters: Counters
+    changed: Changes
+    heartbeats: Heartbeats
+    registry: Registry
+    operator: Control
+    presence: Presence
+    membership: Membership
+    liveness: Liveness
+    barriers: Barriers
+    table: MemberTable
+    rounds: Rounds
+    weights: RunWeights
+    uploads: Uploads
+    assignments: Assignments
+    disk: DiskSpace
+    snapshots: Snapshots
+    closing: Closing
+    report: Report
+    transfer_port: int = 0
+    _disk_failure: DiskFailed | None = field(default=None, init=False)
 
     # The manifest
 
@@ -112,18 +129,18 @@ class Coordinator:
         `peer` is the address the request came from.
         """
         with self._refusals():
-            record = self._membership.register(request, self.manifests.in_force, peer=peer)
-            self._assignments.forget(request.worker_id)
-            self._rounds.admit()
+            record = self.membership.register(request, self.manifests.in_force, peer=peer)
+            self.assignments.forget(request.worker_id)
+            self.rounds.admit()
             current = self.weights.current
         log.info(
             "worker registered",
             extra={"worker": request.worker_id, "incarnation": record.incarnation},
         )
-        self._changed()
+        self.changed()
         return RegisterReply(
             incarnation=record.incarnation,
-            generation=self._registry.generations.current.number,
+            generation=self.registry.generations.current.number,
             version=current.version,
             digest=current.digests.published.root,
         )
@@ -131,19 +148,19 @@ class Coordinator:
     def deregister(self, identity: Identity) -> None:
         """Lets a worker go; the round no longer waits for it."""
         with self._refusals():
-            self._membership.deregister(identity)
+            self.membership.deregister(identity)
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """A sign of life and what the worker tells about itself."""
         with self._refusals():
-            return self._membership.heartbeat(request)
+            return self.membership.heartbeat(request)
 
     def keep_samples(self, request: SamplesRequest) -> None:
         """Keeps what a worker measured; a sign of life, also when there is no room to keep it."""
         identity = request.identity
         with self._refusals():
-            self._membership.enter(identity)
-            self._heartbeats.hear(identity.worker_id)
+            self.membership.enter(identity)
+            self.heartbeats.hear(identity.worker_id)
             if request.life > identity.incarnation:
                 raise ProtocolError(
                     f"life={request.life} of the samples is after incarnation="
@@ -155,42 +172,42 @@ class Coordinator:
     def attend(self, identity: Identity, *, close: Callable[[], None]) -> Stream:
         """A presence stream begins; `close` ends it from this side, from any thread."""
         with self._refusals():
-            return self._membership.attend(identity, close=close)
+            return self.membership.attend(identity, close=close)
 
     def absent(self, stream: Stream) -> None:
         """A presence stream ended; harmless when repeated."""
-        self._membership.absent(stream)
+        self.membership.absent(stream)
 
     def stop_watching(self) -> None:
         """The transports close: what ends from now on is no sign of a death."""
-        self._presence.stop()
+        self.presence.stop()
 
     def workers(self) -> Workers:
         """Every worker that ever registered, and how it fares."""
-        return self._members.workers(self._dialback.pings_ms())
+        return self.table.workers()
 
     def ready(self, min_workers: int | None = None) -> Ready:
         """Whether so many workers are in (the manifest's `min_workers` if none is given)."""
         wanted = self.manifest.membership.min_workers if min_workers is None else min_workers
-        found = readiness.ready(self._registry.generations.current, min_workers=wanted)
-        return found.model_copy(update={"ready": False}) if self._disk.reason else found
+        found = readiness.ready(self.registry.generations.current, min_workers=wanted)
+        return found.model_copy(update={"ready": False}) if self.disk.reason else found
 
     def check_health(self) -> None:
         """StorageFull while the disk has no room."""
-        self._disk.check()
+        self.disk.check()
 
     @property
     def generation(self) -> int:
         """The number that messages carry now."""
-        return self._registry.generations.current.number
+        return self.registry.generations.current.number
 
     def barrier(self, request: BarrierRequest) -> BarrierReply:
         """The worker has come to a barrier of its generation; says who is missing."""
         identity = request.identity
         with self._refusals():
-            generation = self._membership.enter(identity)
-            self._heartbeats.hear(identity.worker_id)
-            return self._barriers.arrive(generation, request.name, identity.worker_id)
+            generation = self.membership.enter(identity)
+            self.heartbeats.hear(identity.worker_id)
+            return self.barriers.arrive(generation, request.name, identity.worker_id)
 
     # Rounds
 
@@ -201,18 +218,18 @@ class Coordinator:
         """
         with self._refusals():
             if begun:
-                self._registry.check(request.identity)
+                self.registry.check(request.identity)
             else:
-                self._membership.enter(request.identity)
-            self._heartbeats.hear(request.identity.worker_id)
-        reply = self._assignments.answer(request)
+                self.membership.enter(request.identity)
+            self.heartbeats.hear(request.identity.worker_id)
+        reply = self.assignments.answer(request)
         return reply.model_copy(update={"generation": self.generation})
 
     def evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
         with self._refusals():
-            self._membership.enter(report.identity)
-            self._assignments.take_evaluation(report)
+            self.membership.enter(report.identity)
+            self.assignments.take_evaluation(report)
 
     def advance(self) -> bool:
         """Does what is due: evicts, fills up a short round, closes a round; whether one closed.
@@ -226,105 +243,105 @@ class Coordinator:
         try:
             return self._advance()
         except StorageFull as error:
-            self._disk.ran_out(error)
+            self.disk.ran_out(error)
             return False
 
     def _advance(self) -> bool:
-        self._heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
-        if self._liveness.scan():
-            self._changed()
-        was_full = bool(self._disk.reason)
-        if not self._disk.is_there():
+        self.heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
+        if self.liveness.scan():
+            self.changed()
+        was_full = bool(self.disk.reason)
+        if not self.disk.is_there():
             return False
         if was_full:
-            self._rounds.restart_deadlines()
+            self.rounds.restart_deadlines()
         # Whoever is kept from handing in, by a full disk or a pause, must not lose rows over it.
-        is_paused = self._control.command.action == "pause"
-        for worker_id in [] if is_paused else self._rounds.expire():
-            self._counters.add("expired_leases")
+        is_paused = self.operator.command.action == "pause"
+        for worker_id in [] if is_paused else self.rounds.expire():
+            self.counters.add("expired_leases")
             log.warning("lease expired", extra={"worker": worker_id})
-            self._changed()
-        self._rounds.admit()
-        self._snapshots.catch_up()
-        return self._closing.close_due()
+            self.changed()
+        self.rounds.admit()
+        self.snapshots.catch_up()
+        return self.closing.close_due()
 
     # Transfers
 
     def upload_offset(self, request: UploadRequest) -> int:
         """Where an upload of this frame resumes."""
         with self._refusals():
-            self._membership.enter(request.identity)
-            return self._uploads.offset(request)
+            self.membership.enter(request.identity)
+            return self.uploads.offset(request)
 
     def begin_upload(self, request: UploadRequest) -> UploadStream | ContributionRecord:
         """Checks everything that can be checked without a body."""
         with self._refusals():
-            self._membership.enter(request.identity)
-            found = self._uploads.begin(request)
-            self._heartbeats.hear(request.identity.worker_id)
+            self.membership.enter(request.identity)
+            found = self.uploads.begin(request)
+            self.heartbeats.hear(request.identity.worker_id)
             return found
 
     def write_upload(self, stream: UploadStream, chunk: bytes | memoryview) -> None:
         """Takes the next bytes of a frame; progress counts as a sign of life."""
         with self._refusals():
-            self._uploads.write(stream, chunk)
-        self._heartbeats.hear(stream.upload.request.identity.worker_id)
-        self._counters.add("bytes_received", len(chunk))
+            self.uploads.write(stream, chunk)
+        self.heartbeats.hear(stream.upload.request.identity.worker_id)
+        self.counters.add("bytes_received", len(chunk))
 
     def commit_upload(self, stream: UploadStream) -> ContributionRecord:
         """Validates, stores and records; returns once the contribution is durable."""
         with self._refusals():
-            record = self._uploads.commit(stream)
+            record = self.uploads.commit(stream)
         log.info(
             "contribution accepted",
             extra={"round": record.round, "worker": record.worker_id, "norm": record.norm},
         )
-        self._changed()
+        self.changed()
         return record
 
     def download(self, identity: Identity, *, round_number: int, have_digest: str) -> SpooledFrame:
         """The frame of a round for a worker that lacks it, or the current weights whole."""
         with self._refusals():
-            self._membership.enter(identity)
-            self._heartbeats.hear(identity.worker_id)
+            self.membership.enter(identity)
+            self.heartbeats.hear(identity.worker_id)
             return self.weights.frame_for(round_number=round_number, have_digest=have_digest)
 
     def sent(self, identity: Identity, nbytes: int) -> None:
         """Progress of a download: a sign of life."""
-        self._heartbeats.hear(identity.worker_id)
-        self._counters.add("bytes_sent", nbytes)
+        self.heartbeats.hear(identity.worker_id)
+        self.counters.add("bytes_sent", nbytes)
 
     # The operator
 
     def control(self) -> ControlReply:
         """The command in force, and who knows of it."""
-        live = sorted(self._registry.live())
+        live = sorted(self.registry.live())
         return ControlReply(
-            command=self._control.command,
-            acknowledged=tuple(w for w in live if self._control.acknowledged(w)),
-            missing=tuple(w for w in live if not self._control.acknowledged(w)),
-            kicked=self._control.kicked,
+            command=self.operator.command,
+            acknowledged=tuple(w for w in live if self.operator.acknowledged(w)),
+            missing=tuple(w for w in live if not self.operator.acknowledged(w)),
+            kicked=self.operator.kicked,
         )
 
     def order(self, action: Action) -> ControlReply:
         """Run, pause after this round, or stop after it and save."""
-        if self._control.command.action == "pause":
+        if self.operator.command.action == "pause":
             # Before the order: no lease ends between the two.
-            self._rounds.restart_deadlines()
-        command = self._control.order(action)
+            self.rounds.restart_deadlines()
+        command = self.operator.order(action)
         log.info("operator", extra={"action": command.action, "number": command.number})
-        self._changed()
+        self.changed()
         return self.control()
 
     def kick(self, worker_id: str) -> ControlReply:
         """Takes a worker out at once and keeps it out; rounds no longer wait for it."""
         with self._refusals():
-            self._membership.kick(worker_id)
+            self.membership.kick(worker_id)
         return self.control()
 
     def allow(self, worker_id: str) -> ControlReply:
         """Lets a worker in again."""
-        self._control.allow(worker_id)
+        self.operator.allow(worker_id)
         log.info("operator allows a worker", extra={"worker": worker_id})
         return self.control()
 
@@ -335,7 +352,7 @@ class Coordinator:
         learn of it when that round is planned. ConfigError for a rate that breaks its rule.
         """
         with self._refusals():
-            made = self._rounds.add_manifest(
+            made = self.rounds.add_manifest(
                 lambda newest: manifest_change.with_outer_lr(newest, lr)
             )
         log.info(
@@ -348,74 +365,63 @@ class Coordinator:
 
     def is_stopping(self) -> bool:
         """Whether the operator has asked for the end."""
-        return self._control.command.action == "stop"
+        return self.operator.command.action == "stop"
 
     def end_stop(self) -> None:
         """The stop is carried out: saves, and the next start goes on."""
         self.save()
-        self._control.end()
+        self.operator.end()
 
     def save(self) -> None:
         """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
-        self._snapshots.save()
+        self.snapshots.save()
 
     # People
 
     def status(self) -> Status:
         """What an operator sees."""
-        current = self.weights.current
-        return self._report.status(
-            run_id=self.run_id,
-            manifest=self.manifest,
-            manifest_sha256=self.manifests.in_force.sha256,
-            version=current.version,
-            digest=current.digests.master.root,
-            begun=self._assignments.begun if self._control.command.action == "pause" else None,
-            counters=self.counters,
-            refusals=self.refusals,
-            storage_full=self._disk.reason,
-        )
+        return self.report.status()
 
     def work(self) -> Work:
         """The queues of units, and who has which rows."""
         return queues.work(
-            self._ledger,
-            self._rounds.dispatch.parts,
+            self.ledger,
+            self.rounds.dispatch.parts,
             self.manifest.work,
-            expired_leases=self.counters["expired_leases"],
+            expired_leases=self.counters.counted["expired_leases"],
         )
 
     def is_finished(self) -> bool:
         """Whether the last round is published."""
-        return self._rounds.is_finished()
+        return self.rounds.is_finished()
 
     def is_closing(self) -> bool:
         """Whether a round is due or being computed."""
-        return self._closing.is_due()
+        return self.closing.is_due()
 
     def members(self) -> list[str]:
         """Workers that are registered and heard from, in order."""
-        return sorted(self._registry.live())
+        return sorted(self.registry.live())
 
     def state_hash(self) -> str:
         """Hash of the durable state; a refused message leaves it as it was."""
-        return self._ledger.state_hash()
+        return self.ledger.state_hash()
 
     def copy_ledger(self, path: str) -> None:
         """Writes a consistent copy of the ledger."""
-        self._ledger.copy_to(path)
+        self.ledger.copy_to(path)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` (from any thread) whenever a waiting worker may have something to do."""
-        self._changed.listeners.append(listener)
+        self.changed.listeners.append(listener)
 
     def on_lost(self, tell: Callable[[AtollError], None]) -> None:
         """Calls `tell` once, from any thread, when another coordinator has taken over."""
-        self._ledger.on_lost(tell)
+        self.ledger.on_lost(tell)
 
     def refused(self, error: AtollError) -> None:
         """Counts a refusal; adapters call it for what they refuse before a message gets here."""
-        self._counters.refused(error)
+        self.counters.refused(error)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -424,8 +430,8 @@ class Coordinator:
         except AtollError as exc:
             self.refused(exc)
             if isinstance(exc, StorageFull):
-                self._disk.ran_out(exc)
+                self.disk.ran_out(exc)
             if isinstance(exc, DiskFailed):
                 self._disk_failure = exc
-                self._changed()  # `advance` ends the process
+                self.changed()  # `advance` ends the process
             raise

@@ -7,7 +7,8 @@ there is one way from contributions to weights. Reads ledger and blobs; writes n
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 from atoll.blobs.base import Blobs
@@ -65,33 +66,31 @@ class Replayed:
         return _difference(self.fragment.layout, self.record, self.digests)
 
 
+@dataclass(frozen=True)
 class Replay:
     """From the records of a run to its weights. Used by one thread at a time."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        blobs: Blobs,
-        *,
-        manifests: Manifests,
-        layout: Layout,
-        threads: int = 1,
-    ) -> None:
-        self._ledger = ledger
-        self._blobs = blobs
-        self._manifests = manifests
-        self._threads = threads
-        self.fragments = Fragments.of(manifests.run_strategy, layout)
+    ledger: Ledger
+    blobs: Blobs
+    _: KW_ONLY
+    manifests: Manifests
+    layout: Layout
+    threads: int = 1
+
+    @cached_property
+    def fragments(self) -> Fragments:
+        """The parts of the model that rounds carry."""
+        return Fragments.of(self.manifests.run_strategy, self.layout)
 
     def carried(self, round_number: int) -> Fragment:
         """The fragment that a round carries."""
-        return self.fragments[self._manifests.run_strategy.fragment(round_number)]
+        return self.fragments[self.manifests.run_strategy.fragment(round_number)]
 
     def restore(self, snapshot: SnapshotRecord | None) -> Version:
         """The weights of `snapshot` (None: the initial ones), if they have the recorded digests."""
         state = self._initial() if snapshot is None else self._stored(snapshot)
         number = 0 if snapshot is None else snapshot.version
-        with self._ledger.reading() as t:
+        with self.ledger.reading() as t:
             ticks = t.contributions.folded(last=number)
         found = Version(number, state, self._measure(state), ticks)
         if snapshot is not None:
@@ -103,12 +102,12 @@ class Replay:
 
         Each under the manifest of its round. Of the round given, `version` is that version.
         """
-        with self._ledger.reading() as t:
+        with self.ledger.reading() as t:
             rounds = t.rounds.all(first=version.number + 1)
         for record in rounds:
             if record.state is not RoundState.PUBLISHED:
                 return
-            with self._ledger.reading() as t:
+            with self.ledger.reading() as t:
                 contributions = t.contributions.of_round(record.round)
             with _naming(f"a contribution of round {record.round}"):
                 found = self.apply(version, record.round, contributions)
@@ -128,7 +127,7 @@ class Replay:
         several threads each makes a part of the weights and hashes it, and `sink` is called by all
         of them. When this raises, all have ended and the buffers are torn between two versions.
         """
-        recorded = self._manifests.of_round(round_number)
+        recorded = self.manifests.of_round(round_number)
         step = recorded.round_strategy.outer(round_number, version.ticks)
         fragment = self.carried(round_number)
         version.state.publish_with(step.download, fragment.span)
@@ -144,9 +143,9 @@ class Replay:
             step.apply(state, opened, sink, part=part, reached=reached)
             return running
 
-        parts = state.layout.parts(self._threads, step.tile_bytes)
+        parts = state.layout.parts(self.threads, step.tile_bytes)
         upload = recorded.manifest.upload.build()
-        with sources.opened(self._blobs, contributions, upload) as opened:
+        with sources.opened(self.blobs, contributions, upload) as opened:
             made = _each(make, parts)
         found = [first.joined(others) for first, *others in zip(*made, strict=True)]
         return Digests(found[0], found[-1])
@@ -159,7 +158,7 @@ class Replay:
         found: Digests,
     ) -> None:
         """The buffers hold the round that `apply` computed: `version` is that version now."""
-        carried = self._manifests.run_strategy.fragment(round_number)
+        carried = self.manifests.run_strategy.fragment(round_number)
         if carried == ALL:
             version.parts = self._measure(version.state)
         else:
@@ -192,18 +191,18 @@ class Replay:
         found = []
         for fragment in self.fragments.parts:
             part = state.of(fragment)
-            made = [digests.digest(part.layout, b, threads=self._threads) for b in part.buffers]
+            made = [digests.digest(part.layout, b, threads=self.threads) for b in part.buffers]
             found.append(Digests(made[0], made[-1]))
         return found
 
     def _initial(self) -> OuterState:
         """Version 0, from the blob of initial weights; its digest must be the manifest's."""
-        with self._ledger.reading() as t:
+        with self.ledger.reading() as t:
             run = t.run.get()
         assert run is not None, "a ledger without a run has no weights"
-        manifest, layout = self._manifests.of_round(1).manifest, self.fragments.layout
-        flat = weights.load(self._blobs, run.initial_sha256, layout)
-        found = digests.digest(layout, flat, threads=self._threads).root
+        manifest, layout = self.manifests.of_round(1).manifest, self.layout
+        flat = weights.load(self.blobs, run.initial_sha256, layout)
+        found = digests.digest(layout, flat, threads=self.threads).root
         if found != manifest.model.initial_digest:
             raise StateDamaged(
                 f"the initial weights have digest {found} where the manifest says "
@@ -218,16 +217,16 @@ class Replay:
 
     def _stored(self, snapshot: SnapshotRecord) -> OuterState:
         """What `snapshot` holds; a blob that is missing or changed names the snapshot."""
-        layout = self.fragments.layout
+        layout = self.layout
         with _naming(f"the snapshot of version {snapshot.version}"):
-            master = weights.load(self._blobs, snapshot.master_sha256, layout)
+            master = weights.load(self.blobs, snapshot.master_sha256, layout)
             slots = {
-                name: weights.load(self._blobs, sha256, layout)
+                name: weights.load(self.blobs, sha256, layout)
                 for name, sha256 in snapshot.slots_sha256
             }
             same = snapshot.published_sha256 == snapshot.master_sha256
             published = (
-                master if same else weights.load(self._blobs, snapshot.published_sha256, layout)
+                master if same else weights.load(self.blobs, snapshot.published_sha256, layout)
             )
         return OuterState(layout, master, slots, published)
 
@@ -244,7 +243,7 @@ class Replay:
 
     def _part(self, record: RoundRecord, number: int) -> RoundRecord:
         """The record as if its round had carried that fragment alone."""
-        if self._manifests.run_strategy.fragment(record.round) != ALL:
+        if self.manifests.run_strategy.fragment(record.round) != ALL:
             return record
         layouts = [part.layout for part in self.fragments.parts]
         leaves = record.leaves or b""
@@ -266,13 +265,13 @@ class Replay:
         That is its newest round's. One of the whole model speaks for the fragments that no later
         round has moved.
         """
-        strategy = self._manifests.run_strategy
+        strategy = self.manifests.run_strategy
         missing = set(range(len(self.fragments.parts)))
         number = version
         while missing and number:
             carried = strategy.fragment(number)
             if carried == ALL or carried in missing:
-                with self._ledger.reading() as t:
+                with self.ledger.reading() as t:
                     records = t.rounds.all(first=number, last=number)
                 if not records:
                     raise StateDamaged(

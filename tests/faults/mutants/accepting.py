@@ -60,7 +60,7 @@ def other_bytes_get_the_first_ones_receipt(patch: Patch) -> None:
             return real(self, request)
         except Conflict:
             header, _ = frame.parse_preamble(request.preamble)
-            return self._rounds.contribution(header.round, request.identity.worker_id)
+            return self.rounds.contribution(header.round, request.identity.worker_id)
 
     patch.setattr(admission.Admission, "receipt", receipt)
 
@@ -141,7 +141,7 @@ def a_weight_is_what_the_sender_says(patch: Patch) -> None:
     real = admission.Admission._check_rows
 
     def check_rows(self: admission.Admission, header: FrameHeader) -> None:
-        right = self._rounds.strategy_of(header.round).weight(tokens=header.tokens)
+        right = self.rounds.strategy_of(header.round).weight(tokens=header.tokens)
         real(self, replace(header, weight=right))
 
     patch.setattr(admission.Admission, "_check_rows", check_rows)

@@ -118,9 +118,9 @@ def a_snapshot_is_named_after_the_version_before(patch: Patch) -> None:
 @mutant("published-is-recorded", _has_many_messages)
 def a_version_is_published_before_it_is_recorded(patch: Patch) -> None:
     def publish(self: Closing, round_number: int, link: Published) -> None:
-        self._weights.publish()
-        opened = [r.number for r in self._rounds.under_way if r.is_planned]
-        with self._ledger.writing() as t:
+        self.weights.publish()
+        opened = [r.number for r in self.rounds.under_way if r.is_planned]
+        with self.ledger.writing() as t:
             t.rounds.publish(round_number, link, opens=opened)
 
     patch.setattr(Closing, "_publish", publish)
@@ -136,7 +136,7 @@ def other_weights_are_not_sent_to_fetch(patch: Patch) -> None:
     real = Assignments.answer
 
     def answer(self: Assignments, request: AssignmentRequest) -> Assignment:
-        current = self._weights.current
+        current = self.weights.current
         if request.version == current.version:
             right = current.digests.published.root
             request = request.model_copy(update={"digest": right})

@@ -1,6 +1,6 @@
 """What a contribution's header must say before any of its body is read."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from atoll.codecs.base import Codec
 from atoll.coordinator.members.workers import Registry
@@ -38,40 +38,32 @@ class UploadRequest:
     offset: int = 0
 
 
+@dataclass(frozen=True)
 class Admission:
     """The checks of the accept path that need no body; from request threads, keeps nothing."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        rounds: Rounds,
-        weights: RunWeights,
-        *,
-        manifests: Manifests,
-        layout: Layout,
-        block: int,
-    ) -> None:
-        self._fragments = Fragments.of(manifests.run_strategy, layout)
-        self._registry = registry
-        self._rounds = rounds
-        self._weights = weights
-        self._manifests = manifests
-        self._block = block
+    registry: Registry
+    rounds: Rounds
+    weights: RunWeights
+    _: KW_ONLY
+    manifests: Manifests
+    fragments: Fragments
+    block: int
 
     def expected(self, round_number: int) -> tuple[Codec, Layout]:
         """How contributions made for a round travel, and what part of the model they are."""
-        recorded = self._manifests.of_round(round_number)
-        fragment = self._fragments[recorded.round_strategy.fragment(round_number)]
+        recorded = self.manifests.of_round(round_number)
+        fragment = self.fragments[recorded.round_strategy.fragment(round_number)]
         return recorded.manifest.upload.build(), fragment.layout
 
     def destination(self, made_for: int) -> int | None:
         """The round that a contribution made for `made_for` goes to now; None: it is stale."""
-        return self._rounds.destination(made_for)
+        return self.rounds.destination(made_for)
 
     def receipt(self, request: UploadRequest) -> ContributionRecord | None:
         """The accepted record when these very bytes are in; Conflict when others are."""
         header, _ = frame.parse_preamble(request.preamble)
-        accepted = self._rounds.contribution(header.round, request.identity.worker_id)
+        accepted = self.rounds.contribution(header.round, request.identity.worker_id)
         if accepted is None:
             return None
         if accepted.sha256 != request.sha256:
@@ -84,7 +76,7 @@ class Admission:
 
     def check_again(self, request: UploadRequest) -> FrameHeader:
         """`check`, some time after who sends it was found good: it may be out or fenced by now."""
-        self._registry.check(request.identity)
+        self.registry.check(request.identity)
         return self.check(request)
 
     def check(self, request: UploadRequest) -> FrameHeader:
@@ -113,10 +105,10 @@ class Admission:
                 f"{header.incarnation}, the sender is {identity.worker_id!r} incarnation="
                 f"{identity.incarnation}; a worker sends its own contributions only"
             )
-        self._registry.check_run_id(header.run_id)
+        self.registry.check_run_id(header.run_id)
 
     def _check_manifest(self, header: FrameHeader) -> None:
-        right = self._manifests.of_round(header.round)
+        right = self.manifests.of_round(header.round)
         if header.manifest_sha256 != right.sha256:
             raise ManifestMismatch(
                 f"manifest_sha256={header.manifest_sha256!r} of the contribution to round "
@@ -125,21 +117,21 @@ class Admission:
             )
 
     def _check_round(self, header: FrameHeader) -> None:
-        newest = self._rounds.newest
+        newest = self.rounds.newest
         if newest is None or header.round > newest.round or header.round < 1:
             latest = 0 if newest is None else newest.round
             raise WrongRound(
                 f"round={header.round} is not open; the latest round is {latest}; "
                 f"ask for an assignment"
             )
-        found = self._rounds.find(header.round)
+        found = self.rounds.find(header.round)
         if found is not None and found.is_planned:
             raise WrongRound(
                 f"round={header.round} is planned but not open yet; wait for a later version"
             )
         if self.destination(header.round) is None:
             raise self.stale(header.round)
-        carried = self._rounds.run_strategy.fragment(header.round)
+        carried = self.rounds.run_strategy.fragment(header.round)
         if header.fragment != carried:
             raise FrameError(
                 f"fragment={header.fragment} of the contribution to round {header.round}, which "
@@ -150,11 +142,11 @@ class Admission:
                 f"first={header.first} of the contribution is after its round={header.round}; it "
                 f"contains rows of no later round"
             )
-        base = self._weights.base_digest(header.round)
+        base = self.weights.base_digest(header.round)
         if header.base_digest != base:
             raise WrongBase(
                 f"the contribution starts from weights {header.base_digest}, those before round "
-                f"{header.round} are {base} (version {self._weights.current.version} is "
+                f"{header.round} are {base} (version {self.weights.current.version} is "
                 f"published); download them and train again"
             )
 
@@ -162,19 +154,19 @@ class Admission:
         """The refusal of a contribution that no round takes any more."""
         return StaleContribution(
             f"round={made_for} closed without this contribution; its rows are open "
-            f"again; continue from version {self._weights.current.version}"
+            f"again; continue from version {self.weights.current.version}"
         )
 
     def _check_rows(self, header: FrameHeader) -> None:
         assert header.worker_id is not None
-        leased = self._rounds.leased(header.round, header.worker_id)
+        leased = self.rounds.leased(header.round, header.worker_id)
         leases.check_named(header, leased)
         rows = sum(lease.stop - lease.start for lease in leased)
-        weight = self._rounds.strategy_of(header.round).weight(tokens=header.tokens)
-        if header.rows != rows or header.tokens != rows * self._block or header.weight != weight:
+        weight = self.rounds.strategy_of(header.round).weight(tokens=header.tokens)
+        if header.rows != rows or header.tokens != rows * self.block or header.weight != weight:
             raise ContributionError(
                 f"rows={header.rows} tokens={header.tokens} weight={header.weight} do not fit "
-                f"the lease, which counts rows={rows} tokens={rows * self._block} weight={weight}"
+                f"the lease, which counts rows={rows} tokens={rows * self.block} weight={weight}"
             )
 
     def _check_size(self, header: FrameHeader, nbytes: int) -> None:

@@ -5,6 +5,7 @@ silent deaths, a host gone or a partition, within the timeout and one scan.
 """
 
 import logging
+from dataclasses import dataclass
 
 from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.presence import Presence
@@ -13,20 +14,20 @@ from atoll.coordinator.members.workers import Registry
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Liveness:
     """Evicts; belongs to the thread that closes rounds."""
 
-    def __init__(self, registry: Registry, heartbeats: Heartbeats, presence: Presence) -> None:
-        self._registry = registry
-        self._heartbeats = heartbeats
-        self._presence = presence
+    registry: Registry
+    heartbeats: Heartbeats
+    presence: Presence
 
     def scan(self) -> bool:
         """Evicts everybody who is overdue; whether there was any."""
         evicted = False
         for worker_id, incarnation, reason in [*self._absent(), *self._silent()]:
-            if self._registry.evict(worker_id, incarnation, reason=reason):
-                self._presence.forget(worker_id, incarnation)
+            if self.registry.evict(worker_id, incarnation, reason=reason):
+                self.presence.forget(worker_id, incarnation)
                 log.warning("worker evicted", extra={"worker": worker_id, "reason": reason})
                 evicted = True
         return evicted
@@ -34,13 +35,13 @@ class Liveness:
     def _absent(self) -> list[tuple[str, int, str]]:
         return [
             (s.worker_id, s.incarnation, f"its presence stream ended {seconds:.1f} s ago")
-            for s, seconds in self._presence.overdue()
+            for s, seconds in self.presence.overdue()
         ]
 
     def _silent(self) -> list[tuple[str, int, str]]:
         # In this order: who registers in between is in neither, rather than not yet live.
-        active = self._registry.active()
-        live = self._heartbeats.live(worker.worker_id for worker in active)
+        active = self.registry.active()
+        live = self.heartbeats.live(worker.worker_id for worker in active)
         return [
             (
                 w.worker_id,
@@ -52,5 +53,5 @@ class Liveness:
         ]
 
     def _silence(self, worker_id: str) -> str:
-        seconds = self._heartbeats.seconds_since(worker_id)
+        seconds = self.heartbeats.seconds_since(worker_id)
         return "long" if seconds is None else f"{seconds:.1f} s"

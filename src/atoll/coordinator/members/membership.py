@@ -6,6 +6,7 @@ decided by liveness, which rounds wait for whom by rounds.
 
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from atoll.clock import Clock
 from atoll.coordinator.members import agreement
@@ -23,99 +24,88 @@ from atoll.versions.manifests import Manifests, Recorded
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Membership:
     """What a worker's standing in the run becomes by a message. Thread-safe."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        heartbeats: Heartbeats,
-        presence: Presence,
-        control: Control,
-        dialback: Dialback,
-        *,
-        clock: Clock,
-        manifests: Manifests,
-        layout: Layout,
-        on_change: Callable[[], None],
-    ) -> None:
-        self._registry = registry
-        self._heartbeats = heartbeats
-        self._presence = presence
-        self._control = control
-        self._dialback = dialback
-        self._clock = clock
-        self._manifests = manifests
-        self._layout = layout
-        self._changed = on_change
+    registry: Registry
+    heartbeats: Heartbeats
+    presence: Presence
+    control: Control
+    dialback: Dialback
+    _: KW_ONLY
+    clock: Clock
+    manifests: Manifests
+    layout: Layout
+    changed: Callable[[], None]
 
     def enter(self, identity: Identity) -> GenerationRecord:
         """Who speaks, in which life and generation; refused before anything else is looked at.
 
         A message belongs to the generation in which it began: what takes long is not asked again.
         """
-        self._registry.check(identity)
-        return self._registry.generations.check(identity.generation)
+        self.registry.check(identity)
+        return self.registry.generations.check(identity.generation)
 
     def register(self, request: RegisterRequest, in_force: Recorded, *, peer: str) -> WorkerRecord:
         """Takes a worker in, if it agrees with the manifest in force; a new generation."""
-        self._control.check(request.worker_id)
-        agreement.check(request, in_force, self._manifests, layout=self._layout)
+        self.control.check(request.worker_id)
+        agreement.check(request, in_force, self.manifests, layout=self.layout)
         if in_force.round_strategy.dials:
-            self._dialback.check(request.worker_id, request.ip_address or peer, request.port)
-        record = self._registry.register(
-            request, peer=peer, check=lambda: self._control.check(request.worker_id)
+            self.dialback.check(request.worker_id, request.ip_address or peer, request.port)
+        record = self.registry.register(
+            request, peer=peer, check=lambda: self.control.check(request.worker_id)
         )
         # A stream of an earlier life says nothing about this one.
-        self._presence.forget(request.worker_id, record.incarnation - 1)
+        self.presence.forget(request.worker_id, record.incarnation - 1)
         return record
 
     def deregister(self, identity: Identity) -> None:
         """Lets a worker go; the round no longer waits for it."""
         self.enter(identity)
-        self._registry.deregister(identity)
-        self._presence.forget(identity.worker_id, identity.incarnation)
+        self.registry.deregister(identity)
+        self.presence.forget(identity.worker_id, identity.incarnation)
         log.info("worker left", extra={"worker": identity.worker_id})
-        self._changed()
+        self.changed()
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """A sign of life, what the worker tells about itself, and which command it knows."""
         generation = self.enter(request.identity)
-        self._heartbeats.hear(request.identity.worker_id, request.telemetry)
-        self._control.acknowledge(request.identity.worker_id, request.acknowledged)
-        return HeartbeatReply(generation=generation.number, command=self._control.command)
+        self.heartbeats.hear(request.identity.worker_id, request.telemetry)
+        self.control.acknowledge(request.identity.worker_id, request.acknowledged)
+        return HeartbeatReply(generation=generation.number, command=self.control.command)
 
     def attend(self, identity: Identity, *, close: Callable[[], None]) -> Stream:
         """A presence stream begins; `close` ends it from this side, from any thread."""
         self.enter(identity)
-        self._heartbeats.hear(identity.worker_id)
-        stream = self._presence.open(identity.worker_id, identity.incarnation, close)
+        self.heartbeats.hear(identity.worker_id)
+        stream = self.presence.open(identity.worker_id, identity.incarnation, close)
         try:
             # That life may have ended in between; its stream would hide the end of the next.
-            self._registry.check(identity)
+            self.registry.check(identity)
         except AtollError:
-            self._presence.forget(identity.worker_id, identity.incarnation)
+            self.presence.forget(identity.worker_id, identity.incarnation)
             raise
         return stream
 
     def absent(self, stream: Stream) -> None:
         """A presence stream ended; harmless when repeated."""
-        if self._presence.lose(stream):
+        if self.presence.lose(stream):
             log.info("presence lost", extra={"worker": stream.worker_id})
-            self._changed()
+            self.changed()
 
     def kick(self, worker_id: str) -> None:
         """Takes a worker out at once and keeps it out."""
-        self._registry.must_know(worker_id)
+        self.registry.must_know(worker_id)
         # Kept out first: it must not slip in again in between.
-        self._control.kick(worker_id, wall=self._clock.wall())
-        incarnation = self._registry.remove(worker_id)
-        self._presence.forget(worker_id, incarnation)
+        self.control.kick(worker_id, wall=self.clock.wall())
+        incarnation = self.registry.remove(worker_id)
+        self.presence.forget(worker_id, incarnation)
         log.info("operator took a worker out", extra={"worker": worker_id})
-        self._changed()
+        self.changed()
 
     def finish_kicks(self) -> None:
         """Takes out who was to be kept out when an earlier life ended between the two."""
-        for worker_id in self._control.kicked:
-            if any(worker.worker_id == worker_id for worker in self._registry.active()):
-                self._registry.remove(worker_id)
+        for worker_id in self.control.kicked:
+            if any(worker.worker_id == worker_id for worker in self.registry.active()):
+                self.registry.remove(worker_id)

@@ -1,7 +1,8 @@
 """What is told about the membership: whether enough are in, and how each worker fares."""
 
-from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 
+from atoll.coordinator.members.dialback import Dialback
 from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.workers import Registry
@@ -25,33 +26,28 @@ def ready(generation: GenerationRecord, *, min_workers: int) -> Ready:
     )
 
 
+@dataclass(frozen=True)
 class MemberTable:
     """Every worker that ever registered, as an operator sees it.
 
     Reads, from request threads; changes nothing.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        heartbeats: Heartbeats,
-        presence: Presence,
-        *,
-        heartbeat_interval: float,
-    ) -> None:
-        self._registry = registry
-        self._heartbeats = heartbeats
-        self._presence = presence
-        self._late_seconds = LATE_INTERVALS * heartbeat_interval
+    registry: Registry
+    heartbeats: Heartbeats
+    presence: Presence
+    dialback: Dialback
+    _: KW_ONLY
+    heartbeat_interval: float
 
-    def workers(self, pings: Mapping[str, float]) -> Workers:
-        """In worker_id order; `pings` in milliseconds, where they were measured."""
-        generation = self._registry.generations.current
+    def workers(self) -> Workers:
+        """In worker_id order."""
+        generation, pings = self.registry.generations.current, self.dialback.pings_ms()
         return Workers(
             generation=generation.number,
             workers=tuple(
                 self._entry(worker, generation, pings.get(worker.worker_id))
-                for worker in self._registry.known()
+                for worker in self.registry.known()
             ),
         )
 
@@ -60,13 +56,13 @@ class MemberTable:
     ) -> WorkerEntry:
         name = worker.worker_id
         member = next((m for m in generation.members if m.worker_id == name), None)
-        presence = self._presence.state(name)
-        seconds = self._heartbeats.seconds_since(name)
-        reason = self._registry.eviction(name)
+        presence = self.presence.state(name)
+        seconds = self.heartbeats.seconds_since(name)
+        reason = self.registry.eviction(name)
         if member is None:
             state = "left" if reason is None else "evicted"
         else:
-            overdue = seconds is None or seconds > self._late_seconds
+            overdue = seconds is None or seconds > LATE_INTERVALS * self.heartbeat_interval
             state = "late" if overdue or presence == "lost" else "live"
         return WorkerEntry.model_validate(
             {
@@ -78,7 +74,7 @@ class MemberTable:
                 "rank": None if member is None else member.rank,
                 "ip_address": "" if member is None else member.ip_address,
                 "port": 0 if member is None else member.port,
-                "hostname": self._registry.hostname(name),
+                "hostname": self.registry.hostname(name),
                 "ping_ms": ping_ms,
                 "reason": reason or "",
             }

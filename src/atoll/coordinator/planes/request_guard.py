@@ -6,6 +6,7 @@ may be sent by anyone. Which role it needs beyond a known token is the route's o
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -22,33 +23,27 @@ MAX_BODY_BYTES = 1 << 20
 _MAX_DIGITS = 10  # of a Content-Length; longer ones need not be read to be too large
 
 
+@dataclass(frozen=True)
 class RequestGuard:
     """Refuses strangers and unbounded bodies; answers for exceptions that nobody expected."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        access: Access,
-        count: Callable[[AtollError], None],
-        open_paths: Collection[str],
-    ) -> None:
-        self._app = app
-        self._access = access
-        self._count = count
-        self._open_paths = open_paths
+    app: ASGIApp
+    _: KW_ONLY
+    access: Access
+    count: Callable[[AtollError], None]
+    open_paths: Collection[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         try:
-            if scope["path"] not in self._open_paths:
-                self._access.role(headers.get("authorization"))
+            if scope["path"] not in self.open_paths:
+                self.access.role(headers.get("authorization"))
             _check_size(headers)
         except AtollError as error:
-            self._count(error)
+            self.count(error)
             # Kept open, the connection would have to read the rest of the body to throw it away.
             await reply(error, close=True)(scope, receive, send)
             return
@@ -63,7 +58,7 @@ class RequestGuard:
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self.app(scope, receive, watched)
         except Exception:
             log.exception(
                 "a request met an unexpected error",

@@ -5,6 +5,7 @@ may ask is checked before a question gets here.
 """
 
 import logging
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from atoll.coordinator.counters import Counters
@@ -41,23 +42,17 @@ def _told(action: Action, **fields: Any) -> Assignment:
     return Assignment(action=action, version=0, digest="0" * 64, **fields)
 
 
+@dataclass(frozen=True)
 class Assignments:
     """The answer to each worker's question, and which round each was last given. Thread-safe."""
 
-    def __init__(
-        self,
-        rounds: Rounds,
-        weights: RunWeights,
-        control: Control,
-        evaluation: Evaluation,
-        counters: Counters,
-    ) -> None:
-        self._rounds = rounds
-        self._weights = weights
-        self._control = control
-        self._evaluation = evaluation
-        self._counters = counters
-        self.begun: dict[str, int] = {}  # the round that each worker was last given, to show
+    rounds: Rounds
+    weights: RunWeights
+    control: Control
+    evaluation: Evaluation
+    counters: Counters
+    # The round that each worker was last given, to show.
+    begun: dict[str, int] = field(default_factory=dict, init=False)
 
     def forget(self, worker_id: str) -> None:
         """A new life of a worker begins, which was given nothing yet."""
@@ -66,16 +61,16 @@ class Assignments:
     def answer(self, request: AssignmentRequest) -> Assignment:
         """What the worker does next, without the generation; `wait` when nothing is to be done."""
         while True:
-            current = self._weights.current
+            current = self.weights.current
             reply = self._answer(request, current)
             # Else a round was published meanwhile: the answer may mix two versions.
-            if self._weights.current is current:
+            if self.weights.current is current:
                 return reply
 
     def _answer(self, request: AssignmentRequest, current: Current) -> Assignment:
-        if request.version is None or not self._weights.has_been(request.version, request.digest):
+        if request.version is None or not self.weights.has_been(request.version, request.digest):
             if request.version == current.version and request.digest is not None:
-                self._counters.add("resyncs")
+                self.counters.add("resyncs")
                 log.warning(
                     "worker holds other weights, sent to fetch",
                     extra={"worker": request.identity.worker_id, "digest": request.digest},
@@ -91,26 +86,26 @@ class Assignments:
 
     def take_evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
-        worker_id, version = report.identity.worker_id, self._weights.current.version
-        asked = self._evaluation.has_asked(worker_id, version=report.version)
+        worker_id, version = report.identity.worker_id, self.weights.current.version
+        asked = self.evaluation.has_asked(worker_id, version=report.version)
         if report.version == version and not asked:
             # An earlier life of the coordinator asked: the same share, unless others came.
             self._evaluation_task(worker_id, version)
-        self._evaluation.check(report)
-        self._evaluation.add(report)
+        self.evaluation.check(report)
+        self.evaluation.add(report)
 
     def _next(self, worker_id: str, version: int, current: Current) -> Assignment:
         """The answer to a worker that holds `version`, which was or is the published one."""
-        finished = self._rounds.is_finished()
+        finished = self.rounds.is_finished()
         is_current = version == current.version
         task = self._evaluation_task(worker_id, version) if is_current else None
         if finished and is_current:
             return _told("stop", evaluation=task, reason="the run is finished")
-        wanted = self._control.command.action
+        wanted = self.control.command.action
         if wanted == "stop":
             return _told("stop", reason="the operator stops the run")
-        found = self._rounds.next_of(worker_id)
-        if found is None or version < self._rounds.strategy_of(found.number).needs(found.number):
+        found = self.rounds.next_of(worker_id)
+        if found is None or version < self.rounds.strategy_of(found.number).needs(found.number):
             # Who holds the newest version and needs a later one waits until that is published.
             return self._planned(worker_id) if is_current else _fetch(current)
         if wanted == "pause":
@@ -128,19 +123,19 @@ class Assignments:
 
     def _planned(self, worker_id: str) -> Assignment:
         """`wait`, with the rows of a round that opens later where there are some."""
-        for planned in self._rounds.under_way:
+        for planned in self.rounds.under_way:
             ranges = _ranges(planned, worker_id)
             if planned.is_planned and ranges:
                 return _told("wait", upcoming=planned.number, upcoming_ranges=ranges)
         return _told("wait")
 
     def _evaluation_task(self, worker_id: str, version: int) -> EvaluationTask | None:
-        members = self._rounds.members
+        members = self.rounds.members
         if not members:
             return None  # the first who ask would share the rows among none
-        return self._evaluation.task(
+        return self.evaluation.task(
             worker_id,
             version=version,
             members=members,
-            final=self._rounds.is_finished(),
+            final=self.rounds.is_finished(),
         )

@@ -6,6 +6,7 @@ consists of is decided by versions, what may be dropped by retention.
 
 import logging
 from collections.abc import Callable, Set
+from dataclasses import KW_ONLY, dataclass, field
 
 from atoll.blobs.base import Blobs
 from atoll.coordinator.rounds.disk_space import DiskSpace
@@ -18,39 +19,31 @@ from atoll.versions.manifests import Manifests
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Snapshots:
     """Snapshots of the newest version; for the thread that closes rounds, or when none does."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        blobs: Blobs,
-        weights: RunWeights,
-        disk: DiskSpace,
-        *,
-        manifests: Manifests,
-        in_flight: Callable[[], Set[str]],
-    ) -> None:
-        self._ledger = ledger
-        self._blobs = blobs
-        self._weights = weights
-        self._disk = disk
-        self._manifests = manifests
-        self._in_flight = in_flight
-        self._is_owed = False
+    ledger: Ledger
+    blobs: Blobs
+    weights: RunWeights
+    disk: DiskSpace
+    _: KW_ONLY
+    manifests: Manifests
+    in_flight: Callable[[], Set[str]]
+    _is_owed: bool = field(default=False, init=False)
 
     def published(self, version: int, *, is_last: bool) -> None:
         """Writes a snapshot of a version that was just published, if one is due.
 
         It is owed when there is no room for it: the round is published all the same.
         """
-        storage = self._manifests.of_round(version).manifest.storage
+        storage = self.manifests.of_round(version).manifest.storage
         if version % storage.snapshot_every == 0 or is_last:
             self._is_owed = True
             try:
                 self.catch_up()
             except StorageFull as error:
-                self._disk.ran_out(error)
+                self.disk.ran_out(error)
 
     def catch_up(self) -> None:
         """Writes the snapshot that is owed; before the next round is computed, while it can be.
@@ -60,13 +53,13 @@ class Snapshots:
         if not self._is_owed:
             return
         self._add()
-        storage = self._manifests.of_round(self._weights.current.version).manifest.storage
-        retention.prune(self._ledger, self._blobs, storage, in_flight=self._in_flight)
+        storage = self.manifests.of_round(self.weights.current.version).manifest.storage
+        retention.prune(self.ledger, self.blobs, storage, in_flight=self.in_flight)
         self._is_owed = False
 
     def save(self) -> None:
         """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
-        if not self._weights.is_settled:
+        if not self.weights.is_settled:
             return  # a round was computed and found no room to be recorded: the next start does it
         try:
             self._add()
@@ -74,10 +67,10 @@ class Snapshots:
             log.warning("no room for a snapshot", extra={"reason": str(error)})
 
     def _add(self) -> None:
-        version = self._weights.current.version
-        with self._ledger.reading() as t:
+        version = self.weights.current.version
+        with self.ledger.reading() as t:
             newest = t.snapshots.all()[-1:]
         if version and not (newest and newest[0].version == version):
-            made = self._weights.snapshot()
-            with self._ledger.writing() as t:
+            made = self.weights.snapshot()
+            with self.ledger.writing() as t:
                 t.snapshots.add(made)

@@ -1,106 +1,100 @@
 """What the coordinator shows: a status made from the ledger's rows and the heartbeats."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
-from atoll.coordinator.members.heartbeats import Heartbeats
-from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.counters import Counters
+from atoll.coordinator.members.membership import Membership
+from atoll.coordinator.rounds.assignments import Assignments
+from atoll.coordinator.rounds.disk_space import DiskSpace
 from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import RoundRecord, RoundState, RoundTotals
 from atoll.proof import losses
-from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import RoundStatus, Status, WorkerStatus
+from atoll.versions.manifests import Manifests
 
 HISTORY_ROUNDS = 200  # newest rounds shown; the ledger has them all
 _NOTHING = RoundTotals(contributions=0, tokens=0, loss_sum=0.0)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Reads, from request threads; changes nothing. Its parts may be of different moments."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        registry: Registry,
-        heartbeats: Heartbeats,
-        rounds: Rounds,
-    ) -> None:
-        self._ledger = ledger
-        self._registry = registry
-        self._heartbeats = heartbeats
-        self._rounds = rounds
+    run_id: str
+    ledger: Ledger
+    membership: Membership
+    manifests: Manifests
+    rounds: Rounds
+    weights: RunWeights
+    assignments: Assignments
+    counters: Counters
+    disk: DiskSpace
 
-    def status(
-        self,
-        *,
-        run_id: str,
-        manifest: Manifest,
-        manifest_sha256: str,
-        version: int,
-        digest: str,
-        begun: Mapping[str, int] | None,
-        counters: Mapping[str, int],
-        refusals: Mapping[str, int],
-        storage_full: str,
-    ) -> Status:
-        """The run at this moment; of a paused one, `begun` is the round each worker was given."""
-        history = self._history(version)
+    def status(self) -> Status:
+        """The run at this moment."""
+        current, in_force = self.weights.current, self.manifests.in_force
+        manifest, counted = in_force.manifest, self.counters.counted
+        is_paused = self.membership.control.command.action == "pause"
+        missing = self.rounds.waiting_for()
         return Status(
-            run_id=run_id,
+            run_id=self.run_id,
             name=manifest.name,
-            state=self._state(is_paused=begun is not None),
-            version=version,
+            state=self._state(is_paused=is_paused),
+            version=current.version,
             rounds=manifest.stop.rounds or None,
-            digest=digest,
-            manifest_sha256=manifest_sha256,
-            tokens=self._rounds.tokens,
+            digest=current.digests.master.root,
+            manifest_sha256=in_force.sha256,
+            tokens=self.rounds.tokens,
             workers=self._workers(),
-            history=history,
-            waiting_for=tuple(w for w in self._rounds.waiting_for() if self._is_at_work(w, begun)),
-            refusals=dict(refusals),
-            stale_contributions=counters.get("stale_contributions", 0),
-            resyncs=counters.get("resyncs", 0),
-            bytes_received=counters.get("bytes_received", 0),
-            bytes_sent=counters.get("bytes_sent", 0),
-            refused_queues=self._rounds.dispatch.refused,
-            storage_full=storage_full,
+            history=self._history(current.version),
+            waiting_for=tuple(w for w in missing if not is_paused or self._has_begun(w)),
+            refusals=dict(self.counters.refusals),
+            stale_contributions=counted["stale_contributions"],
+            resyncs=counted["resyncs"],
+            bytes_received=counted["bytes_received"],
+            bytes_sent=counted["bytes_sent"],
+            refused_queues=self.rounds.dispatch.refused,
+            storage_full=self.disk.reason,
         )
 
-    def _is_at_work(self, worker_id: str, begun: Mapping[str, int] | None) -> bool:
-        """Whether the worker has begun the round that closes next, or nothing keeps it from it."""
-        oldest = next(iter(self._rounds.under_way), None)
-        if begun is None or oldest is None:
+    def _has_begun(self, worker_id: str) -> bool:
+        """Whether the worker trains the round that closes next, so that a pause waits for it."""
+        oldest = next(iter(self.rounds.under_way), None)
+        if oldest is None:
             return True
         # An earlier life of the coordinator may have given it; the worker tells what it trains.
-        told = self._heartbeats.telemetry(worker_id).round
-        return oldest.number in (begun.get(worker_id), told)
+        told = self.membership.heartbeats.telemetry(worker_id).round
+        return oldest.number in (self.assignments.begun.get(worker_id), told)
 
     def _state(self, *, is_paused: bool) -> Literal["waiting", "training", "paused", "finished"]:
-        if self._rounds.is_finished():
+        if self.rounds.is_finished():
             return "finished"
         if is_paused:
             return "paused"
-        return "waiting" if self._rounds.newest is None else "training"
+        return "waiting" if self.rounds.newest is None else "training"
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
-        live = self._registry.live()
+        live = self.membership.registry.live()
         return tuple(
             WorkerStatus(
                 worker_id=worker.worker_id,
                 incarnation=worker.incarnation,
                 active=worker.active,
                 live=worker.worker_id in live,
-                seconds_since_heard=self._heartbeats.seconds_since(worker.worker_id) or 0.0,
-                hostname=self._registry.hostname(worker.worker_id),
-                telemetry=self._heartbeats.telemetry(worker.worker_id),
+                seconds_since_heard=self.membership.heartbeats.seconds_since(worker.worker_id)
+                or 0.0,
+                hostname=self.membership.registry.hostname(worker.worker_id),
+                telemetry=self.membership.heartbeats.telemetry(worker.worker_id),
             )
-            for worker in self._registry.known()
+            for worker in self.membership.registry.known()
         )
 
     def _history(self, version: int) -> tuple[RoundStatus, ...]:
         first = max(1, version - HISTORY_ROUNDS + 1)
-        with self._ledger.reading() as t:
+        with self.ledger.reading() as t:
             held_out = losses.held_out_losses(t, first=0 if first == 1 else first)
             records = t.rounds.all(first=first, last=version)
             folded = t.contributions.totals(first=first, last=version)
