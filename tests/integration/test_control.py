@@ -219,8 +219,8 @@ def test_stop_ends_islands_after_their_round_and_the_round_closes(cluster):
 
 def test_saving_twice_writes_one_snapshot(cluster):
     cluster.rounds(1, *cluster.pair())
-    cluster.coordinator.save()
-    cluster.coordinator.save()
+    cluster.coordinator.snapshots.save()
+    cluster.coordinator.snapshots.save()
 
     assert [s.version for s in alone(cluster.ledger).snapshots.all()] == [1]
 

@@ -392,7 +392,7 @@ def test_copy_of_the_ledger_that_cannot_be_made_is_refused_by_its_code(
     def refuse(_: str) -> None:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(coordinator.coordinator, "copy_ledger", refuse)
+    monkeypatch.setattr(coordinator.coordinator.ledger, "copy_to", refuse)
 
     with pytest.raises(StoreError, match="the disk is full"):
         coordinator.client().copy_ledger(lambda _: None)

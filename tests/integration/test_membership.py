@@ -333,7 +333,7 @@ def test_coordinator_that_stops_evicts_nobody(cluster):
     a = cluster.island("a")
     attending = Attending(a)
 
-    cluster.coordinator.stop_watching()
+    cluster.coordinator.presence.stop()
     attending.drop()
 
     beating(cluster, a, seconds=2 * GRACE_SECONDS)

@@ -68,7 +68,7 @@ class Coordinator:
     """One run's authority. Thread-safe.
 
     Messages come from request threads. `advance` belongs to the one thread that closes rounds, and
-    `save` and `end_stop` to whoever has ended it.
+    `end_stop` to whoever has ended it.
     """
 
     run_id: str
@@ -177,10 +177,6 @@ class Coordinator:
     def absent(self, stream: Stream) -> None:
         """A presence stream ended; harmless when repeated."""
         self.membership.absent(stream)
-
-    def stop_watching(self) -> None:
-        """The transports close: what ends from now on is no sign of a death."""
-        self.presence.stop()
 
     def workers(self) -> Workers:
         """Every worker that ever registered, and how it fares."""
@@ -369,12 +365,8 @@ class Coordinator:
 
     def end_stop(self) -> None:
         """The stop is carried out: saves, and the next start goes on."""
-        self.save()
-        self.operator.end()
-
-    def save(self) -> None:
-        """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
         self.snapshots.save()
+        self.operator.end()
 
     # People
 
@@ -395,10 +387,6 @@ class Coordinator:
         """Whether the last round is published."""
         return self.rounds.is_finished()
 
-    def is_closing(self) -> bool:
-        """Whether a round is due or being computed."""
-        return self.closing.is_due()
-
     def members(self) -> list[str]:
         """Workers that are registered and heard from, in order."""
         return sorted(self.registry.live())
@@ -407,17 +395,9 @@ class Coordinator:
         """Hash of the durable state; a refused message leaves it as it was."""
         return self.ledger.state_hash()
 
-    def copy_ledger(self, path: str) -> None:
-        """Writes a consistent copy of the ledger."""
-        self.ledger.copy_to(path)
-
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` (from any thread) whenever a waiting worker may have something to do."""
         self.changed.listeners.append(listener)
-
-    def on_lost(self, tell: Callable[[AtollError], None]) -> None:
-        """Calls `tell` once, from any thread, when another coordinator has taken over."""
-        self.ledger.on_lost(tell)
 
     def refused(self, error: AtollError) -> None:
         """Counts a refusal; adapters call it for what they refuse before a message gets here."""

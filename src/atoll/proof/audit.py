@@ -4,8 +4,9 @@ Reads a ledger and blobs; changes neither. Finds problems instead of raising the
 first round and tensor that differ.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 
 from atoll.blobs.base import Blobs
 from atoll.errors import AtollError
@@ -30,12 +31,8 @@ from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
 # What a frame's header says, and where the ledger records it.
-_IN_BOTH = {
-    **{name: name for name in ("round", "worker_id", "weight", "rows", "tokens", "loss_sum")},
-    "first": "first",
-    "fragment": "fragment",
-    "base_digest": "base",
-}
+_IN_BOTH = {name: name for name in ("round", "worker_id", "weight", "rows", "tokens", "loss_sum")}
+_IN_BOTH |= {"first": "first", "fragment": "fragment", "base_digest": "base"}
 
 Progress = Callable[[str, int, int], None]
 
@@ -69,6 +66,10 @@ class AuditReport:
     def clean(self) -> bool:
         return not self.problems
 
+    def add(self, round_number: int, what: str, detail: str) -> None:
+        """Something does not hold in that round."""
+        self.problems.append(Problem(round_number, what, detail))
+
     def as_json(self) -> dict[str, object]:
         """The report as plain values."""
         return {**asdict(self), "clean": self.clean}
@@ -93,7 +94,7 @@ def audit(
     report = AuditReport(run.run_id, rounds=len(published))
     report.digest = _newest_digest(published, manifests, layout)
     if broken is not None:
-        report.problems.append(Problem(broken.round, f"chain: {broken.field}", broken.reason))
+        report.add(broken.round, f"chain: {broken.field}", broken.reason)
     with ledger.reading() as t:
         held = {record.round: t.leases.of_round(record.round) for record in rounds}
     misnamed: list[Problem] = []
@@ -115,15 +116,12 @@ def audit(
     report.problems += misnamed
     _check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
     if with_replay:
-        report.problems.extend(
-            _replay(report, ledger, blobs, manifests, layout, start=start, progress=progress)
-        )
+        replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
+        _replay(report, ledger, replay, start=start, progress=progress)
     if not report.problems:
         # Only then: what the records say about each other names it better.
-        report.problems += [
-            Problem(int(damage.key) if damage.key.isdigit() else 0, "seal", str(damage))
-            for damage in ledger.damage()
-        ]
+        for damage in ledger.damage():
+            report.add(int(damage.key) if damage.key.isdigit() else 0, "seal", str(damage))
     # The first one named is the first round that differs.
     report.problems.sort(key=lambda problem: problem.round)
     return report
@@ -139,9 +137,7 @@ def _check_leaves(report: AuditReport, record: RoundRecord) -> None:
     ):
         found = digests.root_of(leaves or b"")
         if found != root:
-            report.problems.append(
-                Problem(record.round, name, f"they hash to {found}, the round's digest is {root}")
-            )
+            report.add(record.round, name, f"they hash to {found}, the round's digest is {root}")
 
 
 def _check_fragment(report: AuditReport, record: RoundRecord, manifests: Manifests) -> None:
@@ -149,7 +145,7 @@ def _check_fragment(report: AuditReport, record: RoundRecord, manifests: Manifes
     right = manifests.run_strategy.fragment(record.round)
     if record.fragment != right:
         said = f"the round records {record.fragment}, its strategy says {right}"
-        report.problems.append(Problem(record.round, "fragment", said))
+        report.add(record.round, "fragment", said)
 
 
 def _newest_digest(
@@ -196,31 +192,19 @@ def _check_contribution(
             header, _ = frame.read_preamble(reader)
             nbytes = reader.nbytes
     except AtollError as error:
-        report.problems.append(
-            Problem(contribution.round, f"blob of {contribution.worker_id}", str(error))
-        )
+        report.add(contribution.round, f"blob of {contribution.worker_id}", str(error))
         return None
     if nbytes != contribution.nbytes:
-        report.problems.append(
-            Problem(
-                contribution.round,
-                f"nbytes of {contribution.worker_id}",
-                f"the blob has {nbytes}, the ledger {contribution.nbytes}",
-            )
-        )
+        said = f"the blob has {nbytes}, the ledger {contribution.nbytes}"
+        report.add(contribution.round, f"nbytes of {contribution.worker_id}", said)
     for name, column in _IN_BOTH.items():
-        said, recorded = getattr(header, name), getattr(contribution, column)
-        # Of its own round alone a frame says nothing.
+        told, recorded = getattr(header, name), getattr(contribution, column)
+        # A frame with rows of its own round alone names no first one.
         if name == "first":
-            said = said or header.round
-        if said != recorded:
-            report.problems.append(
-                Problem(
-                    contribution.round,
-                    f"{name} of {contribution.worker_id}",
-                    f"the frame says {said!r}, the ledger {recorded!r}",
-                )
-            )
+            told = told or header.round
+        if told != recorded:
+            said = f"the frame says {told!r}, the ledger {recorded!r}"
+            report.add(contribution.round, f"{name} of {contribution.worker_id}", said)
     return header
 
 
@@ -254,13 +238,7 @@ def _check_leases(
         if lease.state is LeaseState.DONE:
             done[lease.worker_id] = done.get(lease.worker_id, 0) + lease.stop - lease.start
     if done != counted:
-        report.problems.append(
-            Problem(
-                round_number,
-                "rows",
-                f"leases say done {done}, contributions count {counted}",
-            )
-        )
+        report.add(round_number, "rows", f"leases say done {done}, contributions count {counted}")
 
 
 def _check_rows(
@@ -268,27 +246,21 @@ def _check_rows(
 ) -> None:
     """Every row that was ever issued is done, leased, open again or given up: in one lease."""
     current = [lease for lease in leases if lease.state is not LeaseState.TAKEN]
-    names = sorted({lease.dataset_id for lease in leases})
-    reached = 0
-    for name in names:
-        mine = [lease for lease in current if lease.dataset_id == name]
-        mine.sort(key=lambda lease: (lease.start, lease.stop))
-        reached += _check_sequence(report, mine, rounds)
+    current.sort(key=lambda lease: (lease.dataset_id, lease.start, lease.stop))
+    reached = sum(
+        _check_sequence(report, mine, rounds)
+        for _, mine in groupby(current, key=lambda lease: lease.dataset_id)
+    )
     cursor = rounds[-1].cursor if rounds else 0
     if reached < cursor:
         _report_lost(report, rounds, reached, cursor)
     if reached > cursor:
-        report.problems.append(
-            Problem(
-                rounds[-1].round,
-                "cursor",
-                f"rows up to {reached} are leased, the newest round's cursor is {cursor}",
-            )
-        )
+        said = f"rows up to {reached} are leased, the newest round's cursor is {cursor}"
+        report.add(rounds[-1].round, "cursor", said)
 
 
 def _check_sequence(
-    report: AuditReport, leases: Sequence[LeaseRecord], rounds: Sequence[RoundRecord]
+    report: AuditReport, leases: Iterable[LeaseRecord], rounds: Sequence[RoundRecord]
 ) -> int:
     """Finds rows of one dataset that are in no lease or in two; where its leases end."""
     reached, before = 0, None
@@ -296,13 +268,11 @@ def _check_sequence(
         if lease.start > reached:
             _report_lost(report, rounds, reached, lease.start)
         if before is not None and lease.start < reached:
-            report.problems.append(
-                Problem(
-                    max(lease.round, before.round),
-                    "row twice",
-                    f"rows [{before.start}, {before.stop}) of round {before.round} and "
-                    f"[{lease.start}, {lease.stop}) of round {lease.round} overlap",
-                )
+            report.add(
+                max(lease.round, before.round),
+                "row twice",
+                f"rows [{before.start}, {before.stop}) of round {before.round} and "
+                f"[{lease.start}, {lease.stop}) of round {lease.round} overlap",
             )
         if lease.stop > reached:
             reached, before = lease.stop, lease
@@ -318,56 +288,45 @@ def _check_work(
     report.balance = balance.balance(leases, datasets)
     for epoch in report.balance:
         if not epoch.holds:
-            report.problems.append(
-                Problem(
-                    newest,
-                    f"row balance of {epoch.dataset_id} epoch {epoch.epoch}",
-                    f"{epoch.done_twice} rows are done twice; {epoch.missing} are missing, of "
-                    f"which {epoch.open} are open and {epoch.given_up} given up",
-                )
+            report.add(
+                newest,
+                f"row balance of {epoch.dataset_id} epoch {epoch.epoch}",
+                f"{epoch.done_twice} rows are done twice; {epoch.missing} are missing, of "
+                f"which {epoch.open} are open and {epoch.given_up} given up",
             )
     for name, wrong in balance.check_queues(queues, leases, datasets):
-        report.problems.append(Problem(newest, f"queue {name}", wrong))
+        report.add(newest, f"queue {name}", wrong)
 
 
 def _report_lost(report: AuditReport, rounds: Sequence[RoundRecord], start: int, stop: int) -> None:
     planned = next((r.round for r in rounds if r.cursor > start), rounds[-1].round)
-    report.problems.append(
-        Problem(planned, "row lost", f"rows [{start}, {stop}) are in no lease of any round")
-    )
+    report.add(planned, "row lost", f"rows [{start}, {stop}) are in no lease of any round")
 
 
 def _replay(
-    report: AuditReport,
-    ledger: Ledger,
-    blobs: Blobs,
-    manifests: Manifests,
-    layout: Layout,
-    *,
-    start: int,
-    progress: Progress,
-) -> Iterator[Problem]:
+    report: AuditReport, ledger: Ledger, replay: Replay, *, start: int, progress: Progress
+) -> None:
+    """The weights of every round from `start` on, and snapshots on the way, are the recorded."""
     report.replayed_from = start
     with ledger.reading() as t:
         snapshots = {snapshot.version: snapshot for snapshot in t.snapshots.all()}
     reached = start  # the round that an error below belongs to
     try:
-        replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
         version = replay.restore(snapshots[start] if start else None)
         reached = start + 1
         for replayed in replay.onward(version):
-            progress("replay", replayed.record.round, report.rounds)
+            number = replayed.record.round
+            progress("replay", number, report.rounds)
             report.replayed_rounds += 1
             difference = replayed.difference()
             if difference is not None:
-                yield Problem(replayed.record.round, "replay", difference)
+                report.add(number, "replay", difference)
                 return
-            snapshot = snapshots.get(replayed.record.round)
-            if snapshot is not None:
-                difference = replay.snapshot_difference(version, snapshot)
+            if number in snapshots:
+                difference = replay.snapshot_difference(version, snapshots[number])
                 if difference is not None:
-                    yield Problem(snapshot.version, "snapshot", difference)
-            reached = replayed.record.round + 1
+                    report.add(number, "snapshot", difference)
+            reached = number + 1
         report.digest = version.digests.master.root
     except AtollError as error:
-        yield Problem(reached, "replay", str(error))
+        report.add(reached, "replay", str(error))

@@ -16,7 +16,6 @@ from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import (
-    ContributionRecord,
     LedgerDamage,
     RoundRecord,
     RoundState,
@@ -86,7 +85,9 @@ def check_start(ledger: Ledger, blobs: Blobs) -> None:
     if not found:
         found = [flaw.damage for flaw in _newer(ledger, blobs)]
     if not found:
-        found = [flaw.damage for flaw in _open_flaws(ledger, blobs)]
+        with ledger.reading() as t:
+            waiting = t.rounds.unpublished()  # their contributions are not folded yet
+        found = [flaw.damage for flaw in _contribution_flaws(ledger, blobs, waiting)]
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise StateDamaged(f"{found[0]}{more}")
@@ -218,28 +219,20 @@ def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[BlobFlaw]:
     return found
 
 
-def _open_flaws(ledger: Ledger, blobs: Blobs) -> list[BlobFlaw]:
-    """Contributions that are accepted and not folded yet."""
-    with ledger.reading() as t:
-        waiting = t.rounds.unpublished()
-    return _contribution_flaws(ledger, blobs, waiting)
-
-
 def _contribution_flaws(
     ledger: Ledger, blobs: Blobs, rounds: Iterable[RoundRecord]
 ) -> list[BlobFlaw]:
+    """Contributions that `rounds` fold and whose blob is missing or changed."""
     with ledger.reading() as t:
-        found = [c for record in rounds for c in t.contributions.of_round(record.round)]
-    return [flaw for c in found if (flaw := _flaw(blobs, c)) is not None]
-
-
-def _flaw(blobs: Blobs, contribution: ContributionRecord) -> BlobFlaw | None:
-    try:
-        blobs.open(contribution.sha256).close()
-    except StoreError as error:
-        part = f"the contribution of {contribution.worker_id!r} to round {contribution.round}"
-        return BlobFlaw(contribution.sha256, Damage(part, str(error), contribution.applied))
-    return None
+        folded = [c for record in rounds for c in t.contributions.of_round(record.round)]
+    found = []
+    for c in folded:
+        try:
+            blobs.open(c.sha256).close()
+        except StoreError as error:
+            part = f"the contribution of {c.worker_id!r} to round {c.round}"
+            found.append(BlobFlaw(c.sha256, Damage(part, str(error), c.applied)))
+    return found
 
 
 def _starts(
@@ -264,7 +257,4 @@ def _starts(
 
 def _reach(start: int, top: int, bad_rounds: set[int | None]) -> int:
     """The newest version that replay from `start` comes to."""
-    version = start
-    while version < top and version + 1 not in bad_rounds:
-        version += 1
-    return version
+    return next((v - 1 for v in range(start + 1, top + 1) if v in bad_rounds), top)

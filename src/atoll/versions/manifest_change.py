@@ -11,8 +11,14 @@ def changes(recorded: Manifest, found: Manifest) -> list[Difference]:
     return differences(recorded.model_dump(mode="json"), found.model_dump(mode="json"))
 
 
-def refuse_fixed(changed: list[Difference]) -> None:
-    """ConfigError for the first change that no version of a run may make."""
+def next_version(recorded: Manifest, found: Manifest) -> Manifest:
+    """`found` as the version after `recorded`; `recorded` itself when no setting differs.
+
+    ConfigError for the first change that no version of a run may make.
+    """
+    changed = changes(recorded, found)
+    if not changed:
+        return recorded
     for difference in changed:
         if difference.is_fixed:
             raise ConfigError(
@@ -21,13 +27,6 @@ def refuse_fixed(changed: list[Difference]) -> None:
                 f"rows or states depend on it; restore it, or start a new run in another directory"
             )
 
-
-def next_version(recorded: Manifest, found: Manifest) -> Manifest:
-    """`found` as the version after `recorded`; `recorded` itself when no setting differs."""
-    changed = changes(recorded, found)
-    if not changed:
-        return recorded
-    refuse_fixed(changed)
     number = recorded.manifest_version + 1
     return found.model_copy(update={"manifest_version": number, "manifest_source": "file"})
 

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -324,15 +324,10 @@ def _key(request: UploadRequest) -> Lease:
 
 
 def _same(upload: Upload, request: UploadRequest) -> bool:
+    """Whether both are the same bytes of the same life of a sender, wherever each began.
+
+    Somebody else may have joined meanwhile: what has arrived is still this sender's.
+    """
     mine = upload.request
-    return (mine.sha256, mine.nbytes, mine.preamble, _life(mine)) == (
-        request.sha256,
-        request.nbytes,
-        request.preamble,
-        _life(request),
-    )
-
-
-def _life(request: UploadRequest) -> Identity:
-    # Somebody else may have joined meanwhile: the bytes that are here are still this sender's.
-    return request.identity.model_copy(update={"generation": 0})
+    identity = request.identity.model_copy(update={"generation": mine.identity.generation})
+    return mine == replace(request, identity=identity, offset=mine.offset)

@@ -59,7 +59,10 @@ def _check_lengths(request: RegisterRequest, in_force: Recorded) -> None:
 
 
 def _identities(identity: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each dataset in order, itself where it is one; of what is none an empty one."""
+    """The identity of each dataset of a mixture, in order; one of a run with a single dataset.
+
+    A worker may send anything: what is no identity counts as an empty one.
+    """
     entries = identity.get("datasets") if identity.get("kind") == parts.MIXTURE else None
     if not isinstance(entries, list):
         return [dict(identity)]

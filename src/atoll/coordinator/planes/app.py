@@ -206,7 +206,7 @@ def _special_routes(coordinator: Coordinator, app: FastAPI, *, admin: Any) -> AP
 def _ledger_copy(coordinator: Coordinator) -> Iterator[bytes]:
     with tempfile.TemporaryDirectory(prefix="atoll-ledger-") as directory:
         path = Path(directory) / "ledger.sqlite"
-        coordinator.copy_ledger(str(path))
+        coordinator.ledger.copy_to(str(path))
         with path.open("rb") as file:
             while piece := file.read(1 << 20):
                 yield piece

@@ -125,7 +125,7 @@ class Server:
             self._coordinator, tick_seconds=min(0.25, heartbeat / 4), on_failure=fail
         )
         closing.start()
-        self._coordinator.on_lost(fail)
+        self._coordinator.ledger.on_lost(fail)
         on_ready(Address(self._listen.host, listener.getsockname()[1], transfer_port))
         over = asyncio.create_task(self._over())
         await asyncio.wait(
@@ -138,7 +138,7 @@ class Server:
         # Beside the transports' end, not after it: the seconds would add up.
         closed = asyncio.create_task(asyncio.to_thread(closing.stop, timeout_seconds=STOP_SECONDS))
         self.app.state.changes.close()  # long polls end now; islands ask again after a restart
-        self._coordinator.stop_watching()
+        self._coordinator.presence.stop()  # what ends now is no sign of a death
         http.should_exit = True
         await data_plane.stop(grace=1.0)
         await serving
@@ -146,7 +146,7 @@ class Server:
             log.warning("a round was being computed; it is frozen and replays at the next start")
         elif self._coordinator.is_stopping() and self._failure is None:
             # A signal in the middle of a stop leaves it to the next start.
-            end = self._coordinator.end_stop if is_over else self._coordinator.save
+            end = self._coordinator.end_stop if is_over else self._coordinator.snapshots.save
             await asyncio.to_thread(end)
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -204,7 +204,9 @@ class Server:
         # A silent island is not waited for: it is no member once the heartbeat timeout is over.
         # An operator may take a stop back while others still train.
         while (
-            not self._is_ending() or self._coordinator.members() or self._coordinator.is_closing()
+            not self._is_ending()
+            or self._coordinator.members()
+            or self._coordinator.closing.is_due()
         ):
             await asyncio.sleep(0.1)
 

@@ -30,14 +30,12 @@ class _StatusCollector(Collector):
 
     def _run(self) -> Iterator[Metric]:
         found = self._found
+        live, waiting = sum(w.live for w in found.workers), len(found.waiting_for)
+        is_full = bool(found.storage_full)
         yield _gauge("atoll_version", "Rounds published.", found.version)
-        yield _gauge(
-            "atoll_live_workers", "Workers heard from.", sum(w.live for w in found.workers)
-        )
-        yield _gauge("atoll_waiting_for", "Workers the round waits for.", len(found.waiting_for))
-        yield _gauge(
-            "atoll_storage_full", "Whether the disk has no room.", bool(found.storage_full)
-        )
+        yield _gauge("atoll_live_workers", "Workers heard from.", live)
+        yield _gauge("atoll_waiting_for", "Workers the round waits for.", waiting)
+        yield _gauge("atoll_storage_full", "Whether the disk has no room.", is_full)
         yield _counter("atoll_tokens", "Tokens accepted.", found.tokens)
         yield _counter("atoll_received_bytes", "Bytes of uploads.", found.bytes_received)
         yield _counter("atoll_sent_bytes", "Bytes of downloads.", found.bytes_sent)
@@ -48,17 +46,15 @@ class _StatusCollector(Collector):
         for code, number in sorted(found.refusals.items()):
             refused.add_metric([code], number)
         yield refused
-        last = found.history[-1] if found.history else None
-        for name, value in (
-            ("train", None if last is None else last.train_loss),
-            ("held_out", None if last is None else last.evaluation_loss),
-        ):
-            if value is not None:
-                yield _gauge(f"atoll_{name}_loss", f"Newest {name.replace('_', '-')} loss.", value)
+        for last in found.history[-1:]:
+            if last.train_loss is not None:
+                yield _gauge("atoll_train_loss", "Newest train loss.", last.train_loss)
+            if last.evaluation_loss is not None:
+                yield _gauge("atoll_held_out_loss", "Newest held-out loss.", last.evaluation_loss)
 
     def _workers(self) -> Iterator[Metric]:
         members = [w for w in self._found.workers if w.active]  # a series ends with its worker
-        figures: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
+        figures: dict[str, tuple[str, Callable[[WorkerStatus], float | None]]] = {
             "live": ("Whether the worker is heard from.", lambda w: float(w.live)),
             "silence_seconds": ("Since the worker was heard.", lambda w: w.seconds_since_heard),
             "round": ("Round in training.", lambda w: w.telemetry.round),
@@ -66,17 +62,14 @@ class _StatusCollector(Collector):
             "tokens_per_second": ("While training.", lambda w: w.telemetry.tokens_per_second),
             "sent_bytes": ("Sent by this process.", lambda w: w.telemetry.bytes_sent),
             "received_bytes": ("Received by this process.", lambda w: w.telemetry.bytes_received),
+            "loss": ("Newest.", lambda w: w.telemetry.loss),
         }
         for name, (text, value) in figures.items():
             family = GaugeMetricFamily(f"atoll_worker_{name}", text, labels=["worker_id"])
             for worker in members:
-                family.add_metric([worker.worker_id], value(worker))
+                if (figure := value(worker)) is not None:
+                    family.add_metric([worker.worker_id], figure)
             yield family
-        losses = GaugeMetricFamily("atoll_worker_loss", "Newest.", labels=["worker_id"])
-        for worker in members:
-            if worker.telemetry.loss is not None:
-                losses.add_metric([worker.worker_id], worker.telemetry.loss)
-        yield losses
 
 
 def _process() -> Iterator[Metric]:
