@@ -228,5 +228,5 @@ def test_numbers_of_generations_grow_while_few_are_kept(ledger: Ledger):
 
     assert alone(ledger).members.generation().number == members.KEPT + 5
     with ledger.reading() as t:
-        kept = t.connection.rows(schema.EVERY_ROW["generations"])
+        kept = t.connection.rows(schema.STATEMENTS["generations"].all)
     assert len(kept) == members.KEPT

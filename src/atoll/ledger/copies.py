@@ -59,6 +59,6 @@ def _copy_rows(database: Database, path: str) -> None:
 
 def _copy_table(source: Connection, sink: Connection, name: str) -> None:
     places = ", ".join("?" * len(schema.metadata.tables[name].columns))
-    found = source.stream(schema.EVERY_ROW[name])
+    found = source.stream(schema.STATEMENTS[name].all)
     while batch := list(islice(found, BATCH)):
         sink.change_each(f'INSERT INTO "{name}" VALUES ({places})', batch)

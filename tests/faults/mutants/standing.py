@@ -69,8 +69,10 @@ def a_live_worker_id_is_given_away(patch: Patch) -> None:
 def a_new_life_gets_the_old_number(patch: Patch) -> None:
     real = MemberTable._find
 
-    def earlier_life(self: MemberTable, worker_id: str) -> WorkerRecord | None:
-        known = real(self, worker_id)
+    def earlier_life(
+        self: MemberTable, kind: type[WorkerRecord], worker_id: str
+    ) -> WorkerRecord | None:
+        known = real(self, kind, worker_id)
         return known and replace(known, incarnation=known.incarnation - 1)
 
     during(patch, MemberTable, "register", MemberTable, "_find", earlier_life)

@@ -9,7 +9,7 @@ version that is recorded for a later round is in force from the next one on.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlalchemy import BindParameter, bindparam, delete, func, insert, select, update
+from sqlalchemy import BindParameter, bindparam, delete, func, select, update
 
 from atoll import canonical
 from atoll.ledger.records import LeaseRecord, LeaseState
@@ -49,20 +49,16 @@ _MOVE_MANIFESTS = (
     .where(schema.manifests.c.from_round > bindparam("next_round"))
     .values(from_round=bindparam("new_round"))
 )
-_ALL_LEASES = select(_LEASES)
-_DELETE_LEASE = delete(_LEASES).where(
-    *(column == bindparam(f"of_{column.name}") for column in _LEASES.primary_key)
-)
-_INSERT_LEASE = insert(_LEASES)
+_OF_LEASES = schema.STATEMENTS[_LEASES.name]
 _NOBODY_IS_IN = update(schema.workers).values(active=False)
 _NEWEST_GENERATION = select(func.max(schema.generations.c.number))
-_INSERT_GENERATION = insert(schema.generations)
+_INSERT_GENERATION = schema.STATEMENTS[schema.generations.name].insert
 
 
 def truncate(t: Transaction, *, last_round: int) -> None:
     """Forgets every round after `last_round`, which must be a published round, or 0 for all."""
     t.connection.change(_REOPEN_UNFOLDED, {"last_round": last_round})
-    every = [rows.read(LeaseRecord, row) for row in t.connection.rows(_ALL_LEASES)]
+    every = [rows.read(LeaseRecord, row) for row in t.connection.rows(_OF_LEASES.all)]
     dropped = [lease for lease in every if lease.round > last_round]
     for statement in _DROP:
         t.connection.change(statement, {"last_round": last_round})
@@ -87,7 +83,7 @@ def _reopen(t: Transaction, dropped: Iterable[LeaseRecord], *, last_round: int) 
     Also `dropped` leases, as far as rows after theirs are kept: a round that was filled up late has
     rows behind those of rounds that were planned before that.
     """
-    kept = [rows.read(LeaseRecord, row) for row in t.connection.rows(_ALL_LEASES)]
+    kept = [rows.read(LeaseRecord, row) for row in t.connection.rows(_OF_LEASES.all)]
     cuts = {queue.name: queue.cut for queue in t.queues.all().sound}
     covered: dict[str, list[Range]] = {}  # by the dataset, whose row sequence positions count in
     for lease in kept:
@@ -113,8 +109,8 @@ def _put(t: Transaction, lease: LeaseRecord) -> None:
     """Inserts the lease; a lease of the same key, such as the one it is a part of, is replaced."""
     values = rows.values(lease)
     key = {f"of_{column.name}": values[column.name] for column in _LEASES.primary_key}
-    t.connection.change(_DELETE_LEASE, key)
-    t.connection.change(_INSERT_LEASE, values)
+    t.connection.change(_OF_LEASES.delete, key)
+    t.connection.change(_OF_LEASES.insert, values)
 
 
 def _outside(whole: Range, covered: Iterable[Range]) -> list[Range]:

@@ -1,13 +1,13 @@
 """Accepted contributions: taken in once, listed by the round that folds them."""
 
 from collections.abc import Generator
+from dataclasses import dataclass
 
-from sqlalchemy import bindparam, func, insert, select
+from sqlalchemy import bindparam, func, select
 
 from atoll.errors import Conflict, StaleContribution, WrongRound
-from atoll.ledger.connection import Connection
 from atoll.ledger.records import ContributionRecord, RoundState, RoundTotals
-from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables import schema
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.members import MemberTable
 from atoll.ledger.tables.table import RecordTable
@@ -15,12 +15,8 @@ from atoll.ledger.tables.table import RecordTable
 _TABLE, _ROUNDS = schema.contributions, schema.rounds
 # The canonical order of the fold.
 _ORDER = (_TABLE.c.applied, _TABLE.c.worker_id, _TABLE.c.round)
-_INSERT = insert(_TABLE)
 _OF_ROUND = select(_TABLE).where(_TABLE.c.applied == bindparam("by_round")).order_by(*_ORDER)
 _EVERY = select(_TABLE).order_by(*_ORDER)
-_FIND = select(_TABLE).where(
-    _TABLE.c.round == bindparam("of_round"), _TABLE.c.worker_id == bindparam("of_worker")
-)
 _STATE = select(_ROUNDS.c.state).where(_ROUNDS.c.round == bindparam("of_round"))
 _BLOBS = select(_TABLE.c.sha256).where(_TABLE.c.applied >= bindparam("first"))
 _COUNTED_TOKENS = (
@@ -36,13 +32,12 @@ _TOTALS = (
 )
 
 
+@dataclass
 class ContributionTable(RecordTable):
     """What was accepted, each once under its key: the round it was made for, and the worker."""
 
-    def __init__(self, connection: Connection, members: MemberTable, leases: LeaseTable) -> None:
-        super().__init__(connection)
-        self._members = members
-        self._leases = leases
+    _members: MemberTable
+    _leases: LeaseTable
 
     def accept(self, contribution: ContributionRecord) -> ContributionRecord:
         """Inserts the contribution and marks its leases done, with the units that are whole now.
@@ -61,13 +56,12 @@ class ContributionTable(RecordTable):
             return _same(first, contribution)
         _check_open(contribution, self._state_of(contribution.applied))
         self._leases.finish(contribution.round, contribution.worker_id, contribution.incarnation)
-        self._connection.change(_INSERT, rows.values(contribution))
+        self._add(contribution)
         return contribution
 
     def get(self, round_number: int, worker_id: str) -> ContributionRecord | None:
         """What this worker made for the round, if it was accepted."""
-        key = {"of_round": round_number, "of_worker": worker_id}
-        return self._record(ContributionRecord, _FIND, key)
+        return self._find(ContributionRecord, round_number, worker_id)
 
     def of_round(self, round_number: int) -> list[ContributionRecord]:
         """What the round folds, in the order of the fold: by worker_id, then by round made for."""

@@ -1,14 +1,13 @@
 """Leases: which worker was given which rows for which round, and what became of them."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from sqlalchemy import bindparam, func, insert, or_, select, update
+from sqlalchemy import bindparam, func, or_, select, update
 
 from atoll.errors import LeaseLost, StoreError
-from atoll.ledger.connection import Connection
 from atoll.ledger.records import LeaseRecord, LeaseState, RoundPlan, RoundState, RowCount
-from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables import schema
 from atoll.ledger.tables.queues import QueueTable
 from atoll.ledger.tables.table import RecordTable
 
@@ -20,23 +19,14 @@ _OF_WORKER = _TABLE.c.worker_id == bindparam("of_worker")
 _IS_LEASED = _TABLE.c.state == LeaseState.LEASED.value
 _IS_REOPENED = _TABLE.c.state == LeaseState.REOPENED.value
 _LIVES = select(schema.workers.c.worker_id, schema.workers.c.incarnation)
-_INSERT = insert(_TABLE)
+_PLACE = (_TABLE.c.dataset_id, _TABLE.c.start)
 _OF_ROUND = (
-    select(_TABLE)
-    .where(_IN_ROUND)
-    .order_by(_TABLE.c.worker_id, _TABLE.c.dataset_id, _TABLE.c.start, _TABLE.c.lease_epoch)
+    select(_TABLE).where(_IN_ROUND).order_by(_TABLE.c.worker_id, *_PLACE, _TABLE.c.lease_epoch)
 )
-_REOPENED = (
-    select(_TABLE)
-    .where(_IS_REOPENED)
-    .order_by(_TABLE.c.round, _TABLE.c.dataset_id, _TABLE.c.start, _TABLE.c.worker_id)
-)
+_REOPENED = select(_TABLE).where(_IS_REOPENED).order_by(_TABLE.c.round, *_PLACE, _TABLE.c.worker_id)
 _COUNTED_BY = (_TABLE.c.dataset_id, _TABLE.c.epoch, _TABLE.c.worker_id, _TABLE.c.state)
-_COUNTS = (
-    select(*_COUNTED_BY, func.sum(_TABLE.c.stop - _TABLE.c.start))
-    .group_by(*_COUNTED_BY)
-    .order_by(*_COUNTED_BY)
-)
+_LEASED_ROWS = func.sum(_TABLE.c.stop - _TABLE.c.start)
+_COUNTS = select(*_COUNTED_BY, _LEASED_ROWS).group_by(*_COUNTED_BY).order_by(*_COUNTED_BY)
 _END = update(_TABLE).where(_IN_ROUND, _OF_WORKER, _IS_LEASED)
 _LAST_CLOSED = (
     select(_ROUNDS.c.round)
@@ -67,12 +57,11 @@ _TAKE = (
 )
 
 
+@dataclass
 class LeaseTable(RecordTable):
     """Every lease there ever was: the truth about every row."""
 
-    def __init__(self, connection: Connection, queues: QueueTable) -> None:
-        super().__init__(connection)
-        self._queues = queues
+    _queues: QueueTable
 
     def of_round(self, round_number: int) -> list[LeaseRecord]:
         """In (worker_id, dataset_id, start) order."""
@@ -91,7 +80,7 @@ class LeaseTable(RecordTable):
         self._take(plan.taken)
         self._keep_reopened(plan)
         self._queues.open(plan.queues)
-        self._add(plan)
+        self._lease(plan)
         self._queues.mark_issued(plan.leases)
 
     def finish(self, round_number: int, worker_id: str, incarnation: int) -> None:
@@ -111,11 +100,9 @@ class LeaseTable(RecordTable):
 
         They become `reopened`, or without `reissue` `given_up`.
         """
-        ended = LeaseState.REOPENED if reissue else LeaseState.GIVEN_UP
+        ended = {"state": (LeaseState.REOPENED if reissue else LeaseState.GIVEN_UP).value}
         return sum(
-            self._connection.change(
-                _END, {"in_round": number, "of_worker": worker_id, "state": ended.value}
-            )
+            self._connection.change(_END, {"in_round": number, "of_worker": worker_id, **ended})
             for number, worker_id in sorted(keys)
         )
 
@@ -125,21 +112,12 @@ class LeaseTable(RecordTable):
 
     def _take(self, taken: Sequence[LeaseRecord]) -> None:
         for lease in taken:
-            moved = self._connection.change(
-                _TAKE,
-                {
-                    "in_round": lease.round,
-                    "of_worker": lease.worker_id,
-                    "of_dataset": lease.dataset_id,
-                    "from_row": lease.start,
-                    "to_row": lease.stop,
-                },
-            )
+            whose = {"in_round": lease.round, "of_worker": lease.worker_id}
+            given = {"of_dataset": lease.dataset_id, "from_row": lease.start, "to_row": lease.stop}
             # Otherwise the same rows would be given out twice.
-            if moved != 1:
+            if self._connection.change(_TAKE, whose | given) != 1:
                 raise StoreError(
-                    f"{lease!r} is not among the reopened leases, so its rows cannot be given out "
-                    f"again"
+                    f"{lease!r} is not among the reopened leases, and only those go out again"
                 )
 
     def _keep_reopened(self, plan: RoundPlan) -> None:
@@ -153,9 +131,9 @@ class LeaseTable(RecordTable):
             )
             if not inside or lease.state is not LeaseState.REOPENED:
                 raise StoreError(f"{lease!r} is not the reopened end of a lease that is taken")
-        self._connection.change_each(_INSERT, [rows.values(lease) for lease in plan.left])
+        self._add(*plan.left)
 
-    def _add(self, plan: RoundPlan) -> None:
+    def _lease(self, plan: RoundPlan) -> None:
         for lease in plan.leases:
             if lease.round != plan.round or lease.state is not LeaseState.LEASED:
                 raise StoreError(
@@ -164,8 +142,5 @@ class LeaseTable(RecordTable):
                 )
         # Written here, so that a lease belongs to the life that its worker has in this transaction.
         lives: dict[str, int] = dict(self._connection.rows(_LIVES))
-        held = [
-            replace(lease, incarnation=lives.get(lease.worker_id, lease.incarnation))
-            for lease in plan.leases
-        ]
-        self._connection.change_each(_INSERT, [rows.values(lease) for lease in held])
+        held = (replace(x, incarnation=lives.get(x.worker_id, x.incarnation)) for x in plan.leases)
+        self._add(*held)

@@ -1,9 +1,10 @@
 """Workers, and the generations that freeze who of them is in."""
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, delete, select
 
 from atoll.errors import Fenced, UnknownWorker
-from atoll.ledger.connection import Connection
 from atoll.ledger.records import GenerationRecord, MemberRecord, WorkerRecord
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.leases import LeaseTable
@@ -13,28 +14,21 @@ from atoll.ledger.tables.table import RecordTable
 KEPT = 64
 NONE = GenerationRecord(number=0, created_wall=0.0, members=())
 
-_IS_WORKER = schema.workers.c.worker_id == bindparam("of_worker")
-_WORKERS = select(schema.workers).order_by(schema.workers.c.worker_id)
-_FIND_WORKER = select(schema.workers).where(_IS_WORKER)
-_INSERT_WORKER = insert(schema.workers)
-_UPDATE_WORKER = update(schema.workers).where(_IS_WORKER)
-
+_UPDATE = schema.STATEMENTS[schema.workers.name].update
 _GENERATIONS = schema.generations
 _NEWEST = select(_GENERATIONS).order_by(_GENERATIONS.c.number.desc()).limit(1)
-_INSERT_GENERATION = insert(_GENERATIONS)
 _DROP = delete(_GENERATIONS).where(_GENERATIONS.c.number <= bindparam("last_dropped"))
 
 
+@dataclass
 class MemberTable(RecordTable):
     """Every worker that ever registered, and the newest generations."""
 
-    def __init__(self, connection: Connection, leases: LeaseTable) -> None:
-        super().__init__(connection)
-        self._leases = leases
+    _leases: LeaseTable
 
     def workers(self) -> list[WorkerRecord]:
         """In worker_id order."""
-        return self._records(WorkerRecord, _WORKERS)
+        return self._all(WorkerRecord)
 
     def generation(self) -> GenerationRecord:
         """The newest generation: the active workers by rank. Numbers only grow."""
@@ -48,15 +42,15 @@ class MemberTable(RecordTable):
         With it a new generation, in which it is reached at this address; its leases of rounds that
         are not frozen go over to this life, with the next lease epoch.
         """
-        known = self._find(worker_id)
+        known = self._find(WorkerRecord, worker_id)
         life = 1 if known is None else known.incarnation + 1
         record = WorkerRecord(worker_id, key_sha256, life, active=True, registered_wall=wall)
         if known is None:
-            self._connection.change(_INSERT_WORKER, rows.values(record))
+            self._add(record)
         else:
             # Without its key: SQLite would look for it in every lease and contribution.
             changed = {name: v for name, v in rows.values(record).items() if name != "worker_id"}
-            self._connection.change(_UPDATE_WORKER, {"of_worker": worker_id, **changed})
+            self._connection.change(_UPDATE, {"of_worker_id": worker_id, **changed})
         self._leases.hand_over(worker_id, life)
         self._renew(wall=wall, placed={worker_id: (ip_address, port)})
         return record
@@ -67,12 +61,12 @@ class MemberTable(RecordTable):
         UnknownWorker; Fenced when a later incarnation exists.
         """
         self.check_incarnation(worker_id, incarnation)
-        self._connection.change(_UPDATE_WORKER, {"of_worker": worker_id, "active": False})
+        self._connection.change(_UPDATE, {"of_worker_id": worker_id, "active": False})
         self._renew(wall=wall, placed={})
 
     def check_known(self, worker_id: str) -> WorkerRecord:
         """The worker of that name, or UnknownWorker."""
-        known = self._find(worker_id)
+        known = self._find(WorkerRecord, worker_id)
         if known is None:
             raise UnknownWorker(
                 f"no worker_id={worker_id!r} is registered in this run; register first"
@@ -87,9 +81,6 @@ class MemberTable(RecordTable):
                 f"worker_id={worker_id!r} is at incarnation {latest}, this message is from "
                 f"{incarnation}; only the latest may act, so this process must stop"
             )
-
-    def _find(self, worker_id: str) -> WorkerRecord | None:
-        return self._record(WorkerRecord, _FIND_WORKER, {"of_worker": worker_id})
 
     def _renew(self, *, wall: float, placed: dict[str, tuple[str, int]]) -> None:
         """Freezes the workers that are active now, unless nobody changed.
@@ -107,5 +98,5 @@ class MemberTable(RecordTable):
         )
         if found != before.members:
             made = GenerationRecord(before.number + 1, wall, found)
-            self._connection.change(_INSERT_GENERATION, rows.values(made))
+            self._add(made)
             self._connection.change(_DROP, {"last_dropped": made.number - KEPT})

@@ -7,15 +7,16 @@ it is named, and the leases serve on without it.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from operator import attrgetter
 
-from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy import bindparam, func, select
 
 from atoll.errors import DatasetMismatch, StateDamaged
 from atoll.ledger import units
-from atoll.ledger.connection import Connection, Row
+from atoll.ledger.connection import Row
 from atoll.ledger.records import (
     DamagedQueue,
     DatasetRecord,
@@ -25,45 +26,27 @@ from atoll.ledger.records import (
     Queues,
     queue_name,
 )
-from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables import schema
 from atoll.ledger.tables.table import RecordTable
 
 _NAME = re.compile(r"([0-9a-f]{16})/(0|[1-9][0-9]{0,18})/(0|[1-9][0-9]{0,18})\Z")
 
-_DATASETS = select(schema.datasets).order_by(schema.datasets.c.dataset_id)
-_INSERT_DATASET = insert(schema.datasets)
-
 _TABLE = schema.queues
 _COLUMNS = tuple(column.name for column in _TABLE.columns)
 _FIELDS = {"length": int, "units": int, "unit_rows": int, "issued": bytes, "done": bytes}
-_IS_NAMED = _TABLE.c.name == bindparam("of_name")
-_QUEUES = select(_TABLE).order_by(_TABLE.c.name)
-_FIND = select(_TABLE).where(_IS_NAMED)
-_FIND_NAME = select(_TABLE.c.name).where(_IS_NAMED)
-_INSERT = insert(_TABLE)
-_UPDATE = update(_TABLE).where(_IS_NAMED)
-_DELETE = delete(_TABLE).where(_IS_NAMED)
+_QUEUES = schema.STATEMENTS[_TABLE.name]
 
 _LEASES = schema.leases
-_OF_DATASET = _LEASES.c.dataset_id == bindparam("of_dataset")
+_IN_QUEUE = (_LEASES.c.dataset_id, _LEASES.c.shuffle_seed, _LEASES.c.epoch)
+_OF_DATASET, _OF_SEED, _OF_EPOCH = (c == bindparam(f"of_{c.name}") for c in _IN_QUEUE)
 _REACHES = _LEASES.c.stop > bindparam("first")
 _END = select(func.max(_LEASES.c.stop)).where(_OF_DATASET)
-_LEASES_IN = select(_LEASES).where(
-    _OF_DATASET,
-    _REACHES,
-    _LEASES.c.shuffle_seed == bindparam("of_seed"),
-    _LEASES.c.epoch == bindparam("of_epoch"),
-)
+_LEASES_IN = select(_LEASES).where(_OF_DATASET, _REACHES, _OF_SEED, _OF_EPOCH)
+_BEGINS_BEFORE = _LEASES.c.start < bindparam("end")
+_IS_DONE = _LEASES.c.state == LeaseState.DONE.value
 _DONE_SPANS = select(_LEASES.c.start, _LEASES.c.stop).where(
-    _OF_DATASET,
-    _REACHES,
-    _LEASES.c.start < bindparam("end"),
-    _LEASES.c.state == LeaseState.DONE.value,
+    _OF_DATASET, _REACHES, _BEGINS_BEFORE, _IS_DONE
 )
-
-
-_NAMES = select(_TABLE.c.name)
-_IN_QUEUE = (_LEASES.c.dataset_id, _LEASES.c.shuffle_seed, _LEASES.c.epoch)
 _LEASED_QUEUES = (
     select(*_IN_QUEUE, func.min(_LEASES.c.round)).group_by(*_IN_QUEUE).order_by(*_IN_QUEUE)
 )
@@ -74,7 +57,7 @@ class DatasetTable(RecordTable):
 
     def all(self) -> list[DatasetRecord]:
         """In dataset_id order."""
-        return self._records(DatasetRecord, _DATASETS)
+        return self._all(DatasetRecord)
 
     def add(self, records: Sequence[DatasetRecord]) -> None:
         """Records datasets that are new; DatasetMismatch when one is known by another length."""
@@ -82,7 +65,7 @@ class DatasetTable(RecordTable):
         for record in records:
             held = known.get(record.dataset_id)
             if held is None:
-                self._connection.change(_INSERT_DATASET, rows.values(record))
+                self._add(record)
             elif held.length != record.length:
                 raise DatasetMismatch(
                     f"dataset {record.dataset_id!r} ({record.name}) has {record.length} rows here "
@@ -93,31 +76,28 @@ class DatasetTable(RecordTable):
     def cursors(self) -> dict[str, int]:
         """By dataset_id the first position that was never leased; only where any was."""
         # One look at the end of an index for each, however many leases there are.
-        ends = {
-            record.dataset_id: self._connection.value(_END, {"of_dataset": record.dataset_id})
-            for record in self.all()
-        }
-        return {dataset_id: int(stop) for dataset_id, stop in ends.items() if stop is not None}
+        names = [record.dataset_id for record in self.all()]
+        ends = {name: self._connection.value(_END, {"of_dataset_id": name}) for name in names}
+        return {name: int(stop) for name, stop in ends.items() if stop is not None}
 
 
+@dataclass
 class QueueTable(RecordTable):
     """The units of every epoch of every dataset, and what became of them."""
 
-    def __init__(self, connection: Connection, datasets: DatasetTable) -> None:
-        super().__init__(connection)
-        self._datasets = datasets
+    _datasets: DatasetTable
 
     def all(self) -> Queues:
         """Every queue entry: the sound ones, and by name and reason those that are damaged."""
         lengths = self._lengths()
         sound: list[QueueRecord] = []
         damaged: list[DamagedQueue] = []
-        for row in self._connection.rows(_QUEUES):
+        for row in self._connection.rows(_QUEUES.all):
             try:
                 sound.append(parse(row, lengths=lengths))
             except StateDamaged as exc:
                 damaged.append(DamagedQueue(str(row[0])[:200], str(exc)))
-        sound.sort(key=lambda queue: (queue.dataset_id, queue.shuffle_seed, queue.epoch))
+        sound.sort(key=attrgetter("dataset_id", "shuffle_seed", "epoch"))
         return Queues(tuple(sound), tuple(damaged))
 
     def open(self, records: Sequence[QueueRecord]) -> None:
@@ -126,31 +106,27 @@ class QueueTable(RecordTable):
         One whose entry was lost is made again from its leases, so that no unit is new twice.
         """
         for record in records:
-            if self._connection.row(_FIND_NAME, {"of_name": record.name}):
-                continue
-            made = _as_leased(record, self._leases_in(record))
-            entry = {field: getattr(made, field) for field in _FIELDS}
-            self._connection.change(_INSERT, {"name": made.name, **entry})
+            if not self._connection.row(_QUEUES.find, {"of_name": record.name}):
+                made = _as_leased(record, self._leases_in(record))
+                entry = {column: getattr(made, column) for column in _COLUMNS}
+                self._connection.change(_QUEUES.insert, entry)
 
     def without_entry(self) -> list[tuple[str, int, int, int]]:
         """Queues that leases lie in and that have no entry: dataset_id, shuffle_seed, epoch, and
         the first round that issued rows of it.
         """
-        known = {name for [name] in self._connection.rows(_NAMES)}
-        return [
-            (dataset_id, seed, epoch, first)
-            for dataset_id, seed, epoch, first in self._connection.rows(_LEASED_QUEUES)
-            if queue_name(dataset_id, seed, epoch) not in known
-        ]
+        known = {name for name, *_ in self._connection.rows(_QUEUES.all)}
+        leased = self._connection.rows(_LEASED_QUEUES)
+        return [(*queue, first) for *queue, first in leased if queue_name(*queue) not in known]
 
     def rebuild(self) -> None:
         """Computes every queue again after leases were removed; one without leases is removed."""
         for queue in self.all().sound:
             leases = self._leases_in(queue)
-            if not leases:
-                self._connection.change(_DELETE, {"of_name": queue.name})
-                continue
-            self._write(_as_leased(queue if queue.length else replace(queue, units=0), leases))
+            if leases:
+                self._write(_as_leased(queue if queue.length else replace(queue, units=0), leases))
+            else:
+                self._connection.change(_QUEUES.delete, {"of_name": queue.name})
 
     def mark_issued(self, leases: Sequence[LeaseRecord]) -> None:
         """Sets the bits of every unit that the leases touch."""
@@ -167,8 +143,7 @@ class QueueTable(RecordTable):
             done = queue.done
             for lease in mine:
                 touched = queue.cut.touched(lease.start, lease.stop)
-                inner = range(touched.start + 1, touched.stop - 1)
-                done = units.with_bits(done, inner)
+                done = units.with_bits(done, touched[1:-1])
                 for unit in {touched.start, touched.stop - 1}:
                     if self._is_whole(queue, unit):
                         done = units.with_bits(done, range(unit, unit + 1))
@@ -176,80 +151,68 @@ class QueueTable(RecordTable):
 
     def _is_whole(self, queue: QueueRecord, unit: int) -> bool:
         start, stop = queue.cut.span(unit)
-        inside = {"of_dataset": queue.dataset_id, "first": start, "end": stop}
+        inside = {"of_dataset_id": queue.dataset_id, "first": start, "end": stop}
         found = self._connection.rows(_DONE_SPANS, inside)
-        rows_done = sum(min(int(b), stop) - max(int(a), start) for a, b in found)
-        return rows_done == stop - start
+        return sum(min(int(b), stop) - max(int(a), start) for a, b in found) == stop - start
 
     def _lengths(self) -> dict[str, int]:
         return {record.dataset_id: record.length for record in self._datasets.all()}
 
     def _leases_in(self, queue: QueueRecord) -> list[LeaseRecord]:
-        inside = {
-            "of_dataset": queue.dataset_id,
-            "first": queue.cut.first,
-            "of_seed": queue.shuffle_seed,
-            "of_epoch": queue.epoch,
-        }
-        return self._records(LeaseRecord, _LEASES_IN, inside)
+        inside = {f"of_{column.name}": getattr(queue, column.name) for column in _IN_QUEUE}
+        return self._records(LeaseRecord, _LEASES_IN, {"first": queue.cut.first, **inside})
 
     def _by_queue(
         self, leases: Sequence[LeaseRecord]
     ) -> list[tuple[QueueRecord, list[LeaseRecord]]]:
         """Each queue with those of `leases` in it; damaged and missing entries are left out."""
         lengths = self._lengths()
-        ordered = sorted(leases, key=lambda lease: lease.queue)
+        name_of = attrgetter("queue")
         found = []
-        for name, group in groupby(ordered, key=lambda lease: lease.queue):
-            row = self._connection.row(_FIND, {"of_name": name})
-            if row is None:
-                continue
-            try:
-                found.append((parse(row, lengths=lengths), list(group)))
-            except StateDamaged:
-                continue
+        for name, group in groupby(sorted(leases, key=name_of), key=name_of):
+            row = self._connection.row(_QUEUES.find, {"of_name": name})
+            if row is not None:
+                with suppress(StateDamaged):
+                    found.append((parse(row, lengths=lengths), list(group)))
         return found
 
     def _write(self, queue: QueueRecord) -> None:
         values = {"units": queue.units, "issued": queue.issued, "done": queue.done}
-        self._connection.change(_UPDATE, {"of_name": queue.name, **values})
+        self._connection.change(_QUEUES.update, {"of_name": queue.name, **values})
 
 
 def parse(row: Row, *, lengths: Mapping[str, int]) -> QueueRecord:
     """The queue in a row of the table; StateDamaged, with the reason, when it cannot be one."""
     entry = dict(zip(_COLUMNS, row, strict=True))
-    found = _NAME.match(str(entry["name"]))
+    name = str(entry.pop("name"))
+    refused = f"queue entry {name[:200]!r} is refused"
+    found = _NAME.match(name)
     if found is None:
-        raise _damaged(entry, "its key is not dataset_id/shuffle_seed/epoch")
+        raise StateDamaged(f"{refused}: its key is not dataset_id/shuffle_seed/epoch")
     for field, kind in _FIELDS.items():
         if not isinstance(entry[field], kind):
-            raise _damaged(entry, f"its field {field!r} is missing or no {kind.__name__}")
-    fields = {name: entry[name] for name in _FIELDS}
-    queue = QueueRecord(found[1], int(found[2]), int(found[3]), **fields)
-    _check(queue, entry, lengths)
+            raise StateDamaged(f"{refused}: its field {field!r} is missing or no {kind.__name__}")
+    queue = QueueRecord(found[1], int(found[2]), int(found[3]), **entry)
+    flaw = _flaw(queue, lengths.get(queue.dataset_id))
+    if flaw is not None:
+        raise StateDamaged(f"{refused}: {flaw}")
     return queue
 
 
-def _check(queue: QueueRecord, entry: Mapping[str, Any], lengths: Mapping[str, int]) -> None:
-    length = lengths.get(queue.dataset_id)
+def _flaw(queue: QueueRecord, length: int | None) -> str | None:
+    """What is wrong with the fields of a queue whose dataset has this length, if anything."""
     if length is None:
-        raise _damaged(entry, "its dataset is not in the ledger")
+        return "its dataset is not in the ledger"
     if queue.length != length:
-        raise _damaged(entry, f"its length={queue.length} is not its dataset's {length}")
+        return f"its length={queue.length} is not its dataset's {length}"
     if length and not (1 <= queue.units <= length and queue.unit_rows == 0):
-        raise _damaged(entry, f"units={queue.units} do not cut an epoch of {length} rows")
+        return f"units={queue.units} do not cut an epoch of {length} rows"
     if not length and not (queue.units >= 0 and queue.unit_rows >= 1 and queue.epoch == 0):
-        raise _damaged(entry, f"unit_rows={queue.unit_rows} do not cut a stream")
+        return f"unit_rows={queue.unit_rows} do not cut a stream"
     for field, bitmap in (("issued", queue.issued), ("done", queue.done)):
         if len(bitmap) != units.bitmap_bytes(queue.units) or units.last_bit(bitmap) >= queue.units:
-            raise _damaged(
-                entry,
-                f"its bitmap {field!r} of {len(bitmap)} bytes is not one of {queue.units} units",
-            )
-
-
-def _damaged(entry: Mapping[str, Any], reason: str) -> StateDamaged:
-    return StateDamaged(f"queue entry {str(entry['name'])[:200]!r} is refused: {reason}")
+            return f"its bitmap {field!r} of {len(bitmap)} bytes is not one of {queue.units} units"
+    return None
 
 
 def _as_leased(queue: QueueRecord, leases: Sequence[LeaseRecord]) -> QueueRecord:

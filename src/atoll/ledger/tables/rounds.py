@@ -5,18 +5,12 @@ published in the order of their numbers.
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, func, select, update
 
 from atoll.errors import StoreError, WrongRound
-from atoll.ledger.connection import Connection
-from atoll.ledger.records import (
-    ContributionRecord,
-    Published,
-    RoundPlan,
-    RoundRecord,
-    RoundState,
-)
+from atoll.ledger.records import ContributionRecord, Published, RoundPlan, RoundRecord, RoundState
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.leases import Key, LeaseTable
@@ -25,7 +19,6 @@ from atoll.ledger.tables.table import RecordTable
 FIRST_ROUND = 1
 
 _TABLE = schema.rounds
-_IS_ROUND = _TABLE.c.round == bindparam("of_round")
 _LATEST = select(_TABLE).order_by(_TABLE.c.round.desc()).limit(1)
 _FROM = select(_TABLE).where(_TABLE.c.round >= bindparam("first")).order_by(_TABLE.c.round)
 _FROM_TO = _FROM.where(_TABLE.c.round <= bindparam("last"))
@@ -42,9 +35,8 @@ _UNPUBLISHED = (
     .where(_TABLE.c.round > func.coalesce(_NEWEST_PUBLISHED, 0))
     .order_by(_TABLE.c.round)
 )
-_STATE = select(_TABLE.c.state).where(_IS_ROUND)
-_INSERT = insert(_TABLE)
-_UPDATE = update(_TABLE).where(_IS_ROUND)
+_STATE = select(_TABLE.c.state).where(_TABLE.c.round == bindparam("of_round"))
+_UPDATE = schema.STATEMENTS[_TABLE.name].update
 _MOVE_CURSOR = (
     update(_TABLE)
     .where(_TABLE.c.round >= bindparam("first"))
@@ -52,15 +44,12 @@ _MOVE_CURSOR = (
 )
 
 
+@dataclass
 class RoundTable(RecordTable):
     """Every round of the run."""
 
-    def __init__(
-        self, connection: Connection, leases: LeaseTable, contributions: ContributionTable
-    ) -> None:
-        super().__init__(connection)
-        self._leases = leases
-        self._contributions = contributions
+    _leases: LeaseTable
+    _contributions: ContributionTable
 
     def all(self, *, first: int = FIRST_ROUND, last: int | None = None) -> list[RoundRecord]:
         """Rounds `first` to `last`, oldest first."""
@@ -181,15 +170,8 @@ class RoundTable(RecordTable):
             raise WrongRound(
                 f"the plan is for round {plan.round}; the next one is round {following}"
             )
-        record = RoundRecord(
-            round=plan.round,
-            state=state,
-            manifest_sha256=plan.manifest_sha256,
-            cursor=plan.cursor,
-            fragment=plan.fragment,
-            tokens=plan.tokens,
-        )
-        self._connection.change(_INSERT, rows.values(record))
+        manifest, cursor = plan.manifest_sha256, plan.cursor
+        self._add(RoundRecord(plan.round, state, manifest, cursor, plan.fragment, plan.tokens))
         self._leases.give_out(plan)
 
 

@@ -1,29 +1,15 @@
 """The run itself: its manifests, its credentials, and what its operator wants."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from sqlalchemy import Table, bindparam, delete, insert, select
+from sqlalchemy import Table
 
 from atoll.errors import StoreError
-from atoll.ledger.connection import Connection
 from atoll.ledger.records import ManifestRecord, RunRecord
-from atoll.ledger.tables import rows, schema
+from atoll.ledger.tables import schema
 from atoll.ledger.tables.rounds import RoundTable
 from atoll.ledger.tables.table import RecordTable
-
-_RUN = select(schema.runs)
-_INSERT_RUN = insert(schema.runs)
-_MANIFESTS = select(schema.manifests).order_by(schema.manifests.c.version)
-_INSERT_MANIFEST = insert(schema.manifests)
-# Of each table that maps names to values: all of its rows, one more, and one less.
-_NAMED = {
-    table: (
-        select(table).order_by(*table.primary_key),
-        insert(table),
-        delete(table).where(*(column == bindparam("of_name") for column in table.primary_key)),
-    )
-    for table in (schema.credentials, schema.control)
-}
 
 
 class RunTable(RecordTable):
@@ -31,7 +17,7 @@ class RunTable(RecordTable):
 
     def get(self) -> RunRecord | None:
         """The run, once it was created."""
-        return self._record(RunRecord, _RUN)
+        return next(iter(self._all(RunRecord)), None)
 
     def create(self, run: RunRecord, manifest: ManifestRecord) -> None:
         """Records the run; StoreError when the ledger already holds one."""
@@ -41,20 +27,18 @@ class RunTable(RecordTable):
                 f"the ledger already holds run {held.run_id!r} and takes no other "
                 f"({run.run_id!r}); give the new run a state directory of its own"
             )
-        self._connection.change(_INSERT_RUN, rows.values(run))
-        self._connection.change(_INSERT_MANIFEST, rows.values(manifest))
+        self._add(run, manifest)
 
 
+@dataclass
 class ManifestTable(RecordTable):
     """The versions of the run's manifest."""
 
-    def __init__(self, connection: Connection, rounds: RoundTable) -> None:
-        super().__init__(connection)
-        self._rounds = rounds
+    _rounds: RoundTable
 
     def all(self) -> list[ManifestRecord]:
         """All versions, oldest first."""
-        return self._records(ManifestRecord, _MANIFESTS)
+        return self._all(ManifestRecord)
 
     def add(self, manifest: ManifestRecord) -> None:
         """Records the next version, in force from the first round that is not planned yet.
@@ -80,25 +64,24 @@ class ManifestTable(RecordTable):
                 f"manifest version {manifest.version} has the sha256 of an earlier one; every "
                 f"version carries its number, so no two are the same"
             )
-        self._connection.change(_INSERT_MANIFEST, rows.values(manifest))
+        self._add(manifest)
 
 
-class NamedValues:
+@dataclass
+class NamedValues(RecordTable):
     """A table of texts by their names, such as the hash of each role's token."""
 
-    def __init__(self, connection: Connection, table: Table) -> None:
-        self._connection = connection
-        self._columns = table.columns.keys()
-        self._all, self._insert, self._delete = _NAMED[table]
+    _table: Table
 
     def all(self) -> dict[str, str]:
         """Every name with its value."""
-        return {name: value for name, value in self._connection.rows(self._all)}
+        return dict(self._connection.rows(schema.STATEMENTS[self._table.name].all))
 
     def set(self, values: Mapping[str, str | None]) -> None:
         """Sets each name to its value; None takes the name away."""
+        statements = schema.STATEMENTS[self._table.name]
         for name, value in values.items():
-            self._connection.change(self._delete, {"of_name": name})
+            self._connection.change(statements.delete, dict.fromkeys(statements.key, name))
             if value is not None:
-                row = dict(zip(self._columns, (name, value), strict=True))
-                self._connection.change(self._insert, row)
+                row = dict(zip(self._table.columns.keys(), (name, value), strict=True))
+                self._connection.change(statements.insert, row)

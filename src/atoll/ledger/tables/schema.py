@@ -9,44 +9,20 @@ from enum import StrEnum
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Double,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
-from atoll.ledger.records import (
-    ContributionRecord,
-    DatasetRecord,
-    EvaluationRecord,
-    GenerationRecord,
-    LeaseRecord,
-    ManifestRecord,
-    RoundRecord,
-    RunRecord,
-    SnapshotRecord,
-    WorkerRecord,
-)
+from atoll.ledger import records
 
 # PostgreSQL sorts text by the database's locale unless told otherwise. The order of worker_id is
 # the order of the fold, so it has to be by code point everywhere, as SQLite and Python sort.
-TEXT = Text().with_variant(Text(collation="C"), "postgresql")
+TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 # Every other type is stored as text; `rows` says how.
 _STORED: dict[type, type[TypeEngine[Any]]] = {
-    int: BigInteger,
-    float: Double,
-    bool: Boolean,
-    bytes: LargeBinary,
+    int: sa.BigInteger,
+    float: sa.Double,
+    bool: sa.Boolean,
+    bytes: sa.LargeBinary,
 }
 # What a field of this name refers to, in every table but that one.
 _REFERENCES = {
@@ -56,16 +32,17 @@ _REFERENCES = {
     "applied": "rounds.round",
 }
 
-metadata = MetaData()
+metadata = sa.MetaData()
+NAMES: dict[type, str] = {}  # of the table by the record that a row of it is
 
 
-def _of(record: type, name: str, key: tuple[str, ...], *rules: str, unique: str = "") -> Table:
+def _of(record: type, name: str, key: tuple[str, ...], *rules: str, unique: str = "") -> sa.Table:
     """The table whose rows are records of this type; a field that may be None may be NULL.
 
     `rules` are checked by the database in every row, and so is that a state is one of its enum.
     """
-    columns: list[Column[Any]] = []
-    checks = [CheckConstraint(rule) for rule in rules]
+    columns: list[sa.Column[Any]] = []
+    checks = [sa.CheckConstraint(rule) for rule in rules]
     hints = get_type_hints(record)
     for field in (each.name for each in fields(record)):
         hint = hints[field]
@@ -73,10 +50,10 @@ def _of(record: type, name: str, key: tuple[str, ...], *rules: str, unique: str 
         kind = get_args(hint)[0] if may_be_none else hint
         target = _REFERENCES.get(field, f"{name}.{field}")
         columns.append(
-            Column(
+            sa.Column(
                 field,
                 _STORED.get(kind, TEXT),
-                *([] if target == f"{name}.{field}" else [ForeignKey(target)]),
+                *([] if target == f"{name}.{field}" else [sa.ForeignKey(target)]),
                 primary_key=field in key,
                 autoincrement=False,
                 nullable=may_be_none,
@@ -84,68 +61,79 @@ def _of(record: type, name: str, key: tuple[str, ...], *rules: str, unique: str 
             )
         )
         if isinstance(kind, type) and issubclass(kind, StrEnum):
-            checks.append(CheckConstraint(f"{field} IN {tuple(state.value for state in kind)}"))
-    return Table(name, metadata, *columns, *checks)
+            checks.append(sa.CheckConstraint(f"{field} IN {tuple(state.value for state in kind)}"))
+    NAMES[record] = name
+    return sa.Table(name, metadata, *columns, *checks)
 
 
-schema_version = Table(
+def _texts(name: str, key: str, value: str) -> sa.Table:
+    """A table of texts by their names."""
+    columns = sa.Column(key, TEXT, primary_key=True), sa.Column(value, TEXT, nullable=False)
+    return sa.Table(name, metadata, *columns)
+
+
+schema_version = sa.Table(
     "schema_version",
     metadata,
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
 )
-runs = _of(RunRecord, "runs", ("run_id",))
-manifests = _of(ManifestRecord, "manifests", ("version",), unique="sha256")
-workers = _of(WorkerRecord, "workers", ("worker_id",))
-generations = _of(GenerationRecord, "generations", ("number",))
-rounds = _of(RoundRecord, "rounds", ("round",))
-datasets = _of(DatasetRecord, "datasets", ("dataset_id",))
-snapshots = _of(SnapshotRecord, "snapshots", ("version",))
-evaluations = _of(EvaluationRecord, "evaluations", ("version", "worker_id"))
+runs = _of(records.RunRecord, "runs", ("run_id",))
+manifests = _of(records.ManifestRecord, "manifests", ("version",), unique="sha256")
+workers = _of(records.WorkerRecord, "workers", ("worker_id",))
+generations = _of(records.GenerationRecord, "generations", ("number",))
+rounds = _of(records.RoundRecord, "rounds", ("round",))
+datasets = _of(records.DatasetRecord, "datasets", ("dataset_id",))
+snapshots = _of(records.SnapshotRecord, "snapshots", ("version",))
+evaluations = _of(records.EvaluationRecord, "evaluations", ("version", "worker_id"))
 contributions = _of(
-    ContributionRecord,
+    records.ContributionRecord,
     "contributions",
     ("round", "worker_id"),
     "first <= round AND round <= applied",
 )
-contributions_by_applied = Index("contributions_by_applied", contributions.c.applied)
+sa.Index("contributions_by_applied", contributions.c.applied)
 leases = _of(
-    LeaseRecord,
+    records.LeaseRecord,
     "leases",
     ("round", "worker_id", "start", "dataset_id", "lease_epoch"),
     "start >= 0 AND start < stop",
 )
 # The end of what was issued, and who covers a unit: looked for from the newest rows on.
-leases_by_stop = Index("leases_by_stop", leases.c.dataset_id, leases.c.stop)
-leases_by_state = Index("leases_by_state", leases.c.state)
+sa.Index("leases_by_stop", leases.c.dataset_id, leases.c.stop)
+sa.Index("leases_by_state", leases.c.state)
 
 # Nothing but the key is required: an entry that lost a field must be read to be named and refused.
-queues = Table(
+queues = sa.Table(
     "queues",
     metadata,
-    Column("name", TEXT, primary_key=True),  # dataset_id/shuffle_seed/epoch
-    Column("length", BigInteger),
-    Column("units", BigInteger),
-    Column("unit_rows", BigInteger),
-    Column("issued", LargeBinary),
-    Column("done", LargeBinary),
+    sa.Column("name", TEXT, primary_key=True),  # dataset_id/shuffle_seed/epoch
+    sa.Column("length", sa.BigInteger),
+    sa.Column("units", sa.BigInteger),
+    sa.Column("unit_rows", sa.BigInteger),
+    sa.Column("issued", sa.LargeBinary),
+    sa.Column("done", sa.LargeBinary),
 )
+credentials = _texts("credentials", "role", "sha256")
+control = _texts("control", "name", "value")
 
-# Words by their names.
-credentials = Table(
-    "credentials",
-    metadata,
-    Column("role", TEXT, primary_key=True),
-    Column("sha256", TEXT, nullable=False),
-)
-control = Table(
-    "control",
-    metadata,
-    Column("name", TEXT, primary_key=True),
-    Column("value", TEXT, nullable=False),
-)
 
-# Every row of each table by its name, in the order of its key.
-EVERY_ROW = {
-    name: select(table).order_by(*table.primary_key.columns)
-    for name, table in metadata.tables.items()
-}
+class Statements:
+    """What is done with whole rows of one table; made once each, since they are kept compiled.
+
+    The key of a row is in the parameters `of_` and the name of a column of it.
+    """
+
+    def __init__(self, table: sa.Table) -> None:
+        columns = table.primary_key.columns
+        self.key = [f"of_{column.name}" for column in columns]
+        is_row = [
+            column == sa.bindparam(name) for column, name in zip(columns, self.key, strict=True)
+        ]
+        self.all = sa.select(table).order_by(*columns)
+        self.find = sa.select(table).where(*is_row)
+        self.insert = sa.insert(table)
+        self.update = sa.update(table).where(*is_row)
+        self.delete = sa.delete(table).where(*is_row)
+
+
+STATEMENTS = {name: Statements(table) for name, table in metadata.tables.items()}

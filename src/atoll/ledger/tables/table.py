@@ -1,17 +1,24 @@
-"""What all tables share: they read and add records on the connection of their transaction."""
+"""What all tables share: they read and change rows on the connection of their transaction."""
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Executable
 
 from atoll.ledger.connection import Connection, Values
-from atoll.ledger.tables import rows
+from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.rows import R
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
+
+@dataclass
 class RecordTable:
-    """One or several tables; of use inside a transaction of `connection` alone."""
+    """One or several tables; of use inside a transaction of its connection alone."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    _connection: Connection
 
     def _records(self, kind: type[R], statement: Executable, values: Values = ()) -> list[R]:
         """All rows that the statement gives, as records of this kind."""
@@ -19,5 +26,19 @@ class RecordTable:
 
     def _record(self, kind: type[R], statement: Executable, values: Values = ()) -> R | None:
         """The first of them, or None."""
-        found = self._connection.row(statement, values)
-        return None if found is None else rows.read(kind, found)
+        return next(iter(self._records(kind, statement, values)), None)
+
+    def _all(self, kind: type[R]) -> list[R]:
+        """Every record of this kind, in the order of their keys."""
+        return self._records(kind, schema.STATEMENTS[schema.NAMES[kind]].all)
+
+    def _find(self, kind: type[R], *key: object) -> R | None:
+        """The record with this key, whose parts come in the order of the record's fields."""
+        statements = schema.STATEMENTS[schema.NAMES[kind]]
+        return self._record(kind, statements.find, dict(zip(statements.key, key, strict=True)))
+
+    def _add(self, *records: "DataclassInstance") -> None:
+        """Inserts the records, each into the table of its kind."""
+        for kind, alike in groupby(records, key=type):
+            insert = schema.STATEMENTS[schema.NAMES[kind]].insert
+            self._connection.change_each(insert, [rows.values(record) for record in alike])
