@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -84,7 +85,7 @@ def fill(directory: Path, file: Path, *, rounds: int, key_sha256: str = "0" * 64
     Its weights never moved; every worker has `key_sha256` as the hash of its island key.
     """
     clock = SystemClock()
-    with state.held(directory, Addresses(), pid=0, wall=clock.wall()) as stores:
+    with state.held(directory, Addresses()) as stores:
         manifest = boot.create_or_check(
             stores, config.load(file), clock, new_run_id="restart-benchmark"
         )
@@ -103,7 +104,7 @@ def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
         run = t.run.get()
     assert run is not None
     manifest_sha256 = known.first.sha256
-    head = chain.genesis_hash(run.run_id, manifest_sha256, run.initial_sha256)
+    head = chain.genesis_hash(run, manifest_sha256)
     dispatch = Dispatch(ledger, manifest)
     cursor = 0
 
@@ -122,22 +123,16 @@ def _publish(stores: Stores, manifest: Manifest, *, rounds: int) -> None:
                 t.contributions.accept(_contribution(number, worker_id))
         with ledger.writing() as t:
             frozen = t.rounds.freeze(number, plan(t, number + 1), ended=())
-        before, head = (
-            head,
-            chain.round_hash(
-                prev_hash=head,
-                round_number=number,
-                manifest_sha256=manifest_sha256,
-                contributions=frozen,
-                master_digest=digests.master.root,
-                published_digest=digests.published.root,
-            ),
-        )
+        with ledger.reading() as t:
+            [record] = t.rounds.all(first=number, last=number)
+        master, sent = digests.master.root, digests.published.root
+        linked = replace(record, prev_hash=head, master_digest=master, published_digest=sent)
+        before, head = head, chain.round_hash(linked, frozen)
         published = Published(
             prev_hash=before,
             hash=head,
-            master_digest=digests.master.root,
-            published_digest=digests.published.root,
+            master_digest=master,
+            published_digest=sent,
             leaves=digests.master.leaves,
             published_leaves=None,
             published_wall=float(number),

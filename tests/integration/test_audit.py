@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -297,17 +297,12 @@ def rehash(cluster: Cluster) -> None:
     """Makes the chain hold again over whatever the rows say now."""
     run = alone(cluster.ledger).run.get()
     assert run is not None
-    previous = chain.genesis_hash(run.run_id, cluster.manifest.sha256(), run.initial_sha256)
+    previous = chain.genesis_hash(run, cluster.manifest.sha256())
     for record in alone(cluster.ledger).rounds.all():
         if record.state is RoundState.PUBLISHED:
-            assert record.master_digest is not None and record.published_digest is not None
             mine = chain.round_hash(
-                prev_hash=previous,
-                round_number=record.round,
-                manifest_sha256=record.manifest_sha256,
-                contributions=alone(cluster.ledger).contributions.of_round(record.round),
-                master_digest=record.master_digest,
-                published_digest=record.published_digest,
+                replace(record, prev_hash=previous),
+                alone(cluster.ledger).contributions.of_round(record.round),
             )
             clusters.tamper(
                 cluster.ledger, "rounds", {"round": record.round}, prev_hash=previous, hash=mine

@@ -81,7 +81,7 @@ class History:
 @pytest.fixture
 def history() -> History:
     """Rounds 1 to 4 published, 5 frozen, 6 planned; the second manifest rules from round 3 on."""
-    previous = chain.genesis_hash(RUN.run_id, FIRST.sha256, RUN.initial_sha256)
+    previous = chain.genesis_hash(RUN, FIRST.sha256)
     rounds = []
     for number in (1, 2, 3, 4):
         record = RoundRecord(
@@ -95,14 +95,7 @@ def history() -> History:
             leaves=b"leaves",
             published_wall=1.0,
         )
-        previous = chain.round_hash(
-            prev_hash=previous,
-            round_number=number,
-            manifest_sha256=record.manifest_sha256,
-            contributions=of_round(number),
-            master_digest=f"master {number}",
-            published_digest=f"published {number}",
-        )
+        previous = chain.round_hash(record, of_round(number))
         rounds.append(replace(record, hash=previous))
     rounds.append(RoundRecord(5, RoundState.FROZEN, SECOND.sha256, 80))
     rounds.append(RoundRecord(6, RoundState.PLANNED, SECOND.sha256, 96))
@@ -110,15 +103,16 @@ def history() -> History:
 
 
 def hash_of(contributions: list[ContributionRecord], **changes: object) -> str:
-    arguments: dict[str, object] = {
-        "prev_hash": "p",
-        "round_number": 7,
-        "manifest_sha256": "m",
-        "master_digest": "d",
-        "published_digest": "e",
-        **changes,
-    }
-    return chain.round_hash(contributions=contributions, **arguments)  # type: ignore[arg-type]
+    record = RoundRecord(
+        7,
+        RoundState.PUBLISHED,
+        "m",
+        0,
+        prev_hash="p",
+        master_digest="d",
+        published_digest="e",
+    )
+    return chain.round_hash(replace(record, **changes), contributions)  # type: ignore[arg-type]
 
 
 def test_round_hash_is_the_sha256_of_the_documented_json():
@@ -154,8 +148,9 @@ def test_fold_of_one_worker_is_hashed_by_the_round_it_was_made_for():
 
 def test_genesis_hash_is_the_sha256_of_the_documented_json():
     text = '{"initial":"i","kind":"genesis","manifest":"m","run":"r"}'
+    run = RunRecord("r", 0.0, "i")
 
-    assert chain.genesis_hash("r", "m", "i") == hashlib.sha256(text.encode()).hexdigest()
+    assert chain.genesis_hash(run, "m") == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_round_hash_does_not_depend_on_arrival_order():
@@ -177,7 +172,7 @@ def test_round_hash_leaves_out_norms_and_times(changes: dict[str, float]):
     "field",
     [
         "prev_hash",
-        "round_number",
+        "round",
         "manifest_sha256",
         "master_digest",
         "published_digest",

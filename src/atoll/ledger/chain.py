@@ -11,15 +11,14 @@ and norms are left out, so that a simulated and a real run of the same rounds ha
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from atoll import canonical
-from atoll.ledger.records import (
-    ContributionRecord,
-    ManifestRecord,
-    RoundRecord,
-    RoundState,
-    RunRecord,
-)
+from atoll.ledger import records
+from atoll.ledger.records import ContributionRecord, ManifestRecord, RoundRecord, RunRecord
+
+_PUBLISHED = records.RoundState.PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +30,26 @@ class Break:
     reason: str
 
 
-def genesis_hash(run_id: str, manifest_sha256: str, initial_sha256: str) -> str:
-    """What the first round's prev_hash is."""
-    return canonical.sha256(
-        {"kind": "genesis", "run": run_id, "manifest": manifest_sha256, "initial": initial_sha256}
-    )
+def genesis_hash(run: RunRecord, manifest_sha256: str) -> str:
+    """What the first round's prev_hash is; the manifest is the run's first."""
+    start = {"run": run.run_id, "manifest": manifest_sha256, "initial": run.initial_sha256}
+    return canonical.sha256({"kind": "genesis", **start})
 
 
-def round_hash(
-    *,
-    prev_hash: str,
-    round_number: int,
-    manifest_sha256: str,
-    contributions: Sequence[ContributionRecord],
-    master_digest: str,
-    published_digest: str,
-    fragment: int = 0,
-) -> str:
-    """The hash that a published round adds to the chain."""
-    ordered = sorted(contributions, key=lambda c: (c.worker_id, c.round))
+def round_hash(record: RoundRecord, contributions: Sequence[ContributionRecord]) -> str:
+    """The hash that a round adds to the chain; it has its prev_hash and both digests already."""
+    ordered = sorted(contributions, key=attrgetter("worker_id", "round"))
     hashed: dict[str, object] = {
         "kind": "round",
-        "prev": prev_hash,
-        "round": round_number,
-        "manifest": manifest_sha256,
-        "contributions": [_hashed(c, round_number) for c in ordered],
-        "master": master_digest,
-        "published": published_digest,
+        "prev": record.prev_hash,
+        "round": record.round,
+        "manifest": record.manifest_sha256,
+        "contributions": [_hashed(c, record.round) for c in ordered],
+        "master": record.master_digest,
+        "published": record.published_digest,
     }
     # Left out for the first fragment, so that runs of one fragment keep the hashes they have.
-    return canonical.sha256(hashed | ({"fragment": fragment} if fragment else {}))
+    return canonical.sha256(hashed | ({"fragment": record.fragment} if record.fragment else {}))
 
 
 def _hashed(c: ContributionRecord, round_number: int) -> list[object]:
@@ -85,16 +74,15 @@ def check_chain(
     for manifest in manifests:
         found = hashlib.sha256(manifest.body.encode()).hexdigest()
         if found != manifest.sha256:
-            return Break(
-                manifest.from_round,
-                "manifest body",
+            reason = (
                 f"manifest version {manifest.version}, in force from round {manifest.from_round}, "
-                f"hashes to {found!r}; recorded is sha256={manifest.sha256!r}",
+                f"hashes to {found!r}; recorded is sha256={manifest.sha256!r}"
             )
-    prev_hash = genesis_hash(run.run_id, manifests[0].sha256, run.initial_sha256)
+            return Break(manifest.from_round, "manifest body", reason)
+    prev_hash = genesis_hash(run, manifests[0].sha256)
     for expected, record in enumerate(rounds, start=1):
         broken = _check_place(rounds, manifests, expected=expected)
-        if broken is None and record.state is RoundState.PUBLISHED:
+        if broken is None and record.state is _PUBLISHED:
             broken = _check_hash(record, contributions_of(record.round), prev_hash=prev_hash)
         if broken is not None:
             return broken
@@ -110,17 +98,14 @@ def in_order(
     It reads on as rounds are asked for and keeps one round in memory, so rounds must be asked for
     in ascending order, each once.
     """
-    rest = iter(contributions)
-    ahead = next(rest, None)
+    groups = groupby(contributions, key=attrgetter("applied"))
+    ahead = next(groups, None)
 
     def of_round(number: int) -> list[ContributionRecord]:
         nonlocal ahead
-        found = []
-        while ahead is not None and ahead.applied <= number:
-            if ahead.applied == number:
-                found.append(ahead)
-            ahead = next(rest, None)
-        return found
+        while ahead is not None and ahead[0] < number:
+            ahead = next(groups, None)
+        return list(ahead[1]) if ahead is not None and ahead[0] == number else []
 
     return of_round
 
@@ -129,63 +114,38 @@ def _check_place(
     rounds: Sequence[RoundRecord], manifests: Sequence[ManifestRecord], *, expected: int
 ) -> Break | None:
     """Whether the round that should have number `expected` is where and what it must be."""
-    record = rounds[expected - 1]
+    record, last = rounds[expected - 1], expected - 1
     if record.round != expected:
-        return Break(
-            expected,
-            "round",
-            f"round {expected} is missing; after round {expected - 1} comes {record.round}",
-        )
-    if record.state is RoundState.PUBLISHED and expected > 1:
-        before = rounds[expected - 2].state
-        if before is not RoundState.PUBLISHED:
-            return Break(
-                expected,
-                "state",
-                f"round {expected} is published while round {expected - 1} is {before.value}; "
-                f"rounds are published in order",
-            )
+        reason = f"round {expected} is missing; after round {last} comes {record.round}"
+        return Break(expected, "round", reason)
+    before = rounds[last - 1].state if last else _PUBLISHED
+    if record.state is _PUBLISHED is not before:
+        reason = f"round {expected} is published while round {last} is {before.value}"
+        return Break(expected, "state", f"{reason}; rounds are published in order")
     in_force = [m.sha256 for m in manifests if m.from_round <= expected]
     if not in_force:
-        return Break(
-            expected, "manifest_sha256", f"no manifest is in force in round {expected}; one must be"
-        )
-    return _differs(record.round, "manifest_sha256", record.manifest_sha256, in_force[-1])
+        reason = f"no manifest is in force in round {expected}; one must be"
+        return Break(expected, "manifest_sha256", reason)
+    return _differs(record, "manifest_sha256", in_force[-1])
 
 
 def _check_hash(
     record: RoundRecord, contributions: Sequence[ContributionRecord], *, prev_hash: str
 ) -> Break | None:
     """Whether a published round's own fields give its hash."""
-    broken = _differs(record.round, "prev_hash", record.prev_hash, prev_hash)
+    broken = _differs(record, "prev_hash", prev_hash)
     if broken is not None:
         return broken
     for field in ("master_digest", "published_digest", "leaves"):
         if getattr(record, field) is None:
-            return Break(
-                record.round,
-                field,
-                f"round {record.round} is published without {field}; every published round has one",
-            )
-    assert record.master_digest is not None
-    assert record.published_digest is not None
-    computed = round_hash(
-        prev_hash=prev_hash,
-        round_number=record.round,
-        manifest_sha256=record.manifest_sha256,
-        contributions=contributions,
-        master_digest=record.master_digest,
-        published_digest=record.published_digest,
-        fragment=record.fragment,
-    )
-    return _differs(record.round, "hash", record.hash, computed)
+            reason = f"round {record.round} is published without {field}; every one has it"
+            return Break(record.round, field, reason)
+    return _differs(record, "hash", round_hash(record, contributions))
 
 
-def _differs(round_number: int, field: str, recorded: str | None, right: str) -> Break | None:
-    if recorded == right:
+def _differs(record: RoundRecord, field: str, right: str) -> Break | None:
+    found = getattr(record, field)
+    if found == right:
         return None
-    return Break(
-        round_number,
-        field,
-        f"round {round_number} records {field}={recorded!r}; what it follows from gives {right!r}",
-    )
+    reason = f"round {record.round} records {field}={found!r}; what it follows from gives {right!r}"
+    return Break(record.round, field, reason)

@@ -6,7 +6,8 @@ from typing import Any
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
 from atoll.coordinator.rounds.run_weights import RunWeights
-from atoll.ledger.records import Published, SnapshotRecord
+from atoll.ledger import chain
+from atoll.ledger.records import Published, RoundRecord, SnapshotRecord
 from atoll.ledger.tables import contributions, schema
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.protocol.messages import Assignment, AssignmentRequest
@@ -14,7 +15,6 @@ from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults.scenario import Scenario
 from atoll.strategies.outer import OuterState
 from atoll.sums import fold
-from atoll.versions.manifests import Manifests, Recorded
 from atoll.versions.replay import Digests, Replay, Version
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, during, having
 
@@ -158,10 +158,18 @@ def replay_skips_a_contribution(patch: Patch) -> None:
 
 @mutant("audit-clean", _is_audited)
 def a_round_is_chained_under_the_newest_manifest(patch: Patch) -> None:
-    def newest(self: Manifests, _: int) -> Recorded:
-        return self.newest
+    newest: list[str] = []
+    real, link = chain.round_hash, Closing._link
 
-    during(patch, Closing, "_link", Manifests, "of_round", newest)
+    def under_newest(record: RoundRecord, contributions: Any) -> str:
+        return real(replace(record, manifest_sha256=newest[0]), contributions)
+
+    def remembering(self: Closing, *args: Any) -> Published:
+        newest[:] = [self.manifests.newest.sha256]
+        return link(self, *args)
+
+    patch.setattr(Closing, "_link", remembering)
+    during(patch, Closing, "_link", chain, "round_hash", under_newest)
 
 
 @mutant("weights-bits", _restores_momentum)

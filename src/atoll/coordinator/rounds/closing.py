@@ -6,7 +6,7 @@ versions. A round that froze and was not published, by a crash or a full disk, i
 
 import logging
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from atoll.clock import Clock
 from atoll.coordinator.rounds.rounds import Rounds
@@ -98,31 +98,21 @@ class Closing:
         self, round_number: int, contributions: list[ContributionRecord], digests: Digests
     ) -> Published:
         """The link that the round adds to the chain, under the manifest that the round is under."""
-        prev_hash = self._chain_head(round_number)
+        with self.ledger.reading() as t:
+            *before, record = t.rounds.all(first=round_number - 1, last=round_number)
+        genesis = chain.genesis_hash(self.run, self.manifests.first.sha256)
+        prev_hash = before[0].hash if before else genesis
+        assert prev_hash is not None, "rounds are published in order"
         master, published = digests.master, digests.published
+        linked = replace(
+            record, prev_hash=prev_hash, master_digest=master.root, published_digest=published.root
+        )
         return Published(
             prev_hash=prev_hash,
-            hash=chain.round_hash(
-                prev_hash=prev_hash,
-                round_number=round_number,
-                fragment=self.rounds.run_strategy.fragment(round_number),
-                manifest_sha256=self.manifests.of_round(round_number).sha256,
-                contributions=contributions,
-                master_digest=master.root,
-                published_digest=published.root,
-            ),
+            hash=chain.round_hash(linked, contributions),
             master_digest=master.root,
             published_digest=published.root,
             leaves=master.leaves,
             published_leaves=None if published is master else published.leaves,
             published_wall=self.clock.wall(),
         )
-
-    def _chain_head(self, round_number: int) -> str:
-        if round_number == 1:
-            first = self.manifests.first.sha256
-            return chain.genesis_hash(self.run.run_id, first, self.run.initial_sha256)
-        with self.ledger.reading() as t:
-            [before] = t.rounds.all(first=round_number - 1, last=round_number - 1)
-        assert before.hash is not None
-        return before.hash
