@@ -4,9 +4,11 @@ A statement is text for the driver, or built with SQLAlchemy Core. A built one i
 the first time and kept for the life of the process, so it must be a constant of its module.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -25,7 +27,9 @@ BATCH = 500
 class DriverError(Exception):
     """What a driver reported; its own first line is the message."""
 
-    def __init__(self, cause: Exception, *, breaks_schema: bool, is_disconnect: bool) -> None:
+    def __init__(
+        self, cause: Exception, *, breaks_schema: bool = False, is_disconnect: bool = False
+    ) -> None:
         super().__init__(str(cause).strip().partition("\n")[0])
         self.breaks_schema = breaks_schema
         self.is_disconnect = is_disconnect
@@ -64,9 +68,6 @@ class _Compiled:
     by_name: bool  # whether the driver takes a mapping
 
 
-_COMPILED: dict[tuple[str, Executable, tuple[str, ...]], _Compiled] = {}
-
-
 class Connection:
     """The one connection of a ledger, around the driver's own (`driver`).
 
@@ -92,11 +93,9 @@ class Connection:
 
     def rows(self, statement: Executable | str, values: Values = ()) -> list[Row]:
         """All rows that the statement gives."""
-        try:
+        with self._reporting():
             found: list[Row] = self._execute(statement, values).fetchall()
-            return found
-        except self._module.Error as exc:
-            raise self.reported(exc) from exc
+        return found
 
     def row(self, statement: Executable | str, values: Values = ()) -> Row | None:
         """The first row, or None."""
@@ -113,14 +112,10 @@ class Connection:
         text, given = self._bound(statement, ())
         # A cursor of psycopg with a name stays on the server; one without has all rows at once.
         cursor = self.driver.cursor(*(("stream",) if self.engine == "postgresql" else ()))
-        try:
+        with closing(cursor), self._reporting():
             self._watched(text, lambda: cursor.execute(text, given))
             while found := cursor.fetchmany(BATCH):
                 yield from found
-        except self._module.Error as exc:
-            raise self.reported(exc) from exc
-        finally:
-            cursor.close()
 
     # Writing
 
@@ -161,10 +156,8 @@ class Connection:
         """Makes what was changed durable."""
         if self.watcher is not None and self.mode is Mode.WRITING:
             self.watcher.commit()
-        try:
+        with self._reporting():
             self.driver.commit()
-        except self._module.Error as exc:
-            raise self.reported(exc) from exc
         self.mode = Mode.IDLE
 
     def rollback(self) -> None:
@@ -188,40 +181,36 @@ class Connection:
         return self._watched(text, lambda: self.driver.execute(text, given))
 
     def _watched(self, text: str, run: Any) -> Any:
-        watcher = self.watcher
-        if watcher is not None:
-            watcher.before(text)
-        try:
+        if self.watcher is not None:
+            self.watcher.before(text)
+        with self._reporting():
             cursor = run()
-        except self._module.Error as exc:
-            raise self.reported(exc) from exc
-        if watcher is not None:
-            watcher.after(text)
+        if self.watcher is not None:
+            self.watcher.after(text)
         return cursor
 
-    def reported(self, exc: Exception) -> DriverError:
-        """The driver's error as the ledger knows it."""
-        return DriverError(
-            exc,
-            breaks_schema=isinstance(exc, self._module.IntegrityError),
-            is_disconnect=self.is_broken,
-        )
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Turns the driver's errors into those that the ledger knows."""
+        try:
+            yield
+        except self._module.Error as exc:
+            is_breach = isinstance(exc, self._module.IntegrityError)
+            raise DriverError(exc, breaks_schema=is_breach, is_disconnect=self.is_broken) from exc
 
     def _bound(self, statement: Executable | str, values: Values) -> tuple[str, Any]:
         """The text of a statement, and its parameters as the driver takes them."""
         if isinstance(statement, str):
             return statement, values
         given: Mapping[str, object] = values if isinstance(values, Mapping) else {}
-        key = (self.engine, statement, tuple(given))
-        compiled = _COMPILED.get(key)
-        if compiled is None:
-            compiled = _COMPILED[key] = _compile(statement, tuple(given), self.dialect)
-        merged = {**compiled.fixed, **given} if compiled.fixed else given
+        compiled = _compile(statement, tuple(given), self.dialect)
+        merged = {**compiled.fixed, **given}
         if compiled.by_name:
             return compiled.text, {name: merged[name] for name in compiled.names}
         return compiled.text, [merged[name] for name in compiled.names]
 
 
+@cache
 def _compile(statement: Executable, keys: tuple[str, ...], dialect: Dialect) -> _Compiled:
     """Compiles to text; an INSERT or UPDATE sets the columns that `keys` names."""
     made: Any = statement.compile(  # type: ignore[attr-defined]  # of every statement we build

@@ -7,19 +7,11 @@ PostgreSQL do differently is in their sub-packages.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock, get_ident
 
-from atoll.errors import (
-    AtollError,
-    DiskFailed,
-    StateDamaged,
-    StateHeld,
-    StorageFull,
-    StoreAway,
-    StoreError,
-    Superseded,
-)
+from atoll import errors
+from atoll.errors import AtollError, DiskFailed, StoreError, Superseded
 from atoll.ledger.connection import DRIVER_ERRORS, Connection, DriverError, Mode
 from atoll.ledger.records import LedgerDamage
 
@@ -93,18 +85,13 @@ class Database:
 
     # Transactions
 
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def writing(self) -> AbstractContextManager[Connection]:
         """One transaction that is durable when the block ends and undone when it raises."""
-        with self._transaction(Mode.WRITING) as connection:
-            yield connection
-            self._end()
+        return self._transaction(Mode.WRITING)
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def reading(self) -> AbstractContextManager[Connection]:
         """One transaction in which all statements see the same state."""
-        with self._transaction(Mode.READING) as connection:
-            yield connection
+        return self._transaction(Mode.READING)
 
     @contextmanager
     def _transaction(self, mode: Mode) -> Iterator[Connection]:
@@ -118,6 +105,8 @@ class Database:
                 try:
                     self._begin(mode)
                     yield connection
+                    if mode is Mode.WRITING:
+                        self._end()
                     connection.commit()
                 except BaseException:
                     connection.rollback()
@@ -130,11 +119,13 @@ class Database:
             except DRIVER_ERRORS as exc:
                 if connection.is_broken:
                     raise self._lose(self._why_lost()) from exc
-                raise self._noted(translate(exc, name=self.name)) from exc
+                raise self._translated(exc) from exc
             finally:
                 self._owner = None
 
-    def _noted(self, error: StoreError) -> StoreError:
+    def _translated(self, exc: Exception) -> StoreError:
+        """What a driver reported, as our error; after a disk's failure nothing is used again."""
+        error = translate(exc, name=self.name)
         if isinstance(error, DiskFailed):
             self._failed = error
         return error
@@ -206,12 +197,12 @@ class Database:
 
 def translate(exc: Exception, *, name: str) -> StoreError:
     """The error Atoll raises for what a database driver reported."""
+    told = exc if isinstance(exc, DriverError) else DriverError(exc)
     said = str(exc)
-    told = exc if isinstance(exc, DriverError) else None
-    if told is not None and told.is_disconnect:
+    if told.is_disconnect:
         return lost(name)
-    if "database or disk is full" in said or (told and told.sqlstate == _POSTGRES_DISK_FULL):
-        return StorageFull(
+    if "database or disk is full" in said or told.sqlstate == _POSTGRES_DISK_FULL:
+        return errors.StorageFull(
             f"the ledger {name} found no room on its disk and recorded nothing of this call; "
             f"free some space and send it again"
         )
@@ -221,16 +212,16 @@ def translate(exc: Exception, *, name: str) -> StoreError:
             f"This process stops; check the disk and start it again"
         )
     if "database is locked" in said:
-        return StateHeld(
+        return errors.StateHeld(
             f"the ledger {name} is held by another process; only one may open it at a time, "
             f"so stop that one first"
         )
     if isinstance(exc, UnicodeDecodeError) or any(phrase in said for phrase in _SQLITE_DAMAGED):
-        return StateDamaged(
+        return errors.StateDamaged(
             f"the ledger {name} cannot be read as a database ({said}); `atoll repair` shows "
             f"what of it can be kept, or restore it from a copy"
         )
-    if told is not None and told.breaks_schema:
+    if told.breaks_schema:
         return StoreError(
             f"the ledger {name} refused a row that breaks its schema ({said}); "
             f"nothing of this call was recorded"
@@ -243,7 +234,7 @@ def translate(exc: Exception, *, name: str) -> StoreError:
 
 def lost(name: str) -> StoreError:
     """The error of a connection that is gone."""
-    return StoreAway(
+    return errors.StoreAway(
         f"the connection to the ledger {name} was lost, and with it the right to write; "
         f"restart this process: it reads there whether the last change was recorded"
     )

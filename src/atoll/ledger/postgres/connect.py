@@ -49,6 +49,6 @@ def connected(url: URL, name: str) -> Connection:
     try:
         raw = psycopg.connect(**arguments)
     except psycopg.Error as exc:
-        raise DriverError(exc, breaks_schema=False, is_disconnect=False) from exc
+        raise DriverError(exc) from exc
     raw.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     return Connection(raw, psycopg, _DIALECT)

@@ -64,8 +64,7 @@ def _connected(path: str) -> Connection:
             path, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS
         )
     except module.Error as exc:
-        error = DriverError(exc, breaks_schema=False, is_disconnect=False)
-        raise database.translate(error, name=repr(path)) from exc
+        raise database.translate(DriverError(exc), name=repr(path)) from exc
     return Connection(raw, module, _DIALECT)
 
 
