@@ -1,17 +1,15 @@
 """A SQLite ledger's database: its log is folded in by us, and its rows are sealed."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from atoll.errors import StateDamaged, StorageFull
 from atoll.ledger.connection import DRIVER_ERRORS, Connection, Mode
-from atoll.ledger.database import Database, translate
+from atoll.ledger.database import Database
 from atoll.ledger.records import LedgerDamage
 from atoll.ledger.sqlite import seals, wal
-from atoll.ledger.sqlite.seals import Sealing
 
 log = logging.getLogger(__name__)
 
@@ -32,36 +30,35 @@ class SqliteDatabase(Database):
         self._log = None if path is None else wal.path_of(path)
         self._checked_bytes = 0  # how long the log was at the last checkpoint
         self._commits = 0  # since then
-        self._sealing: Sealing | None = None
+        self._is_sealed = False  # whether transactions keep the seals
 
-    @contextmanager
-    def bare(self) -> Iterator[Connection]:
+    def bare(self) -> AbstractContextManager[Connection]:
         """The connection outside any transaction, as PRAGMA and VACUUM need it."""
-        with self._transaction(Mode.BARE) as connection:
-            yield connection
+        return self._transaction(Mode.BARE)
 
     def has_table(self, name: str) -> bool:
         return self.connection.row(_HAS_TABLE, (name,)) is not None
 
     def _begin(self, mode: Mode) -> None:
         self.connection.begin(mode, _BEGIN[mode])
-        if self._sealing is not None and mode is Mode.WRITING:
-            self._sealing.begin(self.connection)
+        if self._is_sealed and mode is Mode.WRITING:
+            seals.begin(self.connection)
 
     def _end(self) -> None:
-        if self._sealing is not None:
-            self._sealing.end(self.connection)
+        if self._is_sealed:
+            seals.end(self.connection)
 
     def made(self) -> None:
         seals.make(self.connection)
 
     def migrated(self) -> None:
         with self.bare() as connection:
-            self._sealing = Sealing(connection)
+            seals.watch(connection)
+        self._is_sealed = True
 
     def unseal(self) -> None:
         """From here on transactions leave the seals alone; the caller makes them again."""
-        self._sealing = None
+        self._is_sealed = False
 
     def damage(self) -> list[LedgerDamage]:
         try:
@@ -72,14 +69,13 @@ class SqliteDatabase(Database):
         return [replace(damage, ledger=f"the ledger {self.name}") for damage in found]
 
     def _committed(self) -> None:
-        if self._log is not None:
-            self._shorten(wal.nbytes(self._log))
-
-    def _shorten(self, log_bytes: int) -> None:
         """A checkpoint when the log is long; the next transaction begins it anew.
 
         Its file keeps its length, so that it grew is one sign of a long log, and commits another.
         """
+        if self._log is None:
+            return
+        log_bytes = wal.nbytes(self._log)
         self._commits += 1
         has_grown = log_bytes > self._checked_bytes
         if log_bytes >= CHECKPOINT_BYTES and (has_grown or self._commits >= CHECKPOINT_COMMITS):
@@ -97,7 +93,7 @@ class SqliteDatabase(Database):
             self.connection.begin(Mode.BARE, None)
             self.connection.rows("PRAGMA wal_checkpoint(PASSIVE)")
         except DRIVER_ERRORS as exc:
-            error = self._noted(translate(exc, name=self.name))
+            error = self._translated(exc)
             if not isinstance(error, StorageFull):
                 raise error from exc
             log.warning("no room to shorten the ledger's log", extra={"ledger": self.name})

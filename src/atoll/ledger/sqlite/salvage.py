@@ -25,6 +25,7 @@ OF_OTHERS = {
     "evaluations": "version",
     "credentials": "role",
     "control": "name",
+    "generations": "number",
     "datasets": "dataset_id",  # made again from the manifest
     "queues": "name",  # made again from the leases
 }
@@ -120,9 +121,7 @@ def _copy(raw: Any, sink: Connection) -> None:
     names = sink.rows(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     )
-    for [table] in names:
-        if table == schema.schema_version.name:
-            continue
+    for table in sorted({name for [name] in names} - {schema.schema_version.name}):
         columns = [row[1] for row in sink.rows(f'PRAGMA table_info("{table}")')]
         sink.change(f'DELETE FROM "{table}"')
         places = ", ".join("?" * len(columns))
@@ -137,14 +136,12 @@ def _rows(raw: Any, table: str, columns: str) -> Iterator[tuple[object, ...]]:
     seen = set()
     for order in ("ASC", "DESC"):
         statement = f'SELECT rowid, {columns} FROM "{table}" NOT INDEXED ORDER BY rowid {order}'
-        try:
-            for row in raw.execute(statement):
-                if row[0] not in seen:
-                    seen.add(row[0])
-                    yield row[1:]
+        with contextlib.suppress(driver.Error):
+            for number, *row in raw.execute(statement):
+                if number not in seen:
+                    seen.add(number)
+                    yield tuple(row)
             return
-        except driver.Error:
-            continue
 
 
 def _published(connection: Connection) -> int:
@@ -156,55 +153,46 @@ def _published(connection: Connection) -> int:
 
 def _leave_out(t: Transaction, damages: list[LedgerDamage]) -> None:
     for damage in damages:
-        key = OF_OTHERS.get(damage.place)
-        if key is not None:
-            t.connection.change(
-                f'DELETE FROM "{damage.place}" WHERE quote("{key}") = ?', (damage.key,)
-            )
-    rounds = [int(d.key) for d in damages if d.place in OF_ROUNDS and d.key.isdigit()]
-    manifests = [d for d in damages if d.place == "manifests"]
-    rounds += _without_manifest(t.connection, manifests)
+        if damage.place in OF_OTHERS:
+            is_it = f'quote("{OF_OTHERS[damage.place]}") = ?'
+            t.connection.change(f'DELETE FROM "{damage.place}" WHERE {is_it}', (damage.key,))
+    numbered = [(d.place, int(d.key)) for d in damages if d.key.isdigit()]
+    rounds = [number for place, number in numbered if place in OF_ROUNDS]
+    rounds += _without(t.connection, [number for place, number in numbered if place == "manifests"])
     if rounds:
         last = min(min(rounds) - 1, _published(t.connection))
         truncation.truncate(t, last_round=last)
-    members = [d for d in damages if d.place in ("workers", "generations")]
-    _renew_members(t.connection, members)
+    for damage in damages:
+        if damage.place == "workers":
+            _renew_worker(t.connection, damage.key.strip("'"))
 
 
-def _without_manifest(connection: Connection, damages: list[LedgerDamage]) -> list[int]:
-    """Deletes a damaged manifest version and all later ones; gives the first round under them.
+def _without(connection: Connection, manifests: list[int]) -> list[int]:
+    """Deletes these damaged manifest versions and all later ones; gives the first round under them.
 
     The first version stays: without it there is no run, and the check of the chain finds that.
     """
-    versions = [int(d.key) for d in damages if d.key.isdigit() and int(d.key) > 1]
-    if not versions:
+    later = [version for version in manifests if version > 1]
+    if not later:
         return []
-    connection.change("DELETE FROM manifests WHERE version >= ?", (min(versions),))
+    connection.change("DELETE FROM manifests WHERE version >= ?", (min(later),))
     first = connection.value(
         "SELECT min(round) FROM rounds WHERE manifest_sha256 NOT IN (SELECT sha256 FROM manifests)"
     )
     return [] if first is None else [int(first)]
 
 
-def _renew_members(connection: Connection, damages: list[LedgerDamage]) -> None:
-    """Replaces damaged rows of workers, and deletes damaged generations.
+def _renew_worker(connection: Connection, name: str) -> None:
+    """Replaces a damaged row of a worker.
 
-    A worker whose row cannot be trusted becomes inactive and its key is forgotten, so that any
-    process may register under the name; its incarnation is the highest that is recorded.
+    It becomes inactive and its key is forgotten, so that any process may register under the name;
+    its incarnation is the highest that is recorded.
     """
-    for damage in damages:
-        if damage.place == "workers":
-            name = damage.key.strip("'")
-            lives = connection.value(
-                "SELECT max(incarnation) FROM (SELECT incarnation FROM contributions "
-                "WHERE worker_id = ? UNION ALL SELECT incarnation FROM workers "
-                "WHERE worker_id = ?) "
-                "WHERE typeof(incarnation) = 'integer'",
-                (name, name),
-            )
-            connection.change(
-                "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, 0, 0.0)",
-                (name, "0" * 64, lives or 1),
-            )
-        else:
-            connection.change("DELETE FROM generations WHERE quote(number) = ?", (damage.key,))
+    lives = connection.value(
+        "SELECT max(incarnation) FROM (SELECT incarnation FROM contributions WHERE worker_id = ? "
+        "UNION ALL SELECT incarnation FROM workers WHERE worker_id = ?) "
+        "WHERE typeof(incarnation) = 'integer'",
+        (name, name),
+    )
+    renewed = (name, "0" * 64, lives or 1)
+    connection.change("INSERT OR REPLACE INTO workers VALUES (?, ?, ?, 0, 0.0)", renewed)

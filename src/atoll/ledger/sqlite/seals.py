@@ -53,42 +53,38 @@ def _exact(columns: Iterable[str], prefix: str) -> str:
     return f"CAST({quoted} AS BLOB)"  # bytes that are no text any more must not be decoded
 
 
-class Sealing:
-    """Keeps the seals of one connection's transactions; `SqliteDatabase.writing` calls it."""
+def watch(connection: Connection) -> None:
+    """From here on changes of rows are noted; outside any transaction."""
+    connection.rows("PRAGMA temp_store = MEMORY")
+    made = [
+        f"CREATE TEMP TABLE IF NOT EXISTS {_CHANGES} (place TEXT, key BLOB, gone BLOB, come BLOB)",
+        *(line for sealed in _tables(connection) for line in _triggers(sealed)),
+    ]
+    connection.script(";\n".join(made))  # one call: a restart has a second for all it does
 
-    def __init__(self, connection: Connection) -> None:
-        """Outside any transaction."""
-        connection.rows("PRAGMA temp_store = MEMORY")
-        made = [
-            f"CREATE TEMP TABLE IF NOT EXISTS {_CHANGES} "
-            f"(place TEXT, key BLOB, gone BLOB, come BLOB)",
-            *(line for sealed in _tables(connection) for line in _triggers(sealed)),
-        ]
-        connection.script(";\n".join(made))  # one call: a restart has a second for all it does
 
-    def begin(self, connection: Connection) -> None:
-        """Drops notes of changes made outside our transactions, which must not be sealed."""
-        connection.change(f"DELETE FROM temp.{_CHANGES}")
+def begin(connection: Connection) -> None:
+    """Drops notes of changes made outside our transactions, which must not be sealed."""
+    connection.change(f"DELETE FROM temp.{_CHANGES}")
 
-    def end(self, connection: Connection) -> None:
-        """Moves the seals by what this transaction changed."""
-        changes = connection.rows(
-            f"SELECT c.place, c.key, c.gone, c.come, s.count, s.total "
-            f"FROM temp.{_CHANGES} c "
-            f"LEFT JOIN main.{TABLE} s ON s.place = c.place AND s.key = c.key"
-        )
-        moved: dict[tuple[str, bytes], list[int]] = {}
-        for place, key, gone, come, count, total in changes:
-            held = [0, 0] if count is None else [count, int.from_bytes(total, "big")]
-            seal = moved.setdefault((place, bytes(key)), held)
-            if gone is not None:
-                seal[0], seal[1] = seal[0] - 1, seal[1] - _hash(place, gone)
-            if come is not None:
-                seal[0], seal[1] = seal[0] + 1, seal[1] + _hash(place, come)
-        kept = [(*at, count, _bytes(total)) for at, (count, total) in moved.items() if count]
-        ended = [at for at, (count, _) in moved.items() if not count]
-        connection.change_each(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?, ?, ?)", kept)
-        connection.change_each(f"DELETE FROM {TABLE} WHERE place = ? AND key = ?", ended)
+
+def end(connection: Connection) -> None:
+    """Moves the seals by what this transaction changed."""
+    changes = connection.rows(
+        f"SELECT c.place, c.key, c.gone, c.come, s.count, s.total FROM temp.{_CHANGES} c "
+        f"LEFT JOIN main.{TABLE} s ON s.place = c.place AND s.key = c.key"
+    )
+    moved: dict[tuple[str, bytes], list[int]] = {}
+    for place, key, gone, come, count, total in changes:
+        held = [0, 0] if count is None else [count, int.from_bytes(total, "big")]
+        seal = moved.setdefault((place, bytes(key)), held)
+        for row, sign in ((gone, -1), (come, 1)):
+            if row is not None:
+                seal[0], seal[1] = seal[0] + sign, seal[1] + sign * _hash(place, row)
+    kept = [(*at, count, _bytes(total)) for at, (count, total) in moved.items() if count]
+    ended = [at for at, (count, _) in moved.items() if not count]
+    connection.change_each(f"INSERT OR REPLACE INTO {TABLE} VALUES (?, ?, ?, ?)", kept)
+    connection.change_each(f"DELETE FROM {TABLE} WHERE place = ? AND key = ?", ended)
 
 
 def make(connection: Connection) -> None:
@@ -112,24 +108,17 @@ def renew(connection: Connection) -> None:
 
 def check(connection: Connection) -> list[LedgerDamage]:
     """What is no longer as it was written: pages that cannot be read, rows that changed."""
-    return _integrity(connection) + broken(connection)
-
-
-def _integrity(connection: Connection) -> list[LedgerDamage]:
     try:
         lines = connection.rows(f"PRAGMA integrity_check({_CHECKED_ERRORS})")
         found = [str(line) for [line] in lines]
     except DRIVER_ERRORS as error:
         found = [str(error)]
-    return [LedgerDamage(place="", key="", reason=line) for line in found if line != "ok"]
+    torn = [LedgerDamage(place="", key="", reason=line) for line in found if line != "ok"]
+    return [*torn, *broken(connection)]
 
 
-def broken(connection: Connection) -> list[LedgerDamage]:
+def broken(connection: Connection) -> Iterator[LedgerDamage]:
     """Groups of rows that are not as their seals say."""
-    return list(_broken(connection))
-
-
-def _broken(connection: Connection) -> Iterator[LedgerDamage]:
     try:
         stored = {
             (str(place), bytes(key)): (count, bytes(total))
@@ -165,15 +154,12 @@ def _told(seal: tuple[object, bytes] | None) -> str:
 
 def _computed_of(connection: Connection, sealed: _Sealed) -> Seals:
     """The seals that the rows of one table have now."""
-    totals: defaultdict[bytes, list[int]] = defaultdict(lambda: [0, 0])
+    hashes: defaultdict[bytes, list[int]] = defaultdict(list)
     # Not by an index: what counts is the row.
-    rows = connection.rows(
-        f'SELECT {sealed.group()}, {sealed.row()} FROM "{sealed.table}" NOT INDEXED'
-    )
-    for key, row in rows:
-        seal = totals[bytes(key)]
-        seal[0], seal[1] = seal[0] + 1, seal[1] + _hash(sealed.table, row)
-    return {(sealed.table, key): (count, _bytes(total)) for key, (count, total) in totals.items()}
+    rows = f'SELECT {sealed.group()}, {sealed.row()} FROM "{sealed.table}" NOT INDEXED'
+    for key, row in connection.rows(rows):
+        hashes[bytes(key)].append(_hash(sealed.table, row))
+    return {(sealed.table, key): (len(each), _bytes(sum(each))) for key, each in hashes.items()}
 
 
 def _computed_of_schema(connection: Connection) -> Seals:

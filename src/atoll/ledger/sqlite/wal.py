@@ -10,14 +10,16 @@ last transaction, and not by the change of a single bit.
 
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
 _MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
 _MASK = 0xFFFFFFFF
+Sums = tuple[int, int]
 _MIN_PAGE_BYTES, _MAX_PAGE_BYTES = 512, 65536
 
 
@@ -33,43 +35,26 @@ class WalDamage:
         return f"{str(self.path)!r} at byte {self.offset}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class _Header:
-    order: str
+class _Header(NamedTuple):
+    order: str  # of the bytes of a word, as `struct` names it
     page_bytes: int
     salts: bytes
-    sums: tuple[int, int]
+    sums: Sums
 
 
-@dataclass(frozen=True)
-class _Frame:
+class _Frame(NamedTuple):
     """One frame as it stands in the file."""
 
     offset: int
-    head: bytes
-    page: bytes
+    number: int  # of its page
+    ends_transaction: bool
+    salts: bytes
+    stored: Sums
+    summed: bytes  # what its sums cover: the first 8 bytes of its header, and the page
 
     @property
-    def number(self) -> int:
-        """Of its page."""
-        return int.from_bytes(self.head[:4], "big")
-
-    @property
-    def salts(self) -> bytes:
-        return self.head[8:16]
-
-    @property
-    def stored(self) -> tuple[int, int]:
-        first, second = struct.unpack(">2I", self.head[16:24])
-        return first, second
-
-    @property
-    def ends_transaction(self) -> bool:
-        return self.head[4:8] != bytes(4)
-
-    @property
-    def summed(self) -> bytes:
-        return self.head[:8] + self.page
+    def page(self) -> bytes:
+        return self.summed[8:]
 
 
 def path_of(ledger: Path) -> Path:
@@ -93,56 +78,49 @@ def nbytes(path: Path) -> int:
 def check(ledger: Path) -> WalDamage | None:
     """The first damage of a database's log; None when it is whole, ends torn, or is absent."""
     path = path_of(ledger)
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(HEADER_BYTES)
-            if len(head) < HEADER_BYTES:
-                return None
-            if size > HEADER_BYTES and not nbytes(ledger):
-                return WalDamage(
-                    path,
-                    0,
-                    f"the database {str(ledger)!r} that it belongs to is missing or empty; put "
-                    f"that back beside it, since SQLite deletes the log of an empty database",
-                )
-            header = _parse(head)
-            if header is None:
-                return _judge_header(path, file, ledger, nbytes=size)
-            return _check_frames(path, file, header, nbytes=size)
-    except FileNotFoundError:
+    size = nbytes(path)
+    if size <= HEADER_BYTES:
         return None
+    if not nbytes(ledger):
+        reason = (
+            f"the database {str(ledger)!r} that it belongs to is missing or empty; put that back "
+            f"beside it, since SQLite deletes the log of an empty database"
+        )
+        return WalDamage(path, 0, reason)
+    with path.open("rb") as file:
+        header = _parse(file.read(HEADER_BYTES))
+        if header is None:
+            return _judge_header(path, file, ledger, nbytes=size)
+        return _check_frames(path, file, header, nbytes=size)
 
 
 def _parse(head: bytes) -> _Header | None:
-    magic, _, page_bytes = struct.unpack(">3I", head[:12])
-    first, second = struct.unpack(">2I", head[24:32])
+    magic, page_bytes, salts, *sums = struct.unpack(">I4xI4x8s2I", head)
     order = _MAGIC.get(magic)
-    if order is None or _sums(head[:24], (0, 0), order=order) != (first, second):
+    if order is None or _sums(head[:24], (0, 0), order=order) != (*sums,):
         return None
-    return _Header(order, page_bytes, head[16:24], (first, second))
+    return _Header(order, page_bytes, salts, (*sums,))
 
 
 def _check_frames(path: Path, file: BinaryIO, header: _Header, *, nbytes: int) -> WalDamage | None:
-    step = FRAME_HEADER_BYTES + header.page_bytes
-    sums, offset = header.sums, HEADER_BYTES
-    while offset + step <= nbytes:
-        frame = _frame(file.read(step), offset)
+    sums = header.sums
+    frames = _frames(file, page_bytes=header.page_bytes, nbytes=nbytes)
+    for frame in frames:
         found = _sums(frame.summed, sums, order=header.order)
         if frame.salts != header.salts or frame.stored != found:
-            rest = _frames(file, offset + step, step=step, nbytes=nbytes)
-            return _judge(path, header, [frame, *rest], found=found)
-        sums, offset = found, offset + step
+            return _judge(path, header, [frame, *frames], found=found)
+        sums = found
     return None
 
 
-def _frames(file: BinaryIO, start: int, *, step: int, nbytes: int) -> list[_Frame]:
-    """The frames from where the file stands, `start`, to its end."""
-    return [_frame(file.read(step), at) for at in range(start, nbytes - step + 1, step)]
-
-
-def _frame(data: bytes, offset: int) -> _Frame:
-    return _Frame(offset, data[:FRAME_HEADER_BYTES], data[FRAME_HEADER_BYTES:])
+def _frames(file: BinaryIO, *, page_bytes: int, nbytes: int) -> Iterator[_Frame]:
+    """The frames after the header, where the file stands, to its end; the last is whole."""
+    step = FRAME_HEADER_BYTES + page_bytes
+    for offset in range(HEADER_BYTES, nbytes - step + 1, step):
+        data = file.read(step)
+        number, pages, salts, *sums = struct.unpack_from(">2I8s2I", data)
+        summed = data[:8] + data[FRAME_HEADER_BYTES:]
+        yield _Frame(offset, number, pages != 0, salts, (*sums,), summed)
 
 
 def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> WalDamage | None:
@@ -156,8 +134,7 @@ def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> W
     page_bytes = _MAX_PAGE_BYTES if page_bytes == 1 else page_bytes
     if page_bytes < _MIN_PAGE_BYTES:
         return None  # the database itself is none; SQLite says so
-    step = FRAME_HEADER_BYTES + page_bytes
-    frames = _frames(file, HEADER_BYTES, step=step, nbytes=nbytes)
+    frames = list(_frames(file, page_bytes=page_bytes, nbytes=nbytes))
     if _is_in(ledger, _newest_pages(frames)):
         return None
     return WalDamage(path, 0, "its header is not as its checksum says; SQLite would skip it whole")
@@ -173,30 +150,24 @@ def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
 
 def _is_in(ledger: Path, pages: dict[int, bytes]) -> bool:
     """Whether the database holds these pages already."""
+    if 0 in pages:  # they count from 1, so such a frame is none
+        return False
     with ledger.open("rb") as database:
-        for number, page in pages.items():
-            if number == 0:  # pages count from 1, so this frame is none
-                return False
-            database.seek((number - 1) * len(page))
-            if database.read(len(page)) != page:
-                return False
-    return True
+        return all(
+            os.pread(database.fileno(), len(page), (number - 1) * len(page)) == page
+            for number, page in pages.items()
+        )
 
 
-def _judge(
-    path: Path, header: _Header, frames: list[_Frame], *, found: tuple[int, int]
-) -> WalDamage | None:
+def _judge(path: Path, header: _Header, frames: list[_Frame], *, found: Sums) -> WalDamage | None:
     """Whether the log breaks at `frames[0]` as a power cut breaks it; `found` is that one's sum."""
     bad = frames[0]
     # Frames of an earlier use of the file have other salts.
     present = [frame for frame in frames if frame.salts == header.salts]
     commits = [index for index, frame in enumerate(present) if frame.ends_transaction]
     if commits and not _is_last(present[commits[0] :], header, found=found):
-        return WalDamage(
-            path,
-            bad.offset,
-            "a frame is not as its checksum says, and transactions after it were committed",
-        )
+        reason = "a frame is not as its checksum says, and transactions after it were committed"
+        return WalDamage(path, bad.offset, reason)
     if bad.salts == header.salts:
         is_flip = _explained_by_one_bit(bad, found)
     else:
@@ -204,7 +175,7 @@ def _judge(
     return WalDamage(path, bad.offset, "one bit of a frame has changed") if is_flip else None
 
 
-def _is_last(frames: list[_Frame], header: _Header, *, found: tuple[int, int]) -> bool:
+def _is_last(frames: list[_Frame], header: _Header, *, found: Sums) -> bool:
     """Whether nothing was committed after the transaction that `frames[0]` ends.
 
     SQLite writes over a torn transaction under the same salts. Where the new one is shorter, and a
@@ -224,7 +195,7 @@ def _is_one_bit(mine: bytes, theirs: bytes) -> bool:
     return (int.from_bytes(mine, "big") ^ int.from_bytes(theirs, "big")).bit_count() == 1
 
 
-def _explained_by_one_bit(frame: _Frame, found: tuple[int, int]) -> bool:
+def _explained_by_one_bit(frame: _Frame, found: Sums) -> bool:
     """Whether changing one bit of the frame gives the checksum that it carries.
 
     The sums are linear modulo 2^32, so a word's change arrives multiplied by a weight that depends
@@ -242,20 +213,14 @@ def _explained_by_one_bit(frame: _Frame, found: tuple[int, int]) -> bool:
             for change in changes:
                 if (change * first & _MASK, change * second & _MASK) == wanted:
                     return True
-        weights = [_after(weight) for weight in weights]
+        # One more pair of words, which itself is 0.
+        weights = [_sums(bytes(8), weight, order="<") for weight in weights]
     return False
 
 
-def _after(weight: tuple[int, int]) -> tuple[int, int]:
-    """How much of a change is in each of the two sums after one more pair of words."""
-    first = (weight[0] + weight[1]) & _MASK
-    return first, (weight[1] + first) & _MASK
-
-
-def _sums(data: bytes, start: tuple[int, int], *, order: str) -> tuple[int, int]:
+def _sums(data: bytes, start: Sums, *, order: str) -> Sums:
     first, second = start
-    words = struct.unpack(f"{order}{len(data) // 4}I", data)
-    for index in range(0, len(words), 2):
-        first = (first + words[index] + second) & _MASK
-        second = (second + words[index + 1] + first) & _MASK
+    for one, other in struct.iter_unpack(f"{order}2I", data):
+        first = (first + one + second) & _MASK
+        second = (second + other + first) & _MASK
     return first, second
