@@ -73,7 +73,7 @@ class Refused:
 def start(home: Path) -> Served | Refused:
     """Starts a coordinator on the directory, as `atoll serve` does, and ends it again."""
     try:
-        with state.held(home, Addresses(), pid=1, wall=0.0) as stores:
+        with state.held(home, Addresses()) as stores:
             soundness.check_start(stores.ledger, stores.blobs)
             manifest = recorded.manifest_of(stores.ledger)
             assert manifest is not None

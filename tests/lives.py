@@ -307,7 +307,7 @@ class Lives:
 
     def history(self, name: str = "coordinator") -> "History":
         """What the ledger holds, once nobody does."""
-        with state.at_rest(self.directory(name), pid=0, wall=0.0, s3=self.place.s3) as (ledger, _):
+        with state.at_rest(self.directory(name), s3=self.place.s3) as (ledger, _):
             rounds = alone(ledger).rounds.all()
             return History(
                 rounds, [c for r in rounds for c in alone(ledger).contributions.of_round(r.round)]

@@ -396,7 +396,7 @@ def finished(home: Path) -> Finished:
 
 def read(directory: Path) -> Records:
     """The ledger of a state directory that no coordinator holds."""
-    with state.at_rest(directory, pid=0, wall=0.0) as (ledger, _):
+    with state.at_rest(directory) as (ledger, _):
         rounds = alone(ledger).rounds.all()
         return Records(
             rounds,

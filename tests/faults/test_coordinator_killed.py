@@ -42,7 +42,7 @@ class Killed:
     records: Records
 
     def has_blob(self) -> bool:
-        with state.at_rest(self.directory, pid=0, wall=0.0) as (_, blobs):
+        with state.at_rest(self.directory) as (_, blobs):
             return is_stored(blobs, self.marker["sha256"])
 
     def contributed(self) -> bool:

@@ -308,7 +308,7 @@ def test_blob_that_a_newer_snapshot_stands_for_is_harmless_and_found_by_looking(
     damages.flip(home / "blobs" / sha256[:2] / sha256, 100)
 
     assert damages.start(home) == original.served
-    report = repair.look(home, pid=1, wall=0.0)
+    report = repair.look(home)
     assert [sha256 in damage for damage in report.damages] == [True]
     assert (report.last_good, report.dropped.rounds) == (damages.ROUNDS, 0)
 

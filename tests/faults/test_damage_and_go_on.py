@@ -73,7 +73,7 @@ def repaired(tmp_path_factory: pytest.TempPathFactory) -> Repaired:
 
 def _damage(directory: Path) -> str:
     """Every snapshot and a contribution of round 2."""
-    with state.at_rest(directory, pid=1, wall=0.0) as (ledger, _):
+    with state.at_rest(directory) as (ledger, _):
         snapshots = [snapshot.master_sha256 for snapshot in alone(ledger).snapshots.all()]
         contribution = alone(ledger).contributions.of_round(LAST_GOOD + 1)[0].sha256
     for sha256 in (*snapshots, contribution):

@@ -75,7 +75,7 @@ def holding_its_state(tmp_path: Path) -> Iterator[Start]:
         life = run.start_coordinator()
         held_by(pipe, life)
         with pytest.raises(StateHeld, match=f"process {life.pid}"):
-            lock.hold(run.directory(), pid=1, wall=0.0)
+            lock.hold(run.directory())
         yield Start(run, life)
 
 
@@ -104,7 +104,7 @@ def test_signal_while_it_holds_its_state_ends_it_well_and_it_starts_again(
     again = run.serve()
     again.signal(number)
     assert again.wait() == 0
-    with state.at_rest(run.directory(), pid=1, wall=0.0) as (ledger, _):
+    with state.at_rest(run.directory()) as (ledger, _):
         assert alone(ledger).run.get() is not None
         assert ledger.damage() == []
 

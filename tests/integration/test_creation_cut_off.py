@@ -32,7 +32,7 @@ def test_next_start_creates_the_run(run_file: Path, left: Path) -> None:  # noqa
     served(run_file, left)
 
     assert run_id(left)
-    with state.at_rest(left, pid=1, wall=0.0) as (ledger, blobs):
+    with state.at_rest(left) as (ledger, blobs):
         run = alone(ledger).run.get()
         assert run is not None
         assert is_stored(blobs, run.initial_sha256)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,11 +69,11 @@ def blob(home: Path, sha256: str) -> Path:
 
 
 def look(home: Path) -> RepairReport:
-    return repair.look(home, pid=1, wall=0.0)
+    return repair.look(home)
 
 
 def mend(home: Path) -> RepairReport:
-    return repair.repair(home, pid=1, wall=0.0)
+    return repair.repair(home)
 
 
 def files(home: Path) -> dict[str, bytes]:
@@ -332,7 +333,8 @@ def test_ledger_without_its_first_page_leaves_weights_to_export(original, tmp_pa
 def test_directory_in_use_is_refused(original, tmp_path):
     home = damages.copied(original.rest, tmp_path / "run")
 
-    with lock.hold(home, pid=77, wall=0.0), pytest.raises(StateHeld, match="process 77"):
+    held = closing(lock.hold(home))
+    with held, pytest.raises(StateHeld, match=f"process {os.getpid()}"):
         mend(home)
 
 
@@ -381,7 +383,7 @@ def killed(*args):
         whole(*args)
     os.kill(os.getpid(), signal.SIGKILL)
 setattr(repair_swap, point, killed)
-repair.repair(Path(sys.argv[1]), pid=1, wall=0.0)
+repair.repair(Path(sys.argv[1]))
 """
 
 
@@ -443,7 +445,7 @@ def test_second_repair_knows_what_the_first_had_to_do_without(original, tmp_path
 def blobs_elsewhere(home: Path, place: Path) -> Path:
     """Moves a run's blobs to a place that its ledger then claims."""
     (home / "blobs").rename(place)
-    with state.held(home, Addresses(blobs=str(place)), pid=1, wall=0.0):
+    with state.held(home, Addresses(blobs=str(place))):
         return home
 
 
@@ -489,14 +491,14 @@ def test_run_with_blobs_in_s3_is_repaired_and_keeps_every_byte(original, tmp_pat
     home = damages.copied(original.rest, tmp_path / "run")
     local = {path.name: path.read_bytes() for path in (home / "blobs").glob("??/*")}
     shutil.rmtree(home / "blobs")
-    with state.held(home, Addresses(blobs=address), pid=1, wall=0.0, s3=s3, adopt_blobs=True) as at:
+    with state.held(home, Addresses(blobs=address), s3=s3, adopt_blobs=True) as at:
         for data in local.values():
             writer = at.blobs.writer()
             writer.write(data)
             writer.commit()
         at.blobs.delete(original.blobs["round 5"])
 
-    report = repair.repair(home, pid=1, wall=0.0, s3=s3)
+    report = repair.repair(home, s3=s3)
 
     assert (report.last_good, report.keeps_open) == (4, False)
     assert report.audit is not None and report.audit["problems"] == []
@@ -628,7 +630,7 @@ def test_audit_of_a_directory_under_repair_is_refused(original, tmp_path):
     home = damages.copied(original.rest, tmp_path / "run")
     (home / state.REPAIR_FILE).write_text('{"folder": "damaged-1"}')
 
-    with pytest.raises(StateDamaged, match="was cut off"), state.at_rest(home, pid=1, wall=0.0):
+    with pytest.raises(StateDamaged, match="was cut off"), state.at_rest(home):
         pass
 
 

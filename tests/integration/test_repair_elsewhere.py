@@ -166,12 +166,12 @@ def test_changed_record_on_postgresql_is_found(tmp_path, postgres_url):
         t.connection.change("UPDATE rounds SET hash = 'f' WHERE round = 3")
     ledger.close()
 
-    report = repair.look(home, pid=1, wall=0.0)
+    report = repair.look(home)
 
     assert "hash chain" in report.damages[0]
     assert report.last_good == 2
     with pytest.raises(StateDamaged, match="last good round is 2"):
-        repair.repair(home, pid=1, wall=0.0)
+        repair.repair(home)
 
 
 @pytest.mark.postgres
@@ -194,9 +194,9 @@ def test_ledger_in_another_directory_is_looked_at_where_it_is(tmp_path):
 
     lose(home, lost)
     before = files(tmp_path)
-    assert repair.look(home, pid=1, wall=0.0).last_good == 3
+    assert repair.look(home).last_good == 3
     with pytest.raises(StateDamaged, match="nothing has been changed"):
-        repair.repair(home, pid=1, wall=0.0)
+        repair.repair(home)
     assert files(tmp_path) == before
 
 
@@ -221,7 +221,7 @@ def test_blobs_in_a_bucket_are_moved_aside_and_none_is_lost(tmp_path, s3, bucket
     assert "audit with replay: clean" in shown
     assert len(aside) == 2  # the other contribution to round 4, and that to the open round
     assert stored(home, s3) == before - aside
-    with state.held(home, bucket, pid=1, wall=0.0, s3=s3) as stores:
+    with state.held(home, bucket, s3=s3) as stores:
         soundness.check_start(stores.ledger, stores.blobs)
 
 
@@ -239,10 +239,10 @@ def test_blobs_of_another_ledger_are_not_moved_by_the_repair_of_a_copy(tmp_path,
     original.rounds(2, a, b)
     original.close()
     before = stored(home, s3)
-    assert not repair.look(copy, pid=1, wall=0.0, s3=s3).sound
+    assert not repair.look(copy, s3=s3).sound
 
     with pytest.raises(ConfigError, match="belongs to the ledger"):
-        repair.repair(copy, pid=1, wall=0.0, s3=s3)
+        repair.repair(copy, s3=s3)
 
     assert stored(home, s3) == before
     assert not list(copy.glob("damaged-*"))
@@ -260,7 +260,7 @@ def test_reset_leaves_a_run_alone_whose_ledger_is_elsewhere(tmp_path, place):
     before = files(tmp_path)
 
     with pytest.raises(ConfigError, match="elsewhere"):
-        reset.look(tmp_path, Addresses(ledger=place), pid=1, wall=0.0)
+        reset.look(tmp_path, Addresses(ledger=place))
 
     assert files(tmp_path) == before
 
@@ -270,4 +270,4 @@ def test_reset_where_the_process_stands_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(ConfigError, match="whole path"):
-        reset.look(Path(), Addresses(), pid=1, wall=0.0)
+        reset.look(Path(), Addresses())

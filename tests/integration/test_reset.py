@@ -1,5 +1,7 @@
 """`atoll serve --reset`: what is dropped is shown first, kept aside, and a new run begins."""
 
+import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +76,14 @@ def directory(run_file: Path, tmp_path: Path) -> Path:
 
 
 def run_id(directory: Path) -> str:
-    with state.at_rest(directory, pid=1, wall=0.0) as (ledger, _):
+    with state.at_rest(directory) as (ledger, _):
         run = alone(ledger).run.get()
         assert run is not None
         return run.run_id
 
 
 def credentials(directory: Path) -> dict[str, str]:
-    with state.at_rest(directory, pid=1, wall=0.0) as (ledger, _):
+    with state.at_rest(directory) as (ledger, _):
         return alone(ledger).credentials.all()
 
 
@@ -165,7 +167,8 @@ def test_reset_denied_on_a_terminal_changes_nothing(run_file, directory, termina
 
 
 def test_reset_of_a_held_directory_is_refused(run_file, directory):
-    with lock.hold(directory, pid=77, wall=0.0), pytest.raises(StateHeld, match="process 77"):
+    held = closing(lock.hold(directory))
+    with held, pytest.raises(StateHeld, match=f"process {os.getpid()}"):
         served(run_file, directory, reset=True, yes=True)
 
     assert not list(directory.parent.glob("state.dropped-*"))
@@ -206,7 +209,7 @@ def test_stores_elsewhere_are_not_dropped_when_the_run_file_forgets_them(run_fil
 def test_weights_that_are_not_there_cannot_be_kept(run_file, directory, left):
     """Of a reset that was cut off and is asked for again: not the run file's weights instead."""
     old = run_id(directory)
-    dropped = resetting.put_aside(directory, pid=1, wall=0.0)
+    dropped = resetting.put_aside(directory)
     if left == "a certificate":
         (directory / "certificate.pem").write_text("kept")
 

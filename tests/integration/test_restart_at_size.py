@@ -97,7 +97,7 @@ def questions_at_start(directory: Path, file: Path) -> list[str]:
     """Every statement that opening a coordinator sends to its ledger."""
     with (
         ledgers.listening() as asked,
-        state.held(directory, Addresses(), pid=0, wall=0.0) as stores,
+        state.held(directory, Addresses()) as stores,
     ):
         clock = SystemClock()
         soundness.check_start(stores.ledger, stores.blobs)

@@ -7,21 +7,32 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from atoll.clock import SystemClock
 from atoll.errors import StateHeld, StoreError
 from atoll.ledger.sqlite import lock
+from atoll.ledger.sqlite.lock import Lock
 
 WALL = 1_700_000_000.0
 
 
+def hold(directory: Path, *, pid: int, wall: float) -> Lock:
+    """Holds it as a process of this number does, at this time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: pid)
+        patch.setattr(SystemClock, "wall", lambda _: wall)
+        return lock.hold(directory)
+
+
 def test_second_holder_is_told_process_host_and_start_of_the_first(tmp_path: Path):
-    first = lock.hold(tmp_path, pid=4242, wall=WALL)
+    first = hold(tmp_path, pid=4242, wall=WALL)
 
     with pytest.raises(StateHeld) as caught:
-        lock.hold(tmp_path, pid=5, wall=WALL + 60)
+        hold(tmp_path, pid=5, wall=WALL + 60)
 
     message = str(caught.value)
     assert f"process 4242 on {socket.gethostname()!r} since 2023-11-14 22:13:20 UTC" in message
@@ -29,9 +40,9 @@ def test_second_holder_is_told_process_host_and_start_of_the_first(tmp_path: Pat
 
 
 def test_refused_holder_leaves_the_first_ones_name(tmp_path: Path):
-    first = lock.hold(tmp_path, pid=4242, wall=WALL)
+    first = hold(tmp_path, pid=4242, wall=WALL)
     with pytest.raises(StateHeld):
-        lock.hold(tmp_path, pid=5, wall=WALL)
+        hold(tmp_path, pid=5, wall=WALL)
 
     written = json.loads(first.path.read_text())
 
@@ -40,64 +51,64 @@ def test_refused_holder_leaves_the_first_ones_name(tmp_path: Path):
 
 
 def test_directory_can_be_held_again_when_its_lock_is_closed(tmp_path: Path):
-    lock.hold(tmp_path, pid=1234567890, wall=WALL + 0.123456).close()
+    hold(tmp_path, pid=1234567890, wall=WALL + 0.123456).close()
 
-    again = lock.hold(tmp_path, pid=2, wall=WALL)
+    again = hold(tmp_path, pid=2, wall=WALL)
 
     assert json.loads(again.path.read_text())["pid"] == 2
     again.close()
 
 
 def test_lock_is_released_by_leaving_the_block(tmp_path: Path):
-    with lock.hold(tmp_path, pid=1, wall=WALL):
+    with closing(hold(tmp_path, pid=1, wall=WALL)):
         pass
 
-    lock.hold(tmp_path, pid=2, wall=WALL).close()
+    hold(tmp_path, pid=2, wall=WALL).close()
 
 
 def test_closing_twice_does_not_release_the_next_holder(tmp_path: Path):
-    first = lock.hold(tmp_path, pid=1, wall=WALL)
+    first = hold(tmp_path, pid=1, wall=WALL)
     first.close()
-    second = lock.hold(tmp_path, pid=2, wall=WALL)
+    second = hold(tmp_path, pid=2, wall=WALL)
 
     first.close()
 
     with pytest.raises(StateHeld, match="process 2"):
-        lock.hold(tmp_path, pid=3, wall=WALL)
+        hold(tmp_path, pid=3, wall=WALL)
     second.close()
 
 
 def test_refused_holder_leaks_no_descriptor(tmp_path: Path):
-    first = lock.hold(tmp_path, pid=1, wall=WALL)
+    first = hold(tmp_path, pid=1, wall=WALL)
     before = os.listdir("/proc/self/fd")
 
     with pytest.raises(StateHeld):
-        lock.hold(tmp_path, pid=2, wall=WALL)
+        hold(tmp_path, pid=2, wall=WALL)
 
     assert os.listdir("/proc/self/fd") == before
     first.close()
 
 
 def test_holder_that_has_not_written_its_name_is_still_respected(tmp_path: Path):
-    first = lock.hold(tmp_path, pid=1, wall=WALL)
+    first = hold(tmp_path, pid=1, wall=WALL)
     first.path.write_bytes(b"")
 
     with pytest.raises(StateHeld, match="just started"):
-        lock.hold(tmp_path, pid=2, wall=WALL)
+        hold(tmp_path, pid=2, wall=WALL)
 
     first.close()
 
 
 def test_absent_directory_is_refused_by_name(tmp_path: Path):
     with pytest.raises(StoreError, match=r"absent.*must exist"):
-        lock.hold(tmp_path / "absent", pid=1, wall=WALL)
+        hold(tmp_path / "absent", pid=1, wall=WALL)
 
 
 HOLD = """
 import sys
 from pathlib import Path
 from atoll.ledger.sqlite import lock
-held = lock.hold(Path(sys.argv[1]), pid=77, wall=0.0)
+held = lock.hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -111,17 +122,17 @@ def test_lock_ends_with_its_process_however_that_ends(tmp_path: Path):
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"held\n"
-        with pytest.raises(StateHeld, match="process 77"):
-            lock.hold(tmp_path, pid=1, wall=WALL)
+        with pytest.raises(StateHeld, match=f"process {child.pid} "):
+            hold(tmp_path, pid=1, wall=WALL)
 
         child.send_signal(signal.SIGKILL)
         child.wait()
 
-    lock.hold(tmp_path, pid=1, wall=WALL).close()
+    hold(tmp_path, pid=1, wall=WALL).close()
 
 
 def test_lock_is_not_passed_on_to_a_started_program(tmp_path: Path):
-    first = lock.hold(tmp_path, pid=1, wall=WALL)
+    first = hold(tmp_path, pid=1, wall=WALL)
     with subprocess.Popen(
         [sys.executable, "-S", "-c", "print('up', flush=True); input()"],
         stdin=subprocess.PIPE,
@@ -132,7 +143,7 @@ def test_lock_is_not_passed_on_to_a_started_program(tmp_path: Path):
         child.stdout.readline()
         os.close(first.fileno())  # as the end of this process would
 
-        lock.hold(tmp_path, pid=2, wall=WALL).close()
+        hold(tmp_path, pid=2, wall=WALL).close()
 
         child.kill()
 
@@ -153,6 +164,6 @@ def test_directory_that_is_replaced_while_it_is_being_opened_is_not_held(
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", late)
         with pytest.raises(StateHeld, match="moved away or replaced"):
-            lock.hold(home, pid=1, wall=WALL)
+            hold(home, pid=1, wall=WALL)
 
-    lock.hold(home, pid=2, wall=WALL).close()
+    hold(home, pid=2, wall=WALL).close()

@@ -35,7 +35,7 @@ from tests.stored import is_stored
 
 
 def open_at(directory: Path, addresses: Addresses) -> None:
-    with state.held(directory, addresses, pid=1, wall=0.0):
+    with state.held(directory, addresses):
         pass
 
 
@@ -60,7 +60,7 @@ def test_addresses_are_readable_by_their_owner_only(tmp_path):
 
 def test_new_run_is_refused_where_another_keeps_its_blobs(tmp_path):
     shared = Addresses(blobs=str(tmp_path / "b"))
-    with state.held(tmp_path / "one", shared, pid=1, wall=0.0) as stores:
+    with state.held(tmp_path / "one", shared) as stores:
         writer = stores.blobs.writer()
         writer.write(b"of another run")
         writer.commit()
@@ -71,8 +71,8 @@ def test_new_run_is_refused_where_another_keeps_its_blobs(tmp_path):
 
 def test_directory_in_use_is_not_opened_twice(tmp_path):
     with (
-        state.held(tmp_path, Addresses(), pid=1, wall=0.0),
-        pytest.raises(StateHeld, match="process 1"),
+        state.held(tmp_path, Addresses()),
+        pytest.raises(StateHeld, match=f"process {os.getpid()} "),
     ):
         open_at(tmp_path, Addresses())
 
@@ -101,7 +101,7 @@ def outside(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 def held(directory: Path, place: Place, *, adopt: bool = False):
     addresses = Addresses(blobs=place.blobs)
-    return state.held(directory, addresses, pid=1, wall=0.0, s3=place.s3, adopt_blobs=adopt)
+    return state.held(directory, addresses, s3=place.s3, adopt_blobs=adopt)
 
 
 @pytest.fixture
@@ -224,13 +224,13 @@ def second_holder(directory: Path, happens: object) -> contextlib.AbstractContex
     """One that finds the place free; SQLite keeps it from a ledger that only lost its lock."""
     if happens is take_the_lock_file:
         return contextlib.nullcontext()
-    return state.held(directory, Addresses(), pid=2, wall=0.0)
+    return state.held(directory, Addresses())
 
 
 @pytest.mark.parametrize("happens", [move, delete, take_the_lock_file])
 def test_holder_of_a_directory_that_went_away_stores_and_removes_nothing(tmp_path: Path, happens):
     """Its paths lead into what another coordinator made there since."""
-    with state.held(tmp_path / "c", Addresses(), pid=1, wall=0.0) as first:
+    with state.held(tmp_path / "c", Addresses()) as first:
         begun = first.blobs.writer()
         begun.write(b"under way")
         happens(tmp_path / "c")
@@ -256,9 +256,9 @@ def test_holder_whose_directory_is_reached_by_another_path_goes_on(tmp_path: Pat
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
 
-    with state.held(tmp_path / "link", Addresses(), pid=1, wall=0.0) as stores:
+    with state.held(tmp_path / "link", Addresses()) as stores:
         stores.blobs.delete(store(stores, b"garbage"))
-        with pytest.raises(StateHeld, match="process 1"):
+        with pytest.raises(StateHeld, match=f"process {os.getpid()} "):
             open_at(tmp_path / "real", Addresses())
 
 
@@ -310,7 +310,7 @@ def test_directory_at_rest_closes_its_blobs_when_the_work_on_it_breaks_off(tmp_p
 
     with (
         contextlib.suppress(ZeroDivisionError),
-        state.at_rest(tmp_path, pid=1, wall=0.0) as (_, blobs),
+        state.at_rest(tmp_path) as (_, blobs),
     ):
         writer = blobs.writer()
         raise ZeroDivisionError

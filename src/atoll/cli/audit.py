@@ -1,6 +1,5 @@
 """`atoll audit`: the proof, of a directory at rest or of a live run."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +14,6 @@ from atoll.cli import output
 from atoll.cli.link import linked
 from atoll.cli.options import Live, Target
 from atoll.cli.s3 import s3_access
-from atoll.clock import SystemClock
 from atoll.errors import ConfigError, StateHeld
 from atoll.launch import state
 from atoll.layout import Layout
@@ -61,9 +59,7 @@ def audit(directory: Path, *, replay: bool, live: Live, as_json: bool) -> None:
 def opened(directory: Path, live: Live) -> Iterator[Opened]:
     """The directory's records; of a live run a consistent copy, asked of its coordinator."""
     try:
-        with state.at_rest(
-            directory, pid=os.getpid(), wall=SystemClock().wall(), s3=s3_access()
-        ) as (ledger, blobs):
+        with state.at_rest(directory, s3=s3_access()) as (ledger, blobs):
             yield _of(ledger, blobs, directory)
             return
     except StateHeld as held:

@@ -1,13 +1,11 @@
 """`atoll repair`: shows what is damaged and how far the run holds; with --yes goes back there."""
 
-import os
 from pathlib import Path
 
 import typer
 
 from atoll.cli import output
 from atoll.cli.s3 import s3_access
-from atoll.clock import SystemClock
 from atoll.errors import AtollError, BlobChanged, BlobMissing, StateDamaged, StateHeld
 from atoll.launch import repair as repairing
 from atoll.launch.repair_report import RepairReport
@@ -19,7 +17,7 @@ DAMAGED = (StateDamaged, BlobMissing, BlobChanged)
 def repair(directory: Path, *, yes: bool, as_json: bool) -> None:
     """Looks, or repairs; exit code 1 while something is damaged or the audit is not clean."""
     act = repairing.repair if yes else repairing.look
-    report = act(directory, pid=os.getpid(), wall=SystemClock().wall(), s3=s3_access())
+    report = act(directory, s3=s3_access())
     if as_json:
         output.print_json(report.as_json())
     else:
@@ -36,9 +34,7 @@ def explained(directory: Path, error: AtollError) -> AtollError:
         f"goes back to it; or restore the named file from a copy"
     )
     try:
-        report = repairing.look(
-            directory, pid=os.getpid(), wall=SystemClock().wall(), s3=s3_access()
-        )
+        report = repairing.look(directory, s3=s3_access())
     except StateHeld:
         raise
     except AtollError as other:

@@ -1,6 +1,5 @@
 """`atoll serve --reset`: shows what is dropped, asks, and leaves an empty state directory."""
 
-import os
 import shutil
 import sys
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,6 @@ from pathlib import Path
 import typer
 
 from atoll.cli import output, stopping
-from atoll.clock import SystemClock
 from atoll.config import RunFile
 from atoll.errors import ConfigError
 from atoll.launch import reset as resetting
@@ -39,16 +37,15 @@ def reset(
     directory: Path, run_file: RunFile, *, keep_weights: bool, purge: bool, yes: bool
 ) -> Fresh:
     """Shows the old state, asks, and moves it aside; returns what the new run starts with."""
-    pid, wall = os.getpid(), SystemClock().wall()
     addresses = Addresses(run_file.ledger, run_file.blobs)
-    old = resetting.look(directory, addresses, pid=pid, wall=wall, keep_weights=keep_weights)
+    old = resetting.look(directory, addresses, keep_weights=keep_weights)
     if old is None:
         output.say(f"{str(directory)!r} holds nothing to drop")
         return Fresh(run_file)
     _show(old, purge=purge)
     _confirm(directory, yes=yes)
     with stopping.EARLY.held_back():
-        target = resetting.put_aside(directory, pid=pid, wall=wall)
+        target = resetting.put_aside(directory)
         output.say(f"the old state is in {str(target)!r}")
     if old.weights is not None:
         run_file = replace(run_file, start_from=target / old.weights.name)

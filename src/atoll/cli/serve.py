@@ -89,8 +89,6 @@ def _serve(
     with state.held(
         directory,
         addresses,
-        pid=os.getpid(),
-        wall=clock.wall(),
         s3=s3_access(),
         lease_seconds=options.ledger_lease,
         adopt_blobs=options.adopt_blobs,

@@ -28,23 +28,23 @@ from atoll.proof import audit
 from atoll.versions import recorded
 
 
-def look(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
+def look(directory: Path, *, s3: S3Access | None = None) -> RepairReport:
     """What is damaged and how far the run holds; changes nothing. StateHeld when it is in use."""
     with filesystem.naming("look at", directory):
         addresses = state.addresses_of(directory)
         with (
-            lock.hold(directory, pid=pid, wall=wall),
+            closing(lock.hold(directory)),
             tempfile.TemporaryDirectory(prefix="atoll-repair-") as scratch,
             closing(state.open_blobs(directory, addresses, s3=s3)) as blobs,
         ):
             return _prepare(directory, addresses, Path(scratch), blobs)
 
 
-def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None) -> RepairReport:
+def repair(directory: Path, *, s3: S3Access | None = None) -> RepairReport:
     """Takes a damaged run back to its last good round; ends with an audit that replays."""
     with filesystem.naming("repair", directory):
         addresses = state.addresses_of(directory)
-        with lock.hold(directory, pid=pid, wall=wall):
+        with closing(lock.hold(directory)):
             repair_swap.resume(directory)
             repair_swap.sweep(directory)
             with (
@@ -59,8 +59,13 @@ def repair(directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
                 claim = state.ownership(directory, addresses, ledger=None, s3=s3)
                 if claim is not None:
                     claim.claim()  # or a copy would take blobs away that the original needs
-                _check_whole(Path(scratch) / LEDGER)
-                repair_swap.install(directory, Path(scratch) / LEDGER, blobs, report)
+                made = Path(scratch) / LEDGER
+                if not wal.is_folded(made):  # a full disk leaves a part in its log
+                    raise StorageFull(
+                        f"no room to write the new ledger beside {str(made)!r}; nothing was "
+                        f"changed; free some on that disk and repair again"
+                    )
+                repair_swap.install(directory, made, blobs, report)
             report.audit = _audited(directory, addresses, s3=s3)
         return report
 
@@ -69,25 +74,14 @@ def _prepare(directory: Path, addresses: Addresses, scratch: Path, blobs: Blobs)
     """Makes a repaired ledger in `scratch`, and says what came of making it."""
     report = RepairReport(str(directory), ledger_elsewhere=addresses.ledger is not None)
     original = engines.file_of(addresses.ledger or directory / LEDGER)
-    salvaged = None
-    if original is not None:
-        salvaged = _salvage(original, scratch, report)
-    else:
+    salvaged = None if original is None else _salvage(original, scratch, report)
+    if original is None:
         # Its server keeps checksums; what is left to find is in the chain and the blobs.
         with closing(engines.open_ledger(str(addresses.ledger))) as served:
             served.copy_to(str(scratch / LEDGER))
     with closing(engines.open_ledger(scratch / LEDGER)) as ledger:
         repair_cut.cut(ledger, blobs, report, salvaged)
     return report
-
-
-def _check_whole(made: Path) -> None:
-    """StorageFull when part of the new ledger is still in its log, where a full disk leaves it."""
-    if not wal.is_folded(made):
-        raise StorageFull(
-            f"no room to write the new ledger beside {str(made)!r}; nothing was changed; free some "
-            f"on that disk and repair again"
-        )
 
 
 def _check_changeable(report: RepairReport) -> None:
@@ -103,8 +97,7 @@ def _check_changeable(report: RepairReport) -> None:
 def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
     """A new ledger of what can be trusted, in `scratch`."""
     torn = wal.check(original)
-    if torn is not None:
-        report.damages.append(str(torn))
+    report.damages += [] if torn is None else [str(torn)]
     copied = scratch / "damaged.sqlite"
     if original.exists():
         shutil.copyfile(original, copied)

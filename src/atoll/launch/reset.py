@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll import files as filesystem
@@ -39,20 +39,8 @@ class Old:
     unreadable: str | None = None  # why nothing more is known
     weights: Path | None = None  # a file of the newest weights, once it is written
 
-    def as_json(self) -> dict[str, object]:
-        """What is dropped, as plain values; no secrets."""
-        return {
-            "directory": str(self.directory),
-            "run_id": self.run_id,
-            "nbytes": self.nbytes,
-            "unreadable": self.unreadable,
-            **asdict(self.counts),
-        }
 
-
-def look(
-    directory: Path, addresses: Addresses, *, pid: int, wall: float, keep_weights: bool = False
-) -> Old | None:
+def look(directory: Path, addresses: Addresses, *, keep_weights: bool = False) -> Old | None:
     """What would be dropped, or None; with `keep_weights` also exports the newest weights to it.
 
     StateHeld names a process that has the directory. ConfigError for a directory that is not a
@@ -73,7 +61,7 @@ def look(
             "elsewhere (storage.ledger, storage.blobs); start over with another database or prefix "
             "and another --dir"
         )
-    with lock.hold(directory, pid=pid, wall=wall):
+    with closing(lock.hold(directory)):
         nbytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
         try:
             return _read(directory, nbytes, keep_weights=keep_weights)
@@ -120,7 +108,7 @@ def _export(directory: Path, ledger: Ledger) -> Path:
     return path
 
 
-def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
+def put_aside(directory: Path) -> Path:
     """Moves the directory to its sibling `DIR.dropped-N` and makes an empty one with its keys.
 
     A symbolic link stays and the directory that it leads to is moved, so that the new run is on the
@@ -129,10 +117,7 @@ def put_aside(directory: Path, *, pid: int, wall: float) -> Path:
     directory = directory.resolve()
     named = (directory.with_name(f"{directory.name}.dropped-{n}") for n in itertools.count(1))
     target = next(path for path in named if not path.exists())
-    with (
-        filesystem.naming("put aside", directory),
-        lock.hold(directory, pid=pid, wall=wall),
-    ):
+    with filesystem.naming("put aside", directory), closing(lock.hold(directory)):
         os.replace(directory, target)
         # Or a crash might leave the new directory and the old one nowhere.
         filesystem.sync(directory.parent)

@@ -27,7 +27,6 @@ from atoll.ledger import engines
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.postgres import epochs
 from atoll.ledger.sqlite import lock
-from atoll.ledger.sqlite.lock import Lock
 
 STORES_FILE = "stores.json"
 REPAIR_FILE = "repair.json"  # while a repair changes the directory
@@ -46,8 +45,6 @@ def held(
     directory: Path,
     addresses: Addresses,
     *,
-    pid: int,
-    wall: float,
     s3: S3Access | None = None,
     lease_seconds: float = epochs.LEASE_SECONDS,
     adopt_blobs: bool = False,
@@ -58,34 +55,46 @@ def held(
     outside the directory that belong to another ledger are refused, unless `adopt_blobs`.
     """
     filesystem.make_directories(directory.absolute())
-    with lock.hold(directory, pid=pid, wall=wall) as place:
+    with closing(lock.hold(directory)) as place:
         check_repaired(directory)
         keep_addresses(directory, addresses)
-        location = addresses.ledger or directory / "ledger.sqlite"
-        with (
-            closing(engines.open_ledger(location, lease_seconds=lease_seconds)) as ledger,
-            closing(open_blobs(directory, addresses, s3=s3)) as blobs,
-        ):
+        with _opened(directory, addresses, s3, lease_seconds=lease_seconds) as (ledger, blobs):
             claim = ownership(directory, addresses, ledger=ledger.identity(), s3=s3)
-            _check_owner(ledger, blobs, addresses, claim)
+            checks = {"check_place": place.check}
+            if claim is not None:
+                _check_owner(ledger, blobs, addresses, claim)
+                claim.claim(adopt=adopt_blobs)
+                checks["check_removal"] = claim.check
+            # Changed only while this process has its directory, its ledger and them.
+            fenced = FencedBlobs(blobs, ledger.check_held, **checks)
             with closing(SampleStore(directory / "telemetry.sqlite")) as samples:
-                fenced = _owned(ledger, blobs, claim, place, adopt=adopt_blobs)
                 yield Stores(ledger, fenced, Spool(directory / "spool"), samples)
 
 
 @contextmanager
-def at_rest(
-    directory: Path, *, pid: int, wall: float, s3: S3Access | None = None
-) -> Iterator[tuple[Ledger, Blobs]]:
+def at_rest(directory: Path, *, s3: S3Access | None = None) -> Iterator[tuple[Ledger, Blobs]]:
     """Opens an existing state directory for reading; StateHeld while a coordinator runs on it."""
     addresses = addresses_of(directory)
-    with lock.hold(directory, pid=pid, wall=wall):
+    with closing(lock.hold(directory)):
         check_repaired(directory)
-        with (
-            closing(engines.open_ledger(addresses.ledger or directory / "ledger.sqlite")) as ledger,
-            closing(open_blobs(directory, addresses, s3=s3)) as blobs,
-        ):
-            yield ledger, blobs
+        with _opened(directory, addresses, s3) as opened:
+            yield opened
+
+
+@contextmanager
+def _opened(
+    directory: Path,
+    addresses: Addresses,
+    s3: S3Access | None,
+    *,
+    lease_seconds: float = epochs.LEASE_SECONDS,
+) -> Iterator[tuple[Ledger, Blobs]]:
+    location = addresses.ledger or directory / "ledger.sqlite"
+    with (
+        closing(engines.open_ledger(location, lease_seconds=lease_seconds)) as ledger,
+        closing(open_blobs(directory, addresses, s3=s3)) as blobs,
+    ):
+        yield ledger, blobs
 
 
 def check_repaired(directory: Path) -> None:
@@ -129,33 +138,19 @@ def ownership(
     return Ownership(owner.marker(addresses.blobs, s3=s3), addresses.blobs, ledger or place)
 
 
-def _check_owner(
-    ledger: Ledger, blobs: Blobs, addresses: Addresses, claim: Ownership | None
-) -> None:
+def _check_owner(ledger: Ledger, blobs: Blobs, addresses: Addresses, claim: Ownership) -> None:
     """Refuses a new run where another keeps its blobs: each removes what it does not know.
 
     Blobs under this run's own name are left from a creation that was cut off; `soundness` checks
     that they are no more than that.
     """
     with ledger.reading() as t:
-        exists = t.run.get() is not None
-    if claim is None or exists or claim.is_claimed():
-        return
-    if next(iter(blobs.stored()), None) is not None:
+        is_new = t.run.get() is None
+    if is_new and not claim.is_claimed() and next(iter(blobs.stored()), None) is not None:
         raise ConfigError(
             f"storage.blobs={addresses.blobs!r} already holds blobs; every run needs a place of "
             f"its own, so add a prefix"
         )
-
-
-def _owned(
-    ledger: Ledger, blobs: Blobs, claim: Ownership | None, place: Lock, *, adopt: bool
-) -> Blobs:
-    """The blobs, changed only while this process has its directory, its ledger and them."""
-    if claim is None:
-        return FencedBlobs(blobs, ledger.check_held, check_place=place.check)
-    claim.claim(adopt=adopt)
-    return FencedBlobs(blobs, ledger.check_held, check_place=place.check, check_removal=claim.check)
 
 
 def addresses_of(directory: Path) -> Addresses:

@@ -26,7 +26,7 @@ def check_coordinator(root: Path, promised: Sequence[Mark]) -> None:
     """Raises Broken, or what the start raises, unless it serves what it acknowledged."""
     home = root / machines.COORDINATOR
     clock = ManualClock(wall_start=machines.WALL + 1e6)
-    with state.held(home, state.Addresses(), pid=2, wall=clock.wall()) as stores:
+    with state.held(home, state.Addresses()) as stores:
         _start(stores, clock, promised)
     if any(values(promised, "finished")):  # from here on there may be a certificate
         kept = certificate.own(home, host="127.0.0.1", now=NOW)

@@ -21,9 +21,9 @@ def check_repaired(root: Path, promised: Sequence[Mark]) -> None:
     is_told = any(values(promised, "repaired"))
     for mark in (mark for mark in promised if "damaged" in mark):
         if not is_told:
-            report = repair.repair(home, pid=2, wall=machines.WALL)
+            report = repair.repair(home)
             same("last good round", report.last_good, mark["damaged"])
-        with state.held(home, Addresses(), pid=2, wall=machines.WALL) as stores:
+        with state.held(home, Addresses()) as stores:
             same("what the log held", alone(stores.ledger).control.all().get("kept"), mark["kept"])
             latest = alone(stores.ledger).rounds.all()[-1]
             same("digest of the newest round", latest.master_digest, mark["digest"])
@@ -46,5 +46,5 @@ def check_reset(root: Path, promised: Sequence[Mark]) -> None:
             same("what a new run finds", sorted(p.name for p in home.iterdir()), mark["keys"])
             kept = certificate.own(home, host="127.0.0.1", now=NOW)
             same("fingerprint", kept.fingerprint, mark["pinned"])
-        with state.at_rest(place, pid=2, wall=machines.WALL) as (ledger, _):
+        with state.at_rest(place) as (ledger, _):
             same("the old run", ledger.state_hash(), mark["told"])

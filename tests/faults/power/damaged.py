@@ -62,8 +62,8 @@ def repair_twice(root: Path, marks: Marks) -> None:
 
     setattr(repair_swap, "_put_aside", cut_off)  # noqa: B010
     with contextlib.suppress(_CutOff):
-        repair.repair(home, pid=1, wall=machines.WALL)
-    report = repair.repair(home, pid=1, wall=machines.WALL)
+        repair.repair(home)
+    report = repair.repair(home)
     assert report.last_good == newest.round, report
     assert report.put_aside == [STRAY], report
 
@@ -101,7 +101,7 @@ def start_over(root: Path, marks: Marks) -> None:
     pinned = certificate.own(home, host="127.0.0.1", now=now).fingerprint
     keys = sorted(reset.CERTIFICATE_FILES)
     marks.write(machine="reset", told=told, pinned=pinned, keys=keys)
-    dropped = reset.put_aside(home, pid=1, wall=machines.WALL)
+    dropped = reset.put_aside(home)
     marks.write(machine="reset", dropped=dropped.name)
 
 

@@ -71,9 +71,7 @@ class Machines(cluster.SimulatedCluster):
             remember_identity(home / name, index)
 
     def _open_stores(self) -> Stores:
-        return self._held.enter_context(
-            state.held(self._home / COORDINATOR, state.Addresses(), pid=1, wall=WALL)
-        )
+        return self._held.enter_context(state.held(self._home / COORDINATOR, state.Addresses()))
 
     def _close_stores(self) -> None:
         self._held.close()

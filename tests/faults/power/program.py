@@ -143,7 +143,7 @@ def run(root: Path, marks: Marks) -> None:
 def keep_things(root: Path, marks: Marks) -> None:
     """A copy of the ledger, exported weights and a certificate: each is told to an operator."""
     home, kept = root / machines.COORDINATOR, root / machines.OPERATOR
-    with state.at_rest(home, pid=1, wall=machines.WALL) as (ledger, blobs):
+    with state.at_rest(home) as (ledger, blobs):
         ledger.copy_to(str(kept / "copy.sqlite"))
         marks.write(machine="operator", copied=ledger.state_hash())
         manifest = recorded.manifest_of(ledger)
@@ -172,7 +172,7 @@ def ledger_elsewhere(root: Path, marks: Marks) -> None:
     """A state directory that knows its ledger and blobs only by address."""
     far = root / machines.ELSEWHERE.parts[0]
     addresses = state.Addresses(ledger=f"sqlite:///{far / 'far.sqlite'}", blobs=str(far / "blobs"))
-    with state.held(root / machines.ELSEWHERE, addresses, pid=1, wall=machines.WALL):
+    with state.held(root / machines.ELSEWHERE, addresses):
         named = (far / "blobs" / owner.KEY).read_text()
         marks.write(machine="elsewhere", placed=addresses.ledger, owner=named)
 

@@ -8,10 +8,11 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
+from atoll.clock import SystemClock
 from atoll.errors import DiskFailed, StateHeld, StoreError
 
 FILE_NAME = "coordinator.lock"
@@ -19,7 +20,7 @@ _INFO_BYTES = 4096
 
 
 class Lock:
-    """A held directory; `close` gives it back, and so does leaving a `with` block."""
+    """A held directory; `close` gives it back."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -50,23 +51,9 @@ class Lock:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
-    def __enter__(self) -> "Lock":
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def hold(directory: Path, *, pid: int, wall: float) -> Lock:
-    """Holds `directory` for this process, or raises StateHeld at once, naming who does.
-
-    `pid` and `wall` (now, in seconds since 1970) are what a later comer is told.
-    """
+def hold(directory: Path) -> Lock:
+    """Holds `directory` for this process, or raises StateHeld at once, naming who does."""
     path = directory / FILE_NAME
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -75,30 +62,30 @@ def hold(directory: Path, *, pid: int, wall: float) -> Lock:
             f"{str(path)!r} cannot be opened ({exc.strerror}); the state directory must exist and "
             f"be writable"
         ) from exc
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _leads_to(path, descriptor):
-            os.close(descriptor)
+    with ExitStack() as refused:
+        refused.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _leads_to(path, descriptor):
+                raise StateHeld(
+                    f"the state directory {str(directory)!r} was moved away or replaced while it "
+                    f"was being opened; see by whom, and start again"
+                )
+            wall = SystemClock().wall()
+            info = {"pid": os.getpid(), "started": wall, "host": socket.gethostname()}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(info).encode(), 0)
+        except BlockingIOError as exc:
             raise StateHeld(
-                f"the state directory {str(directory)!r} was moved away or replaced while it was "
-                f"being opened; see by whom, and start again"
-            )
-        info = {"pid": pid, "started": wall, "host": socket.gethostname()}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(info).encode(), 0)
-    except BlockingIOError as exc:
-        held = StateHeld(
-            f"the state directory {str(directory)!r} is held by {_holder(descriptor)}; only one "
-            f"coordinator may use it, so stop that one first"
-        )
-        os.close(descriptor)
-        raise held from exc
-    except OSError as exc:
-        os.close(descriptor)
-        raise StoreError(
-            f"{str(path)!r} cannot be locked ({exc.strerror}); the state directory must be on a "
-            f"writable file system with locks"
-        ) from exc
+                f"the state directory {str(directory)!r} is held by {_holder(descriptor)}; only "
+                f"one coordinator may use it, so stop that one first"
+            ) from exc
+        except OSError as exc:
+            raise StoreError(
+                f"{str(path)!r} cannot be locked ({exc.strerror}); the state directory must be on "
+                f"a writable file system with locks"
+            ) from exc
+        refused.pop_all()
     return Lock(path, descriptor)
 
 
