@@ -3,7 +3,7 @@
 import random
 import secrets
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from atoll import ids
@@ -52,17 +52,11 @@ def join(
     with ExitStack() as held:
         group = placement.form_group(deadline_seconds=group_timeout)
         held.callback(group.close)
-        link: Link = group.together(
-            lambda: _open_link(group, url=url, token=token, fingerprint=fingerprint)
-        )
+        link: Link = group.together(lambda: _open_link(group, url, token, fingerprint))
         held.callback(link.close)
         run_id = Driver(link, clock, group).run(look(jitter)).run_id
-        store, identity = _hold_state(
-            group,
-            None if state is None else Path(state),
-            base=home.expanduser() / run_id,
-            worker_id=worker_id,
-        )
+        base = home.expanduser() / run_id
+        store, identity = _hold_state(group, state, base=base, worker_id=worker_id)
         held.callback(store.close)
         run = Run(link, store, clock, identity=identity, jitter=jitter, group=group)
         if group.is_leader:
@@ -73,17 +67,16 @@ def join(
     return run
 
 
-def _open_link(group: Group, *, url: str, token: str, fingerprint: str | None) -> Link:
+def _open_link(group: Group, url: str, token: str, fingerprint: str | None) -> Link:
     """The link of this rank: its own connections for the leader, which the others go through."""
-    if group.size == 1:
-        return NetworkLink(url, token=token, fingerprint=fingerprint)
     if not group.is_leader:
         return LedLink(group, None)
-    return LedLink(group, NetworkLink(url, token=token, fingerprint=fingerprint))
+    mine = NetworkLink(url, token=token, fingerprint=fingerprint)
+    return mine if group.size == 1 else LedLink(group, mine)
 
 
 def _hold_state(
-    group: Group, directory: Path | None, *, base: Path, worker_id: str | None
+    group: Group, directory: str | Path | None, *, base: Path, worker_id: str | None
 ) -> tuple[IslandStore, IslandIdentity]:
     """This rank's store and the island's identity.
 
@@ -101,10 +94,9 @@ def _hold_state(
 
     path, name = group.lead(lead)
     store = group.together(follow)
-    if group.is_leader:
-        return store, _identity_of(store, worker_id)
     # The key proves the island to the coordinator, to whom only the leader speaks.
-    return store, IslandIdentity(name, NO_KEY)
+    is_leader = group.is_leader
+    return store, _identity_of(store, worker_id) if is_leader else IslandIdentity(name, NO_KEY)
 
 
 def _identity_of(store: IslandStore, worker_id: str | None) -> IslandIdentity:
@@ -123,17 +115,15 @@ def _identity_of(store: IslandStore, worker_id: str | None) -> IslandIdentity:
     return made
 
 
-def _open_store(directory: Path | None, *, base: Path, worker_id: str | None) -> IslandStore:
+def _open_store(directory: str | Path | None, *, base: Path, worker_id: str | None) -> IslandStore:
     """The island's state directory; without one given, the first free slot of this run."""
     if directory is not None:
-        return IslandStore(directory)
+        return IslandStore(Path(directory))
     if worker_id is not None:
         return IslandStore(base / ids.worker_id(worker_id))
     for slot in range(MAX_SLOTS):
-        try:
+        with suppress(StateHeld):
             return IslandStore(base / f"slot-{slot}")
-        except StateHeld:
-            continue
     raise ConfigError(
         f"{MAX_SLOTS} islands of this run are alive on this machine; give a state directory"
     )

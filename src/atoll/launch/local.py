@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError
 
 POLL_SECONDS = 0.05
+PROGRAM = (sys.executable, "-m", "atoll")
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def start_coordinator(
     *,
     tokens: Tokens,
     options: Sequence[str] = (),
-    program: Sequence[str] = (sys.executable, "-m", "atoll"),
+    program: Sequence[str] = PROGRAM,
 ) -> LocalCoordinator:
     """Starts `atoll serve` on a free loopback port; its log is `directory`/coordinator.log."""
     with filesystem.naming("make", directory):
@@ -119,9 +120,10 @@ def start_coordinator(
     ready_path.unlink(missing_ok=True)
     words = [*program, "serve", str(run_file), "--dir", str(directory), "--port", "0"]
     words += ["--ready-file", str(ready_path), *options]
-    variables = {"ATOLL_WORKER_TOKEN": tokens.worker, "ATOLL_ADMIN_TOKEN": tokens.admin}
     log_path = directory / "coordinator.log"
-    popen = _start(words, log_path, variables)
+    popen = _start(
+        words, log_path, ATOLL_WORKER_TOKEN=tokens.worker, ATOLL_ADMIN_TOKEN=tokens.admin
+    )
     return LocalCoordinator("coordinator", popen, log_path, ready_path=ready_path)
 
 
@@ -132,31 +134,22 @@ def start_island(
     worker_id: str,
     tokens: Tokens,
     options: Sequence[str] = (),
-    program: Sequence[str] = (sys.executable, "-m", "atoll"),
+    program: Sequence[str] = PROGRAM,
 ) -> LocalIsland:
     """Starts `atoll join`; its log and its result are beside its state directory."""
     state.parent.mkdir(parents=True, exist_ok=True)
     words = [*program, "join", url, "--worker-id", worker_id, "--state", str(state), *options]
     log_path = state.with_name(state.name + ".log")
     result_path = state.with_name(state.name + ".json")
-    variables = {"ATOLL_TOKEN": tokens.worker}
-    popen = _start([*words, "--json"], log_path, variables, result_path=result_path)
+    popen = _start([*words, "--json"], log_path, result_path, ATOLL_TOKEN=tokens.worker)
     return LocalIsland(worker_id, popen, log_path, result_path=result_path)
 
 
 def _start(
-    words: Sequence[str],
-    log_path: Path,
-    variables: Mapping[str, str],
-    *,
-    result_path: Path | None = None,
+    words: Sequence[str], log_path: Path, result_path: Path | None = None, **variables: str
 ) -> "subprocess.Popen[bytes]":
+    """Starts a process that writes to its log, and what it prints to `result_path` if given."""
     shown = log_path.open("ab") if result_path is None else result_path.open("wb")
+    none, environment = subprocess.DEVNULL, {**os.environ, **variables}
     with log_path.open("ab") as log, shown as result:
-        return subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=result,
-            stderr=log,
-            env={**os.environ, **variables},
-        )
+        return subprocess.Popen(words, stdin=none, stdout=result, stderr=log, env=environment)

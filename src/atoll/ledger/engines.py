@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from atoll.errors import ConfigError, StoreError
@@ -32,24 +32,26 @@ def open_ledger(url_or_path: str | Path, *, lease_seconds: float = LEASE_SECONDS
 
 def file_of(url_or_path: str | Path) -> Path | None:
     """The SQLite file at a path or URL; None when a server has the ledger."""
-    if isinstance(url_or_path, Path) or "://" not in url_or_path:
-        return Path(url_or_path)
-    url = make_url(url_or_path)
+    url = _url(url_or_path)
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
-def open_database(url_or_path: str | Path, *, lease_seconds: float = LEASE_SECONDS) -> Database:
-    """The database at a path or URL, as it is: no table is made."""
+def _url(url_or_path: str | Path) -> URL:
     if isinstance(url_or_path, Path) or "://" not in url_or_path:
-        return sqlite.open_file(str(url_or_path))
+        return URL.create("sqlite", database=str(url_or_path))
     try:
-        url = make_url(url_or_path)
+        return make_url(url_or_path)
     except ArgumentError as exc:
         # Not quoted back: it may hold a password.
         raise ConfigError(
             "the ledger's URL cannot be read; it is postgresql://user:password@host:port/database "
             "or sqlite:///path"
         ) from exc
+
+
+def open_database(url_or_path: str | Path, *, lease_seconds: float = LEASE_SECONDS) -> Database:
+    """The database at a path or URL, as it is: no table is made."""
+    url = _url(url_or_path)
     match url.get_backend_name():
         case "sqlite":
             return sqlite.open_file(url.database or sqlite.MEMORY)

@@ -124,35 +124,23 @@ def take(database: Database, *, lease_seconds: float) -> Epoch:
     if before is not None and not is_gone and before.is_live:
         raise _held(database.name, before)
     with database.writing() as connection:
-        return _begin(connection, database.name, before, is_gone, lease_seconds=lease_seconds)
-
-
-def _begin(
-    connection: Connection,
-    name: str,
-    before: Holder | None,
-    is_gone: bool,
-    *,
-    lease_seconds: float,
-) -> Epoch:
-    wait = lease_seconds if before is None else before.lease_seconds + 5.0
-    _wait_for_locks(connection, wait)
-    # Waits for writes under way and keeps out every later one; see Epoch.check. Nothing before it
-    # reads, so that what is read below is younger than the lock.
-    locked = _in_time(connection, f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE")
-    if not locked and before is not None:
-        raise _held(name, before)
-    found = Holder.read(connection)
-    if found is not None and (before is None or found.epoch != before.epoch):
-        raise _held(name, found)  # a third process was faster
-    if found is not None and not is_gone and found.is_live:
-        raise _held(name, found)
-    number = 1 if found is None else found.epoch + 1
-    values = {"epoch": number, "holder": name_of_this_process(), "lease": lease_seconds}
-    connection.change(_TAKE, values)
-    connection.rows("SELECT pg_advisory_lock(%s, %s)", _session_key(number))
-    ledger = str(connection.value(_READ))
-    return Epoch(number, ledger, name)
+        wait = lease_seconds if before is None else before.lease_seconds + 5.0
+        _wait_for_locks(connection, wait)
+        # Waits for writes under way and keeps out every later one; see Epoch.check. Nothing before
+        # it reads, so that what is read below is younger than the lock.
+        locked = _in_time(connection, f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE")
+        if not locked and before is not None:
+            raise _held(database.name, before)
+        found = Holder.read(connection)
+        if found is not None:
+            is_another = before is None or found.epoch != before.epoch  # a third was faster
+            if is_another or (found.is_live and not is_gone):
+                raise _held(database.name, found)
+        number = 1 if found is None else found.epoch + 1
+        values = {"epoch": number, "holder": name_of_this_process(), "lease": lease_seconds}
+        connection.change(_TAKE, values)
+        connection.rows("SELECT pg_advisory_lock(%s, %s)", _session_key(number))
+        return Epoch(number, ledger=str(connection.value(_READ)), name=database.name)
 
 
 def _session_ended(connection: Connection, epoch: int) -> bool:
