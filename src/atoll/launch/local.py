@@ -5,7 +5,6 @@ Every process writes to a log file of its own and is ended by its pid, never by 
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -58,14 +57,12 @@ class LocalProcess:
 
     def kill(self) -> None:
         """SIGKILL, and waits until the process is gone."""
-        if self.is_running():
-            self.popen.send_signal(signal.SIGKILL)
+        self.popen.kill()
         self.popen.wait()
 
     def terminate(self) -> None:
         """SIGTERM; does not wait."""
-        if self.is_running():
-            self.popen.send_signal(signal.SIGTERM)
+        self.popen.terminate()
 
     def log_tail(self, nbytes: int = 4000) -> str:
         """The end of what the process printed."""

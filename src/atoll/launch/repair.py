@@ -116,10 +116,7 @@ def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:
 
 def _audited(directory: Path, addresses: Addresses, *, s3: S3Access | None) -> dict[str, object]:
     """An audit of the repaired run, whose blobs are all hashed again by a store of its own."""
-    with (
-        closing(engines.open_ledger(directory / LEDGER)) as ledger,
-        closing(state.open_blobs(directory, addresses, s3=s3)) as blobs,
-    ):
+    with state.opened(directory, addresses, s3) as (ledger, blobs):
         manifest = recorded.manifest_of(ledger)
         assert manifest is not None
         layout = recorded.layout_of(manifest)

@@ -13,7 +13,6 @@ from atoll.errors import AtollError
 from atoll.launch.repair_report import RepairReport
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import RoundState
 from atoll.ledger.sqlite import salvage, truncation
 from atoll.ledger.sqlite.salvage import Counts, Salvaged
 from atoll.ledger.tables.transaction import Transaction
@@ -26,21 +25,16 @@ from atoll.wire import frame
 
 def cut(ledger: Ledger, blobs: Blobs, report: RepairReport, salvaged: Salvaged | None) -> None:
     """Takes the new ledger back to the last good round; fills the report."""
-    was_damaged = bool(report.damages)
     report.weights = _whole_weights(blobs)
     with ledger.writing() as t:
-        run, rounds, found = t.run.get(), t.rounds.all(), salvage.counts(t)
+        run, before = t.run.get(), salvage.counts(t) if salvaged is None else salvaged.counts
+        told = max(report.published, salvage.published(t)) + 1  # with the round that was open
         is_left = _heal_chain(t, report)
         if is_left and not report.sound:
             _renew_work(t)
-    before = found if salvaged is None else salvaged.counts
-    published = [r.round for r in rounds if r.state is RoundState.PUBLISHED]
-    told = max([report.published, *published]) + 1  # with the round that was open
     if run is None or not is_left:
-        if run is not None or was_damaged or report.weights:
-            report.damages = report.damages or [
-                "the ledger holds no run, and blobs of one are here"
-            ]
+        if report.weights and report.sound:
+            report.damages = ["the ledger holds no run, and blobs of one are here"]
         return
     report.run_id = run.run_id
     layout = recorded.layout_of(Manifests.of(ledger).newest.manifest)

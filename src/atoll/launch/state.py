@@ -25,7 +25,7 @@ from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import ConfigError, StateDamaged
 from atoll.ledger import engines
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.postgres import epochs
+from atoll.ledger.postgres.epochs import LEASE_SECONDS
 from atoll.ledger.sqlite import lock
 
 STORES_FILE = "stores.json"
@@ -46,7 +46,7 @@ def held(
     addresses: Addresses,
     *,
     s3: S3Access | None = None,
-    lease_seconds: float = epochs.LEASE_SECONDS,
+    lease_seconds: float = LEASE_SECONDS,
     adopt_blobs: bool = False,
 ) -> Iterator[Stores]:
     """Opens a state directory for a coordinator; StateHeld names a process that has it.
@@ -58,7 +58,7 @@ def held(
     with closing(lock.hold(directory)) as place:
         check_repaired(directory)
         keep_addresses(directory, addresses)
-        with _opened(directory, addresses, s3, lease_seconds=lease_seconds) as (ledger, blobs):
+        with opened(directory, addresses, s3, lease_seconds) as (ledger, blobs):
             claim = ownership(directory, addresses, ledger=ledger.identity(), s3=s3)
             checks = {"check_place": place.check}
             if claim is not None:
@@ -77,18 +77,15 @@ def at_rest(directory: Path, *, s3: S3Access | None = None) -> Iterator[tuple[Le
     addresses = addresses_of(directory)
     with closing(lock.hold(directory)):
         check_repaired(directory)
-        with _opened(directory, addresses, s3) as opened:
-            yield opened
+        with opened(directory, addresses, s3) as found:
+            yield found
 
 
 @contextmanager
-def _opened(
-    directory: Path,
-    addresses: Addresses,
-    s3: S3Access | None,
-    *,
-    lease_seconds: float = epochs.LEASE_SECONDS,
+def opened(
+    directory: Path, addresses: Addresses, s3: S3Access | None, lease_seconds: float = LEASE_SECONDS
 ) -> Iterator[tuple[Ledger, Blobs]]:
+    """The ledger and the blobs of a directory that the caller holds."""
     location = addresses.ledger or directory / "ledger.sqlite"
     with (
         closing(engines.open_ledger(location, lease_seconds=lease_seconds)) as ledger,
@@ -100,10 +97,8 @@ def _opened(
 def check_repaired(directory: Path) -> None:
     """Refuses a directory whose repair was cut off: its ledger may be the old or the new one."""
     if (directory / REPAIR_FILE).exists():
-        raise StateDamaged(
-            f"a repair of {str(directory)!r} was cut off; run `atoll repair {directory} --yes` "
-            f"again"
-        )
+        again = f"run `atoll repair {directory} --yes` again"
+        raise StateDamaged(f"a repair of {str(directory)!r} was cut off; {again}")
 
 
 def keep_addresses(directory: Path, addresses: Addresses) -> None:

@@ -19,6 +19,7 @@ _POSTGRES_DISK_FULL = "53100"
 CLOSE_SECONDS = 2.0  # for a call under way; a stop must be over within 10 s
 # Connections to a failed disk, never closed: closing one would sync its files again.
 _ABANDONED: list[Connection] = []
+REPAIR = "`atoll repair` shows what of it can be kept, or restore it from a copy"
 # The last three: a page that holds the tables' own names has changed.
 _SQLITE_DAMAGED = (
     "malformed",
@@ -66,10 +67,10 @@ class Database:
         return lost(self.name)
 
     def made(self) -> None:
-        """The tables have just been made, in this transaction."""
+        """Called in the transaction that has just made the tables."""
 
     def migrated(self) -> None:
-        """The tables are there; outside any transaction."""
+        """Called once the tables are there, outside any transaction."""
 
     def check_held(self) -> None:
         """Superseded when another process has taken the ledger over."""
@@ -202,34 +203,22 @@ def translate(exc: Exception, *, name: str) -> StoreError:
     if told.is_disconnect:
         return lost(name)
     if "database or disk is full" in said or told.sqlstate == _POSTGRES_DISK_FULL:
-        return errors.StorageFull(
-            f"the ledger {name} found no room on its disk and recorded nothing of this call; "
-            f"free some space and send it again"
-        )
+        what = f"the ledger {name} found no room on its disk and recorded nothing of this call"
+        return errors.StorageFull(f"{what}; free some space and send it again")
     if "disk I/O error" in said:
-        return DiskFailed(
-            f"the disk of the ledger {name} answered {said!r}; nothing of this call counts. "
-            f"This process stops; check the disk and start it again"
-        )
+        what = f"the disk of the ledger {name} answered {said!r}; nothing of this call counts"
+        return DiskFailed(f"{what}. This process stops; check the disk and start it again")
     if "database is locked" in said:
-        return errors.StateHeld(
-            f"the ledger {name} is held by another process; only one may open it at a time, "
-            f"so stop that one first"
-        )
+        what = f"the ledger {name} is held by another process; only one may open it at a time"
+        return errors.StateHeld(f"{what}, so stop that one first")
     if isinstance(exc, UnicodeDecodeError) or any(phrase in said for phrase in _SQLITE_DAMAGED):
-        return errors.StateDamaged(
-            f"the ledger {name} cannot be read as a database ({said}); `atoll repair` shows "
-            f"what of it can be kept, or restore it from a copy"
-        )
+        what = f"the ledger {name} cannot be read as a database ({said})"
+        return errors.StateDamaged(f"{what}; {REPAIR}")
     if told.breaks_schema:
-        return StoreError(
-            f"the ledger {name} refused a row that breaks its schema ({said}); "
-            f"nothing of this call was recorded"
-        )
-    return StoreError(
-        f"the ledger {name} answered {said!r} and recorded nothing of this call; "
-        f"see that its disk or server works, then start again"
-    )
+        what = f"the ledger {name} refused a row that breaks its schema ({said})"
+        return StoreError(f"{what}; nothing of this call was recorded")
+    what = f"the ledger {name} answered {said!r} and recorded nothing of this call"
+    return StoreError(f"{what}; see that its disk or server works, then start again")
 
 
 def lost(name: str) -> StoreError:

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from atoll.errors import LedgerVersion, StateDamaged
-from atoll.ledger.database import Database
+from atoll.ledger.database import REPAIR, Database
 from atoll.ledger.tables import schema
 
 VERSION = 7
@@ -54,8 +54,7 @@ def stored_version(database: Database) -> int:
     if len(found) != 1 or not isinstance(found[0], int) or found[0] < 1:
         raise StateDamaged(
             f"the ledger {database.name} holds the versions {found!r} of its tables and must hold "
-            f"one, a number from 1; `atoll repair` shows what of it can be kept, or restore it "
-            f"from a copy"
+            f"one, a number from 1; {REPAIR}"
         )
     return found[0]
 

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from atoll.errors import StoreError
 from atoll.ledger.connection import DRIVER_ERRORS, Connection, Mode
@@ -48,15 +48,9 @@ class PostgresDatabase(Database):
     def _why_lost(self) -> StoreError:
         """Another holder if there is one, else only that the connection is gone."""
         if self._epoch is not None and not self._is_closing:
-            try:
-                asking = self._connect()
+            with suppress(*DRIVER_ERRORS), closing(self._connect()) as asking:
                 asking.begin(Mode.READING, None)
-                overtaken = self._epoch.overtaken(asking)
-                asking.close()
-            except DRIVER_ERRORS:
-                overtaken = None
-            if overtaken is not None:
-                return overtaken
+                return self._epoch.overtaken(asking) or lost(self.name)
         return lost(self.name)
 
     def _closing(self) -> None:

@@ -33,16 +33,15 @@ _STATEMENTS = 256  # that SQLite keeps parsed; the ledger has about half as many
 
 def open_file(path: str) -> SqliteDatabase:
     """The SQLite database at `path`, made when absent; StateHeld when another process has it."""
-    if path != MEMORY and not Path(path).parent.is_dir():
+    file = None if path == MEMORY else Path(path)
+    if file is not None and not file.parent.is_dir():
         raise StoreError(
             f"the ledger {path!r} lies in a directory that does not exist; make it first"
         )
-    torn = wal.check(Path(path)) if path != MEMORY else None
+    torn = None if file is None else wal.check(file)
     if torn is not None:
         raise StateDamaged(f"the log of the ledger is damaged: {torn}")
-    opened = SqliteDatabase(
-        _connected(path), name=repr(path), path=None if path == MEMORY else Path(path)
-    )
+    opened = SqliteDatabase(_connected(path), name=repr(path), path=file)
     try:
         with opened.bare() as bare:
             for pragma in _PRAGMAS:

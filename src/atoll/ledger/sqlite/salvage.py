@@ -19,7 +19,7 @@ from atoll.ledger.tables import schema
 from atoll.ledger.tables.transaction import Transaction
 
 OF_ROUNDS = ("rounds", "leases", "contributions")
-# Whose rows say nothing about the weights, and their keys; the damaged ones are left out.
+# Tables on which no weights depend, with the column that names a row: a damaged row is left out.
 OF_OTHERS = {
     "snapshots": "version",
     "evaluations": "version",
@@ -68,7 +68,7 @@ def salvage(source: Path, target: Path, *, name: str) -> Salvaged:
             with contextlib.closing(_open(source)) as raw:
                 _copy(raw, connection)
             t = Transaction(connection)
-            found.published = _published(connection)
+            found.published = published(t)
             found.counts = counts(t)
             found.damages = [
                 damage
@@ -144,8 +144,9 @@ def _rows(raw: Any, table: str, columns: str) -> Iterator[tuple[object, ...]]:
             return
 
 
-def _published(connection: Connection) -> int:
-    found = connection.value(
+def published(t: Transaction) -> int:
+    """The newest published round; 0 without one."""
+    found = t.connection.value(
         "SELECT max(round) FROM rounds WHERE state = 'published' AND typeof(round) = 'integer'"
     )
     return int(found or 0)
@@ -160,7 +161,7 @@ def _leave_out(t: Transaction, damages: list[LedgerDamage]) -> None:
     rounds = [number for place, number in numbered if place in OF_ROUNDS]
     rounds += _without(t.connection, [number for place, number in numbered if place == "manifests"])
     if rounds:
-        last = min(min(rounds) - 1, _published(t.connection))
+        last = min(min(rounds) - 1, published(t))
         truncation.truncate(t, last_round=last)
     for damage in damages:
         if damage.place == "workers":

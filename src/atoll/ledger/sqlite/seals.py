@@ -13,9 +13,8 @@ The tables are read from the database itself. PostgreSQL has checksums of its ow
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.ledger.connection import DRIVER_ERRORS, Connection
 from atoll.ledger.records import LedgerDamage
@@ -31,24 +30,16 @@ _MODULUS = 1 << 256
 _CHECKED_ERRORS = 100  # of the many that one torn page gives, more than anybody reads
 
 
-@dataclass(frozen=True)
-class _Sealed:
+class _Sealed(NamedTuple):
     """How the rows of one table are written out and put together."""
 
     table: str
     columns: tuple[str, ...]
-    key: tuple[str, ...]
-
-    def row(self, prefix: str = "") -> str:
-        """SQL of a row as exact text, whatever is stored in it."""
-        return _exact(self.columns, prefix)
-
-    def group(self, prefix: str = "") -> str:
-        """SQL of what the row is sealed with."""
-        return _exact(self.key, prefix)
+    key: tuple[str, ...]  # the columns by which rows share a seal
 
 
-def _exact(columns: Iterable[str], prefix: str) -> str:
+def _exact(columns: Iterable[str], prefix: str = "") -> str:
+    """SQL of these columns of a row as exact text, whatever is stored in them."""
     quoted = " || ',' || ".join(f'quote({prefix}"{name}")' for name in columns)
     return f"CAST({quoted} AS BLOB)"  # bytes that are no text any more must not be decoded
 
@@ -156,10 +147,11 @@ def _computed_of(connection: Connection, sealed: _Sealed) -> Seals:
     """The seals that the rows of one table have now."""
     hashes: defaultdict[bytes, list[int]] = defaultdict(list)
     # Not by an index: what counts is the row.
-    rows = f'SELECT {sealed.group()}, {sealed.row()} FROM "{sealed.table}" NOT INDEXED'
-    for key, row in connection.rows(rows):
-        hashes[bytes(key)].append(_hash(sealed.table, row))
-    return {(sealed.table, key): (len(each), _bytes(sum(each))) for key, each in hashes.items()}
+    table, columns, key = sealed
+    rows = f'SELECT {_exact(key)}, {_exact(columns)} FROM "{table}" NOT INDEXED'
+    for group, row in connection.rows(rows):
+        hashes[bytes(group)].append(_hash(table, row))
+    return {(table, group): (len(each), _bytes(sum(each))) for group, each in hashes.items()}
 
 
 def _computed_of_schema(connection: Connection) -> Seals:
@@ -200,12 +192,13 @@ def _sealed(table: str, described: Sequence[Sequence[Any]]) -> _Sealed:
 
 
 def _triggers(sealed: _Sealed) -> Iterator[str]:
-    gone = f"SELECT '{sealed.table}', {sealed.group('OLD.')}, {sealed.row('OLD.')}, NULL"
-    come = f"SELECT '{sealed.table}', {sealed.group('NEW.')}, NULL, {sealed.row('NEW.')}"
+    table, columns, key = sealed
+    gone = f"SELECT '{table}', {_exact(key, 'OLD.')}, {_exact(columns, 'OLD.')}, NULL"
+    come = f"SELECT '{table}', {_exact(key, 'NEW.')}, NULL, {_exact(columns, 'NEW.')}"
     events = {"INSERT": come, "DELETE": gone, "UPDATE": f"{gone} UNION ALL {come}"}
     for event, select in events.items():
-        yield f'DROP TRIGGER IF EXISTS temp."seal_{event}_{sealed.table}"'
+        yield f'DROP TRIGGER IF EXISTS temp."seal_{event}_{table}"'
         yield (
-            f'CREATE TEMP TRIGGER "seal_{event}_{sealed.table}" AFTER {event} '
-            f'ON main."{sealed.table}" BEGIN INSERT INTO {_CHANGES} {select}; END'
+            f'CREATE TEMP TRIGGER "seal_{event}_{table}" AFTER {event} ON main."{table}" '
+            f"BEGIN INSERT INTO {_CHANGES} {select}; END"
         )

@@ -53,7 +53,12 @@ class ContributionTable(RecordTable):
         self._state_of(contribution.round)
         first = self.get(contribution.round, contribution.worker_id)
         if first is not None:
-            return _same(first, contribution)
+            if first.sha256 == contribution.sha256:
+                return first
+            raise Conflict(
+                f"worker_id={first.worker_id!r} already contributed {first.sha256!r} to round "
+                f"{first.round}, and now sends {contribution.sha256!r}; the first one stands"
+            )
         _check_open(contribution, self._state_of(contribution.applied))
         self._leases.finish(contribution.round, contribution.worker_id, contribution.incarnation)
         self._add(contribution)
@@ -98,15 +103,6 @@ class ContributionTable(RecordTable):
                 f"round {round_number} is not in the ledger; ask the coordinator which one is open"
             )
         return RoundState(state)
-
-
-def _same(first: ContributionRecord, again: ContributionRecord) -> ContributionRecord:
-    if first.sha256 != again.sha256:
-        raise Conflict(
-            f"worker_id={again.worker_id!r} already contributed {first.sha256!r} to round "
-            f"{again.round}, and now sends {again.sha256!r}; the first one stands"
-        )
-    return first
 
 
 def _check_open(contribution: ContributionRecord, state: RoundState) -> None:

@@ -91,10 +91,8 @@ class MemberTable(RecordTable):
         places = {m.worker_id: (m.ip_address, m.port) for m in before.members} | placed
         active = [worker for worker in self.workers() if worker.active]
         found = tuple(
-            MemberRecord(
-                rank, worker.worker_id, worker.incarnation, *places.get(worker.worker_id, ("", 0))
-            )
-            for rank, worker in enumerate(active)
+            MemberRecord(rank, w.worker_id, w.incarnation, *places.get(w.worker_id, ("", 0)))
+            for rank, w in enumerate(active)
         )
         if found != before.members:
             made = GenerationRecord(before.number + 1, wall, found)

@@ -118,9 +118,9 @@ control = _texts("control", "name", "value")
 
 
 class Statements:
-    """What is done with whole rows of one table; made once each, since they are kept compiled.
+    """The statements on whole rows of one table, made once because the connection caches them.
 
-    The key of a row is in the parameters `of_` and the name of a column of it.
+    They take the primary key of a row as parameters: `of_round` for the column `round`.
     """
 
     def __init__(self, table: sa.Table) -> None:

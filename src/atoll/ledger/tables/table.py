@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RecordTable:
-    """One or several tables; of use inside a transaction of its connection alone."""
+    """One or several tables; used only inside a transaction of the connection."""
 
     _connection: Connection
 
