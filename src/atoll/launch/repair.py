@@ -55,7 +55,8 @@ def repair(directory: Path, *, s3: S3Access | None = None) -> RepairReport:
                 if report.sound or not report.repairable:
                     repair_swap.end(directory)
                     return report
-                _check_changeable(report)
+                if report.ledger_elsewhere:
+                    raise _not_changed(report)
                 claim = state.ownership(directory, addresses, ledger=None, s3=s3)
                 if claim is not None:
                     claim.claim()  # or a copy would take blobs away that the original needs
@@ -84,14 +85,13 @@ def _prepare(directory: Path, addresses: Addresses, scratch: Path, blobs: Blobs)
     return report
 
 
-def _check_changeable(report: RepairReport) -> None:
-    if report.ledger_elsewhere:
-        more = f" (and {len(report.damages) - 1} more)" if len(report.damages) > 1 else ""
-        raise StateDamaged(
-            f"{report.damages[0]}{more}; the last good round is {report.last_good}, but this run's "
-            f"ledger is not in its state directory and `atoll repair` changes only one that is: "
-            f"nothing has been changed, so restore that database or the named blobs from a copy"
-        )
+def _not_changed(report: RepairReport) -> StateDamaged:
+    more = f" (and {len(report.damages) - 1} more)" if len(report.damages) > 1 else ""
+    return StateDamaged(
+        f"{report.damages[0]}{more}; the last good round is {report.last_good}, but this run's "
+        f"ledger is not in its state directory and `atoll repair` changes only one that is: "
+        f"nothing has been changed, so restore that database or the named blobs from a copy"
+    )
 
 
 def _salvage(original: Path, scratch: Path, report: RepairReport) -> Salvaged:

@@ -20,7 +20,11 @@ def copy(database: Database, path: str) -> None:
         raise StoreError(f"a file {path!r} exists; a copy is a new file, so choose another path")
     try:
         if isinstance(database, SqliteDatabase):
-            _vacuum_into(database, path)
+            with database.bare() as connection:
+                connection.rows("VACUUM INTO ?", (path,))
+            # SQLite leaves this to the caller.
+            filesystem.sync(Path(path))
+            filesystem.sync(Path(path).parent)
         else:
             _copy_rows(database, path)
     except BaseException as exc:
@@ -32,14 +36,6 @@ def copy(database: Database, path: str) -> None:
                 f"the copy {path!r} could not be written ({exc.strerror}); choose another path"
             ) from exc
         raise
-
-
-def _vacuum_into(database: SqliteDatabase, path: str) -> None:
-    with database.bare() as connection:
-        connection.rows("VACUUM INTO ?", (path,))
-    # SQLite leaves this to the caller.
-    filesystem.sync(Path(path))
-    filesystem.sync(Path(path).parent)
 
 
 def _copy_rows(database: Database, path: str) -> None:

@@ -6,7 +6,6 @@ ledger of any other is refused. The first release freezes this step; later ones 
 
 from functools import cache
 
-from sqlalchemy import insert, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -15,8 +14,7 @@ from atoll.ledger.database import REPAIR, Database
 from atoll.ledger.tables import schema
 
 VERSION = 7
-_STORED = select(schema.schema_version.c.version)
-_STORE = insert(schema.schema_version)
+_VERSIONS = schema.STATEMENTS[schema.schema_version.name]
 
 
 def migrate(database: Database) -> None:
@@ -29,7 +27,7 @@ def migrate(database: Database) -> None:
         with database.writing() as connection:
             for statement in statements(connection.dialect):
                 connection.change(statement)
-            connection.change(_STORE, {"version": VERSION})
+            connection.change(_VERSIONS.insert, {"version": VERSION})
             database.made()
     else:
         check_version(stored, name=database.name)
@@ -50,7 +48,7 @@ def stored_version(database: Database) -> int:
     with database.reading() as connection:
         if not database.has_table(schema.schema_version.name):
             return 0
-        found = [version for [version] in connection.rows(_STORED)]
+        found = [version for [version] in connection.rows(_VERSIONS.all)]
     if len(found) != 1 or not isinstance(found[0], int) or found[0] < 1:
         raise StateDamaged(
             f"the ledger {database.name} holds the versions {found!r} of its tables and must hold "

@@ -135,17 +135,11 @@ def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> W
     if page_bytes < _MIN_PAGE_BYTES:
         return None  # the database itself is none; SQLite says so
     frames = list(_frames(file, page_bytes=page_bytes, nbytes=nbytes))
-    if _is_in(ledger, _newest_pages(frames)):
+    # The newest content of each page; frames with other salts are left from an earlier use.
+    pages = {frame.number: frame.page for frame in frames if frame.salts == frames[0].salts}
+    if _is_in(ledger, pages):
         return None
     return WalDamage(path, 0, "its header is not as its checksum says; SQLite would skip it whole")
-
-
-def _newest_pages(frames: list[_Frame]) -> dict[int, bytes]:
-    """By page number its newest content, of the frames with the salts of the first one.
-
-    Frames with other salts are left from an earlier use of the file.
-    """
-    return {frame.number: frame.page for frame in frames if frame.salts == frames[0].salts}
 
 
 def _is_in(ledger: Path, pages: dict[int, bytes]) -> bool:

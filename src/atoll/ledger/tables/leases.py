@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import bindparam, func, or_, select, update
+from sqlalchemy import bindparam, func, select, update
 
 from atoll.errors import LeaseLost, StoreError
 from atoll.ledger.records import LeaseRecord, LeaseState, RoundPlan, RoundState, RowCount
@@ -13,7 +13,7 @@ from atoll.ledger.tables.table import RecordTable
 
 Key = tuple[int, str]  # round, worker_id
 
-_TABLE, _ROUNDS = schema.leases, schema.rounds
+_TABLE = schema.leases
 _IN_ROUND = _TABLE.c.round == bindparam("in_round")
 _OF_WORKER = _TABLE.c.worker_id == bindparam("of_worker")
 _IS_LEASED = _TABLE.c.state == LeaseState.LEASED.value
@@ -28,16 +28,10 @@ _COUNTED_BY = (_TABLE.c.dataset_id, _TABLE.c.epoch, _TABLE.c.worker_id, _TABLE.c
 _LEASED_ROWS = func.sum(_TABLE.c.stop - _TABLE.c.start)
 _COUNTS = select(*_COUNTED_BY, _LEASED_ROWS).group_by(*_COUNTED_BY).order_by(*_COUNTED_BY)
 _END = update(_TABLE).where(_IN_ROUND, _OF_WORKER, _IS_LEASED)
-_LAST_CLOSED = (
-    select(_ROUNDS.c.round)
-    .where(or_(*(_ROUNDS.c.state == s.value for s in (RoundState.FROZEN, RoundState.PUBLISHED))))
-    .order_by(_ROUNDS.c.round.desc())
-    .limit(1)
-    .scalar_subquery()
-)
+_LAST_CLOSED = schema.newest_round(RoundState.FROZEN, RoundState.PUBLISHED)
 _HAND_OVER = (
     update(_TABLE)
-    .where(_OF_WORKER, _IS_LEASED, _TABLE.c.round > func.coalesce(_LAST_CLOSED, 0))
+    .where(_OF_WORKER, _IS_LEASED, _TABLE.c.round > _LAST_CLOSED)
     .values(incarnation=bindparam("to_life"), lease_epoch=_TABLE.c.lease_epoch + 1)
 )
 _HELD = (_IN_ROUND, _OF_WORKER, _TABLE.c.incarnation == bindparam("of_life"), _IS_LEASED)

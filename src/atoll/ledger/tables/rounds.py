@@ -7,7 +7,7 @@ published in the order of their numbers.
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, select, update
 
 from atoll.errors import StoreError, WrongRound
 from atoll.ledger.records import ContributionRecord, Published, RoundPlan, RoundRecord, RoundState
@@ -17,31 +17,18 @@ from atoll.ledger.tables.leases import Key, LeaseTable
 from atoll.ledger.tables.table import RecordTable
 
 FIRST_ROUND = 1
+NO_LIMIT = 2**63 - 1  # the highest number that a ledger can hold
 
 _TABLE = schema.rounds
 _LATEST = select(_TABLE).order_by(_TABLE.c.round.desc()).limit(1)
-_FROM = select(_TABLE).where(_TABLE.c.round >= bindparam("first")).order_by(_TABLE.c.round)
-_FROM_TO = _FROM.where(_TABLE.c.round <= bindparam("last"))
-# By the newest published one: to look at the states of all would take longer with every round.
-_NEWEST_PUBLISHED = (
-    select(_TABLE.c.round)
-    .where(_TABLE.c.state == RoundState.PUBLISHED.value)
-    .order_by(_TABLE.c.round.desc())
-    .limit(1)
-    .scalar_subquery()
-)
-_UNPUBLISHED = (
-    select(_TABLE)
-    .where(_TABLE.c.round > func.coalesce(_NEWEST_PUBLISHED, 0))
-    .order_by(_TABLE.c.round)
-)
+_NOT_BEFORE = _TABLE.c.round >= bindparam("first")
+_NOT_AFTER = _TABLE.c.round <= bindparam("last")
+_FROM_TO = select(_TABLE).where(_NOT_BEFORE, _NOT_AFTER).order_by(_TABLE.c.round)
+_PUBLISHED = schema.newest_round(RoundState.PUBLISHED)
+_UNPUBLISHED = select(_TABLE).where(_TABLE.c.round > _PUBLISHED).order_by(_TABLE.c.round)
 _STATE = select(_TABLE.c.state).where(_TABLE.c.round == bindparam("of_round"))
 _UPDATE = schema.STATEMENTS[_TABLE.name].update
-_MOVE_CURSOR = (
-    update(_TABLE)
-    .where(_TABLE.c.round >= bindparam("first"))
-    .values(cursor=bindparam("new_cursor"))
-)
+_MOVE_CURSOR = update(_TABLE).where(_NOT_BEFORE).values(cursor=bindparam("new_cursor"))
 
 
 @dataclass
@@ -51,10 +38,8 @@ class RoundTable(RecordTable):
     _leases: LeaseTable
     _contributions: ContributionTable
 
-    def all(self, *, first: int = FIRST_ROUND, last: int | None = None) -> list[RoundRecord]:
+    def all(self, *, first: int = FIRST_ROUND, last: int = NO_LIMIT) -> list[RoundRecord]:
         """Rounds `first` to `last`, oldest first."""
-        if last is None:
-            return self._records(RoundRecord, _FROM, {"first": first})
         return self._records(RoundRecord, _FROM_TO, {"first": first, "last": last})
 
     def latest(self) -> RoundRecord | None:

@@ -27,7 +27,8 @@ class RunTable(RecordTable):
                 f"the ledger already holds run {held.run_id!r} and takes no other "
                 f"({run.run_id!r}); give the new run a state directory of its own"
             )
-        self._add(run, manifest)
+        self._add(run)
+        self._add(manifest)
 
 
 @dataclass

@@ -117,6 +117,16 @@ credentials = _texts("credentials", "role", "sha256")
 control = _texts("control", "name", "value")
 
 
+def newest_round(*states: records.RoundState) -> sa.ColumnElement[int]:
+    """SQL of the highest number among the rounds in these states; 0 without one.
+
+    Looks from the newest on: to look at the states of all would take longer with every round.
+    """
+    is_in = sa.or_(*(rounds.c.state == state.value for state in states))
+    found = sa.select(rounds.c.round).where(is_in).order_by(rounds.c.round.desc()).limit(1)
+    return sa.func.coalesce(found.scalar_subquery(), 0)
+
+
 class Statements:
     """The statements on whole rows of one table, made once because the connection caches them.
 

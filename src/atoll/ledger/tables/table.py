@@ -1,17 +1,12 @@
 """What all tables share: they read and change rows on the connection of their transaction."""
 
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Executable
 
 from atoll.ledger.connection import Connection, Values
 from atoll.ledger.tables import rows, schema
 from atoll.ledger.tables.rows import R
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 @dataclass
@@ -37,8 +32,8 @@ class RecordTable:
         statements = schema.STATEMENTS[schema.NAMES[kind]]
         return self._record(kind, statements.find, dict(zip(statements.key, key, strict=True)))
 
-    def _add(self, *records: "DataclassInstance") -> None:
-        """Inserts the records, each into the table of its kind."""
-        for kind, alike in groupby(records, key=type):
+    def _add(self, *records: R) -> None:
+        """Inserts records of one kind."""
+        for kind in {type(record) for record in records}:
             insert = schema.STATEMENTS[schema.NAMES[kind]].insert
-            self._connection.change_each(insert, [rows.values(record) for record in alike])
+            self._connection.change_each(insert, [rows.values(record) for record in records])
