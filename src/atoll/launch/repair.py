@@ -1,4 +1,4 @@
-"""What is damaged in a state directory, how far the run holds, and going back there.
+"""Finds what is damaged in a state directory and the last good round, and goes back to it.
 
 Looks at a copy of the ledger, so looking changes nothing. A repair makes a new ledger of what can
 be trusted and puts the old one, and every blob that no longer belongs to the run, aside in

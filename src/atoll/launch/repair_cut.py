@@ -1,6 +1,6 @@
-"""How far a run holds, and taking a copy of its ledger back there; fills the report.
+"""Finds the last good round of a run and cuts a copy of its ledger back to it; fills the report.
 
-Changes the ledger it is given and nothing else: what becomes of blobs is only named.
+Changes only the ledger it is given. Blobs that have to go are named in the report.
 """
 
 import contextlib

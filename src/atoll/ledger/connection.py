@@ -147,7 +147,7 @@ class Connection:
     # Transactions
 
     def begin(self, mode: Mode, text: str | None) -> None:
-        """A transaction begins, with this statement where the driver does not begin by itself."""
+        """Begins a transaction; `text` does it where the driver does not begin by itself."""
         self.mode = mode
         if text is not None:
             self._execute(text, ())

@@ -81,7 +81,7 @@ class Database:
 
     @property
     def identity(self) -> str | None:
-        """A name that no copy of this database has; None for a file, which its path tells apart."""
+        """A name that tells this database from its copies; None for a file, which has a path."""
         return None
 
     # Transactions

@@ -40,7 +40,7 @@ class Ledger:
     # The right to write
 
     def identity(self) -> str | None:
-        """A name that no copy of this database has; None for a file, which its path tells apart."""
+        """A name that tells this database from its copies; None for a file, which has a path."""
         return self._database.identity
 
     def check_held(self) -> None:

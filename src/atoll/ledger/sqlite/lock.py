@@ -20,7 +20,7 @@ _INFO_BYTES = 4096
 
 
 class Lock:
-    """A held directory; `close` gives it back."""
+    """A held directory; `close` gives it back. Any thread may `check` it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path

@@ -124,10 +124,12 @@ def _frames(file: BinaryIO, *, page_bytes: int, nbytes: int) -> Iterator[_Frame]
 
 
 def _judge_header(path: Path, file: BinaryIO, ledger: Path, *, nbytes: int) -> WalDamage | None:
-    """A header is on the disk before the frames after it; torn, it stands before old frames.
+    """Whether a log whose header is bad holds anything that the database does not.
 
-    A log is begun anew only once the database has all of it, so one that would change nothing is
-    harmless. A disk that writes its sectors whole tears no header; SQLite does not count on that.
+    SQLite begins a log anew, with a new header, only once the database has all of the old one, and
+    that header is on the disk before any new frame. So a power cut that tears it leaves frames that
+    are in the database already, which is harmless. Disks that write sectors whole tear no header,
+    but SQLite does not count on that.
     """
     with ledger.open("rb") as database:
         [page_bytes] = struct.unpack(">H", database.read(18)[16:18])

@@ -15,7 +15,7 @@ from atoll.ledger.tables.snapshots import EvaluationTable, SnapshotTable
 
 
 class Transaction:
-    """The tables of a ledger inside one transaction; of no use after it."""
+    """The tables of a ledger; for the thread whose transaction is open, and only until it ends."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
