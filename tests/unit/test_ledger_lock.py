@@ -141,7 +141,9 @@ def test_lock_is_not_passed_on_to_a_started_program(tmp_path: Path):
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        os.close(first.fileno())  # as the end of this process would
+        open_files = Path("/proc/self/fd").iterdir()
+        [mine] = [link for link in open_files if os.path.realpath(link) == str(first.path)]
+        os.close(int(mine.name))  # as the end of this process would
 
         hold(tmp_path, pid=2, wall=WALL).close()
 

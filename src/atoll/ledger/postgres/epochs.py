@@ -125,10 +125,9 @@ def take(database: Database, *, lease_seconds: float) -> Epoch:
         raise _held(database.name, before)
     with database.writing() as connection:
         wait = lease_seconds if before is None else before.lease_seconds + 5.0
-        _wait_for_locks(connection, wait)
         # Waits for writes under way and keeps out every later one; see Epoch.check. Nothing before
         # it reads, so that what is read below is younger than the lock.
-        locked = _in_time(connection, f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE")
+        locked = _in_time(connection, wait, f"LOCK TABLE {TABLE} IN EXCLUSIVE MODE")
         if not locked and before is not None:
             raise _held(database.name, before)
         found = Holder.read(connection)
@@ -145,12 +144,19 @@ def take(database: Database, *, lease_seconds: float) -> Epoch:
 
 def _session_ended(connection: Connection, epoch: int) -> bool:
     """Whether the session that held `epoch` is over: then its process can never write again."""
-    _wait_for_locks(connection, GONE_SECONDS)
-    return _in_time(connection, "SELECT pg_advisory_xact_lock(%s, %s)", _session_key(epoch))
+    lock = "SELECT pg_advisory_xact_lock(%s, %s)"
+    return _in_time(connection, GONE_SECONDS, lock, _session_key(epoch))
 
 
-def _in_time(connection: Connection, statement: str, values: tuple[int, ...] = ()) -> bool:
-    """Whether a lock was had within `lock_timeout`."""
+def _in_time(
+    connection: Connection, seconds: float, statement: str, values: tuple[int, ...] = ()
+) -> bool:
+    """Whether the statement got its lock within so many seconds.
+
+    The limit is by SET: a query such as `set_config` would fix what the transaction sees before it
+    has the lock.
+    """
+    connection.change(f"SET LOCAL lock_timeout = {_milliseconds(seconds)}")
     connection.change("SAVEPOINT waiting")
     try:
         connection.change(statement, values)
@@ -172,14 +178,6 @@ def _held(name: str, found: Holder) -> StateHeld:
         f"{found.silent_seconds:.1f} s ago; only one coordinator may open it, so stop that one "
         f"first, or wait until it has been silent for {found.lease_seconds:g} s"
     )
-
-
-def _wait_for_locks(connection: Connection, seconds: float) -> None:
-    """Limits how long this transaction waits for a lock.
-
-    By SET: a query such as `set_config` would fix what the transaction sees before it has the lock.
-    """
-    connection.change(f"SET LOCAL lock_timeout = {_milliseconds(seconds)}")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -38,11 +38,6 @@ class Lock:
                 f"stops; put the directory back and start it again"
             )
 
-    def fileno(self) -> int:
-        """The descriptor that the lock is on, while it is held."""
-        assert self._descriptor is not None, "the lock was given back"
-        return self._descriptor
-
     def close(self) -> None:
         """Releases the directory; harmless when repeated."""
         if self._descriptor is not None:

@@ -9,7 +9,7 @@ version that is recorded for a later round is in force from the next one on.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlalchemy import BindParameter, bindparam, delete, func, select, update
+from sqlalchemy import BindParameter, bindparam, delete, func, select, tuple_, update
 
 from atoll import canonical
 from atoll.ledger.records import LeaseRecord, LeaseState
@@ -30,18 +30,13 @@ _DROP = tuple(
         (schema.rounds, schema.rounds.c.round),
     )
 )
+_UNFOLDED = select(_CONTRIBUTIONS.c.round, _CONTRIBUTIONS.c.worker_id).where(
+    _CONTRIBUTIONS.c.applied > _LATER
+)
+_IS_UNFOLDED = tuple_(_LEASES.c.round, _LEASES.c.worker_id).in_(_UNFOLDED)
 _REOPEN_UNFOLDED = (
     update(_LEASES)
-    .where(
-        _LEASES.c.state == LeaseState.DONE.value,
-        select(_CONTRIBUTIONS.c.round)
-        .where(
-            _CONTRIBUTIONS.c.round == _LEASES.c.round,
-            _CONTRIBUTIONS.c.worker_id == _LEASES.c.worker_id,
-            _CONTRIBUTIONS.c.applied > _LATER,
-        )
-        .exists(),
-    )
+    .where(_LEASES.c.state == LeaseState.DONE.value, _IS_UNFOLDED)
     .values(state=LeaseState.REOPENED.value)
 )
 _MOVE_MANIFESTS = (

@@ -37,16 +37,10 @@ _HAND_OVER = (
 _HELD = (_IN_ROUND, _OF_WORKER, _TABLE.c.incarnation == bindparam("of_life"), _IS_LEASED)
 _HELD_LEASES = select(_TABLE).where(*_HELD)
 _FINISH = update(_TABLE).where(*_HELD).values(state=LeaseState.DONE.value)
+_TAKEN_BY = ("round", "worker_id", "dataset_id", "start", "stop")
 _TAKE = (
     update(_TABLE)
-    .where(
-        _IN_ROUND,
-        _OF_WORKER,
-        _TABLE.c.dataset_id == bindparam("of_dataset"),
-        _TABLE.c.start == bindparam("from_row"),
-        _TABLE.c.stop == bindparam("to_row"),
-        _IS_REOPENED,
-    )
+    .where(*(_TABLE.c[name] == bindparam(f"of_{name}") for name in _TAKEN_BY), _IS_REOPENED)
     .values(state=LeaseState.TAKEN.value)
 )
 
@@ -106,10 +100,9 @@ class LeaseTable(RecordTable):
 
     def _take(self, taken: Sequence[LeaseRecord]) -> None:
         for lease in taken:
-            whose = {"in_round": lease.round, "of_worker": lease.worker_id}
-            given = {"of_dataset": lease.dataset_id, "from_row": lease.start, "to_row": lease.stop}
+            given = {f"of_{name}": getattr(lease, name) for name in _TAKEN_BY}
             # Otherwise the same rows would be given out twice.
-            if self._connection.change(_TAKE, whose | given) != 1:
+            if self._connection.change(_TAKE, given) != 1:
                 raise StoreError(
                     f"{lease!r} is not among the reopened leases, and only those go out again"
                 )
