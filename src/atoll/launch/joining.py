@@ -104,10 +104,9 @@ def _identity_of(store: IslandStore, worker_id: str | None) -> IslandIdentity:
     known = store.identity()
     if known is not None:
         if worker_id is not None and worker_id != known.worker_id:
-            raise ConfigError(
-                f"worker_id={worker_id!r} differs from {known.worker_id!r}, which "
-                f"{str(store.directory)!r} belongs to; use another state directory"
-            )
+            owner = f"{known.worker_id!r}, which {str(store.directory)!r} belongs to"
+            way_out = "use another state directory"
+            raise ConfigError(f"worker_id={worker_id!r} differs from {owner}; {way_out}")
         return known
     name = worker_id or f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
     made = IslandIdentity(ids.worker_id(name), secrets.token_hex(32))
@@ -124,6 +123,5 @@ def _open_store(directory: str | Path | None, *, base: Path, worker_id: str | No
     for slot in range(MAX_SLOTS):
         with suppress(StateHeld):
             return IslandStore(base / f"slot-{slot}")
-    raise ConfigError(
-        f"{MAX_SLOTS} islands of this run are alive on this machine; give a state directory"
-    )
+    alive = f"{MAX_SLOTS} islands of this run are alive on this machine"
+    raise ConfigError(f"{alive}; give a state directory")

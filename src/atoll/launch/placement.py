@@ -25,9 +25,8 @@ def local_rank(variables: Mapping[str, str] = os.environ) -> int | None:
         return None
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         if not variables[name].isdecimal():
-            raise ConfigError(
-                f"{name}={variables[name]!r} is not a whole number; start with torchrun"
-            )
+            found = f"{name}={variables[name]!r}"
+            raise ConfigError(f"{found} is not a whole number; start with torchrun")
     return int(variables["LOCAL_RANK"])
 
 

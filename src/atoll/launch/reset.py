@@ -51,10 +51,8 @@ def look(directory: Path, addresses: Addresses, *, keep_weights: bool = False) -
             raise _no_weights(directory)
         return None
     if directory.name in ("", ".."):
-        raise ConfigError(
-            f"--reset moves the directory {str(directory)!r} aside, and a process cannot move "
-            f"where it stands; give its whole path from outside it"
-        )
+        rule = "a process cannot move where it stands; give its whole path from outside it"
+        raise ConfigError(f"--reset moves the directory {str(directory)!r} aside, and {rule}")
     if {addresses, _recorded(directory)} != {Addresses()}:
         raise ConfigError(
             "--reset puts a state directory aside, and this run keeps its ledger or blobs "

@@ -140,9 +140,8 @@ class Connection:
 
     def _check_writable(self) -> None:
         if self.mode is Mode.READING:
-            raise StoreError(
-                "a transaction that reads was asked to change the ledger; use `ledger.writing()`"
-            )
+            asked = "a transaction that reads was asked to change the ledger"
+            raise StoreError(f"{asked}; use `ledger.writing()`")
 
     # Transactions
 

@@ -223,7 +223,6 @@ def translate(exc: Exception, *, name: str) -> StoreError:
 
 def lost(name: str) -> StoreError:
     """The error of a connection that is gone."""
-    return errors.StoreAway(
-        f"the connection to the ledger {name} was lost, and with it the right to write; "
-        f"restart this process: it reads there whether the last change was recorded"
-    )
+    what = f"the connection to the ledger {name} was lost, and with it the right to write"
+    way_out = "restart this process: it reads there whether the last change was recorded"
+    return errors.StoreAway(f"{what}; {way_out}")

@@ -43,10 +43,8 @@ def _url(url_or_path: str | Path) -> URL:
         return make_url(url_or_path)
     except ArgumentError as exc:
         # Not quoted back: it may hold a password.
-        raise ConfigError(
-            "the ledger's URL cannot be read; it is postgresql://user:password@host:port/database "
-            "or sqlite:///path"
-        ) from exc
+        forms = "postgresql://user:password@host:port/database or sqlite:///path"
+        raise ConfigError(f"the ledger's URL cannot be read; it is {forms}") from exc
 
 
 def open_database(url_or_path: str | Path, *, lease_seconds: float = LEASE_SECONDS) -> Database:
@@ -57,7 +55,5 @@ def open_database(url_or_path: str | Path, *, lease_seconds: float = LEASE_SECON
             return sqlite.open_file(url.database or sqlite.MEMORY)
         case "postgresql":
             return postgres.open_server(url, lease_seconds=lease_seconds)
-    raise ConfigError(
-        f"ledger {url.drivername!r} is not an engine Atoll uses; give a path, sqlite:///… or "
-        f"postgresql://…"
-    )
+    known = "give a path, sqlite:///… or postgresql://…"
+    raise ConfigError(f"ledger {url.drivername!r} is not an engine Atoll uses; {known}")

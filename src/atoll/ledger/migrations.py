@@ -37,10 +37,9 @@ def migrate(database: Database) -> None:
 def check_version(stored: int, *, name: str) -> None:
     """LedgerVersion unless `stored` is the version whose tables this program reads."""
     if stored != VERSION:
-        raise LedgerVersion(
-            f"the ledger {name} has version {stored} and this program reads version {VERSION} "
-            f"alone; use the Atoll that wrote it, or start a new run in another directory"
-        )
+        found = f"the ledger {name} has version {stored} and this program reads version {VERSION}"
+        way_out = "use the Atoll that wrote it, or start a new run in another directory"
+        raise LedgerVersion(f"{found} alone; {way_out}")
 
 
 def stored_version(database: Database) -> int:

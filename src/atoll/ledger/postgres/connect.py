@@ -37,15 +37,11 @@ def connected(url: URL, name: str) -> Connection:
     try:
         import psycopg
     except ImportError as exc:
-        raise StoreError(
-            f"the ledger {name} needs psycopg, which is not installed; "
-            f"run: pip install 'atoll[postgres]'"
-        ) from exc
+        missing = f"the ledger {name} needs psycopg, which is not installed"
+        raise StoreError(f"{missing}; run: pip install 'atoll[postgres]'") from exc
     _, arguments = _DIALECT.create_connect_args(url)
-    arguments |= {
-        "application_name": epochs.name_of_this_process(),
-        "connect_timeout": CONNECT_SECONDS,
-    }
+    name_here = epochs.name_of_this_process()
+    arguments |= {"application_name": name_here, "connect_timeout": CONNECT_SECONDS}
     try:
         raw = psycopg.connect(**arguments)
     except psycopg.Error as exc:

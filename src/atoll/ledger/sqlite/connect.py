@@ -35,9 +35,8 @@ def open_file(path: str) -> SqliteDatabase:
     """The SQLite database at `path`, made when absent; StateHeld when another process has it."""
     file = None if path == MEMORY else Path(path)
     if file is not None and not file.parent.is_dir():
-        raise StoreError(
-            f"the ledger {path!r} lies in a directory that does not exist; make it first"
-        )
+        place = f"the ledger {path!r} lies in a directory that does not exist"
+        raise StoreError(f"{place}; make it first")
     torn = None if file is None else wal.check(file)
     if torn is not None:
         raise StateDamaged(f"the log of the ledger is damaged: {torn}")

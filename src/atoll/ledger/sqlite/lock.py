@@ -49,37 +49,29 @@ class Lock:
 
 def hold(directory: Path) -> Lock:
     """Holds `directory` for this process, or raises StateHeld at once, naming who does."""
-    path = directory / FILE_NAME
+    path, name = directory / FILE_NAME, f"the state directory {str(directory)!r}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as exc:
-        raise StoreError(
-            f"{str(path)!r} cannot be opened ({exc.strerror}); the state directory must exist and "
-            f"be writable"
-        ) from exc
+        rule = "the state directory must exist and be writable"
+        raise StoreError(f"{str(path)!r} cannot be opened ({exc.strerror}); {rule}") from exc
     with ExitStack() as refused:
         refused.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _leads_to(path, descriptor):
-                raise StateHeld(
-                    f"the state directory {str(directory)!r} was moved away or replaced while it "
-                    f"was being opened; see by whom, and start again"
-                )
+                moved = "was moved away or replaced while it was being opened"
+                raise StateHeld(f"{name} {moved}; see by whom, and start again")
             wall = SystemClock().wall()
             info = {"pid": os.getpid(), "started": wall, "host": socket.gethostname()}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(info).encode(), 0)
         except BlockingIOError as exc:
-            raise StateHeld(
-                f"the state directory {str(directory)!r} is held by {_holder(descriptor)}; only "
-                f"one coordinator may use it, so stop that one first"
-            ) from exc
+            rule = "only one coordinator may use it, so stop that one first"
+            raise StateHeld(f"{name} is held by {_holder(descriptor)}; {rule}") from exc
         except OSError as exc:
-            raise StoreError(
-                f"{str(path)!r} cannot be locked ({exc.strerror}); the state directory must be on "
-                f"a writable file system with locks"
-            ) from exc
+            rule = "the state directory must be on a writable file system with locks"
+            raise StoreError(f"{str(path)!r} cannot be locked ({exc.strerror}); {rule}") from exc
         refused.pop_all()
     return Lock(path, descriptor)
 

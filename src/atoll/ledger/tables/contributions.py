@@ -49,18 +49,18 @@ class ContributionTable(RecordTable):
         planned is WrongRound; a worker without a lease in the round that it was made for, in this
         life, is LeaseLost.
         """
-        self._members.check_incarnation(contribution.worker_id, contribution.incarnation)
-        self._state_of(contribution.round)
-        first = self.get(contribution.round, contribution.worker_id)
+        number, worker_id = contribution.round, contribution.worker_id
+        self._members.check_incarnation(worker_id, contribution.incarnation)
+        self._state_of(number)
+        first = self.get(number, worker_id)
         if first is not None:
             if first.sha256 == contribution.sha256:
                 return first
-            raise Conflict(
-                f"worker_id={first.worker_id!r} already contributed {first.sha256!r} to round "
-                f"{first.round}, and now sends {contribution.sha256!r}; the first one stands"
-            )
+            known = f"worker_id={worker_id!r} already contributed {first.sha256!r}"
+            again = f"to round {number}, and now sends {contribution.sha256!r}"
+            raise Conflict(f"{known} {again}; the first one stands")
         _check_open(contribution, self._state_of(contribution.applied))
-        self._leases.finish(contribution.round, contribution.worker_id, contribution.incarnation)
+        self._leases.finish(number, worker_id, contribution.incarnation)
         self._add(contribution)
         return contribution
 
@@ -99,20 +99,16 @@ class ContributionTable(RecordTable):
     def _state_of(self, round_number: int) -> RoundState:
         state = self._connection.value(_STATE, {"of_round": round_number})
         if state is None:
-            raise WrongRound(
-                f"round {round_number} is not in the ledger; ask the coordinator which one is open"
-            )
+            way_out = "ask the coordinator which one is open"
+            raise WrongRound(f"round {round_number} is not in the ledger; {way_out}")
         return RoundState(state)
 
 
 def _check_open(contribution: ContributionRecord, state: RoundState) -> None:
+    number = contribution.applied
     if state in (RoundState.FROZEN, RoundState.PUBLISHED):
-        raise StaleContribution(
-            f"round {contribution.applied} is {state.value} without worker_id="
-            f"{contribution.worker_id!r}; its rows are open again, go on from the new version"
-        )
+        late = f"round {number} is {state.value} without worker_id={contribution.worker_id!r}"
+        raise StaleContribution(f"{late}; its rows are open again, go on from the new version")
     if state is RoundState.PLANNED:
-        raise WrongRound(
-            f"round {contribution.applied} is only planned; contribute once the round before it "
-            f"is published"
-        )
+        rule = "contribute once the round before it is published"
+        raise WrongRound(f"round {number} is only planned; {rule}")

@@ -76,10 +76,8 @@ class LeaseTable(RecordTable):
         held = {"in_round": round_number, "of_worker": worker_id, "of_life": incarnation}
         leases = self._records(LeaseRecord, _HELD_LEASES, held)
         if not leases:
-            raise LeaseLost(
-                f"worker_id={worker_id!r} has no lease in round {round_number}; "
-                f"only leased rows are contributed, so wait for the next plan"
-            )
+            rule = "only leased rows are contributed, so wait for the next plan"
+            raise LeaseLost(f"worker_id={worker_id!r} has no lease in round {round_number}; {rule}")
         self._connection.change(_FINISH, held)
         self._queues.mark_done(leases)
 
@@ -103,9 +101,8 @@ class LeaseTable(RecordTable):
             given = {f"of_{name}": getattr(lease, name) for name in _TAKEN_BY}
             # Otherwise the same rows would be given out twice.
             if self._connection.change(_TAKE, given) != 1:
-                raise StoreError(
-                    f"{lease!r} is not among the reopened leases, and only those go out again"
-                )
+                rule = "so its rows cannot be given out again"
+                raise StoreError(f"{lease!r} is not among the reopened leases, {rule}")
 
     def _keep_reopened(self, plan: RoundPlan) -> None:
         """Records the ends of taken leases that the plan does not need; they stay reopened."""
@@ -123,10 +120,8 @@ class LeaseTable(RecordTable):
     def _lease(self, plan: RoundPlan) -> None:
         for lease in plan.leases:
             if lease.round != plan.round or lease.state is not LeaseState.LEASED:
-                raise StoreError(
-                    f"{lease!r} cannot be given out with round {plan.round}; "
-                    f"a new lease is of that round and in state 'leased'"
-                )
+                rule = "a new lease is of that round and in state 'leased'"
+                raise StoreError(f"{lease!r} cannot be given out with round {plan.round}; {rule}")
         # Written here, so that a lease belongs to the life that its worker has in this transaction.
         lives: dict[str, int] = dict(self._connection.rows(_LIVES))
         held = (replace(x, incarnation=lives.get(x.worker_id, x.incarnation)) for x in plan.leases)

@@ -68,19 +68,17 @@ class MemberTable(RecordTable):
         """The worker of that name, or UnknownWorker."""
         known = self._find(WorkerRecord, worker_id)
         if known is None:
-            raise UnknownWorker(
-                f"no worker_id={worker_id!r} is registered in this run; register first"
-            )
+            unknown = f"no worker_id={worker_id!r} is registered in this run"
+            raise UnknownWorker(f"{unknown}; register first")
         return known
 
     def check_incarnation(self, worker_id: str, incarnation: int) -> None:
         """UnknownWorker, or Fenced unless `incarnation` is the worker's latest."""
         latest = self.check_known(worker_id).incarnation
         if incarnation != latest:
-            raise Fenced(
-                f"worker_id={worker_id!r} is at incarnation {latest}, this message is from "
-                f"{incarnation}; only the latest may act, so this process must stop"
-            )
+            lives = f"is at incarnation {latest}, this message is from {incarnation}"
+            rule = "only the latest may act, so this process must stop"
+            raise Fenced(f"worker_id={worker_id!r} {lives}; {rule}")
 
     def _renew(self, *, wall: float, placed: dict[str, tuple[str, int]]) -> None:
         """Freezes the workers that are active now, unless nobody changed.

@@ -58,11 +58,9 @@ class RoundTable(RecordTable):
         """
         latest = self.latest()
         if latest is not None and latest.state is not RoundState.PUBLISHED:
-            raise StoreError(
-                f"the ledger already has rounds up to {latest.round}, which is "
-                f"{latest.state.value}; only the first ones and those after the last are begun, "
-                f"others are planned by freezing an earlier one"
-            )
+            has = f"the ledger already has rounds up to {latest.round}, which is"
+            rule = "only the first ones and those after the last are begun, a freeze plans others"
+            raise StoreError(f"{has} {latest.state.value}; {rule}")
         for plan in plans:
             self._insert(plan, RoundState.OPEN)
 
@@ -70,10 +68,8 @@ class RoundTable(RecordTable):
         """Adds the plan's leases to its round, planned or open; moves the cursor."""
         state = self._state(plan.round)
         if state not in (RoundState.PLANNED, RoundState.OPEN):
-            raise WrongRound(
-                f"round {plan.round} is {_told(state)}; leases are only added to a round that is "
-                f"planned or open"
-            )
+            rule = "leases are only added to a round that is planned or open"
+            raise WrongRound(f"round {plan.round} is {_told(state)}; {rule}")
         self._leases.give_out(plan)
         # A round counts the rows of all plans up to its own, so later ones count these too.
         self._connection.change(_MOVE_CURSOR, {"first": plan.round, "new_cursor": plan.cursor})
@@ -84,9 +80,7 @@ class RoundTable(RecordTable):
         They become `reopened`, or without `reissue` `given_up`. WrongRound unless open.
         """
         if self._state(round_number) is not RoundState.OPEN:
-            raise WrongRound(
-                f"round {round_number} is not open; only its leases can come to an end"
-            )
+            raise WrongRound(f"round {round_number} is not open; leases end only in one that is")
         return self._leases.end([(round_number, worker) for worker in workers], reissue=reissue)
 
     def freeze(
@@ -132,10 +126,8 @@ class RoundTable(RecordTable):
     def _move(self, round_number: int, *, old: RoundState, new: RoundState) -> None:
         found = self._state(round_number)
         if found is not old:
-            raise WrongRound(
-                f"round {round_number} is {_told(found)}; "
-                f"it becomes {new.value} only while it is {old.value}"
-            )
+            rule = f"it becomes {new.value} only while it is {old.value}"
+            raise WrongRound(f"round {round_number} is {_told(found)}; {rule}")
         self._connection.change(_UPDATE, {"of_round": round_number, "state": new.value})
 
     def _check_before(self, round_number: int, *states: RoundState) -> None:
@@ -143,18 +135,16 @@ class RoundTable(RecordTable):
             return
         before = self._state(round_number - 1)
         if before not in states:
-            raise WrongRound(
-                f"round {round_number - 1} is {_told(before)}; rounds are frozen and published in "
-                f"the order of their numbers, so it comes before round {round_number}"
-            )
+            rule = "rounds are frozen and published in the order of their numbers"
+            told = f"round {round_number - 1} is {_told(before)}; {rule}"
+            raise WrongRound(f"{told}, so it comes before round {round_number}")
 
     def _insert(self, plan: RoundPlan, state: RoundState) -> None:
         latest = self.latest()
         following = FIRST_ROUND if latest is None else latest.round + 1
         if plan.round != following:
-            raise WrongRound(
-                f"the plan is for round {plan.round}; the next one is round {following}"
-            )
+            given = f"the plan is for round {plan.round}"
+            raise WrongRound(f"{given}; the next one is round {following}")
         manifest, cursor = plan.manifest_sha256, plan.cursor
         self._add(RoundRecord(plan.round, state, manifest, cursor, plan.fragment, plan.tokens))
         self._leases.give_out(plan)

@@ -23,9 +23,9 @@ class RunTable(RecordTable):
         """Records the run; StoreError when the ledger already holds one."""
         held = self.get()
         if held is not None:
+            told = f"the ledger already holds run {held.run_id!r} and takes no other"
             raise StoreError(
-                f"the ledger already holds run {held.run_id!r} and takes no other "
-                f"({run.run_id!r}); give the new run a state directory of its own"
+                f"{told} ({run.run_id!r}); give the new run a state directory of its own"
             )
         self._add(run)
         self._add(manifest)
@@ -46,25 +46,18 @@ class ManifestTable(RecordTable):
 
         StoreError unless its number follows the newest one's and its first round the latest one.
         """
-        held = self.all()
+        held, what = self.all(), f"manifest version {manifest.version}"
         newest = held[-1].version if held else 0
         if not newest or manifest.version != newest + 1:
-            raise StoreError(
-                f"manifest version {manifest.version} does not follow version {newest}; versions "
-                f"count up by one"
-            )
+            raise StoreError(f"{what} does not follow version {newest}; versions count up by one")
         latest = self._rounds.latest()
         following = 1 if latest is None else latest.round + 1
         if manifest.from_round != following:
-            raise StoreError(
-                f"manifest version {manifest.version} is to be in force from round "
-                f"{manifest.from_round}; the first round that is not planned is {following}"
-            )
+            first = f"the first round that is not planned is {following}"
+            raise StoreError(f"{what} is to be in force from round {manifest.from_round}; {first}")
         if any(manifest.sha256 == known.sha256 for known in held):
-            raise StoreError(
-                f"manifest version {manifest.version} has the sha256 of an earlier one; every "
-                f"version carries its number, so no two are the same"
-            )
+            rule = "every version carries its number, so no two are the same"
+            raise StoreError(f"{what} has the sha256 of an earlier one; {rule}")
         self._add(manifest)
 
 

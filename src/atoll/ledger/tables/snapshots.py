@@ -35,10 +35,8 @@ class SnapshotTable(RecordTable):
         if held is None:
             self._add(snapshot)
         elif held != snapshot:
-            raise StoreError(
-                f"the ledger already has {held!r} and is given {snapshot!r}; "
-                f"a version has one snapshot, so run the audit to see which is right"
-            )
+            rule = "a version has one snapshot, so run the audit to see which is right"
+            raise StoreError(f"the ledger already has {held!r} and is given {snapshot!r}; {rule}")
 
     def drop(self, version: int) -> None:
         """Forgets the snapshot of this version."""
