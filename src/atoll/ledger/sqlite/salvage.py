@@ -157,7 +157,7 @@ def _leave_out(t: Transaction, damages: list[LedgerDamage]) -> None:
         if damage.place in OF_OTHERS:
             is_it = f'quote("{OF_OTHERS[damage.place]}") = ?'
             t.connection.change(f'DELETE FROM "{damage.place}" WHERE {is_it}', (damage.key,))
-    numbered = [(d.place, int(d.key)) for d in damages if d.key.isdigit()]
+    numbered = [(d.place, int(d.key)) for d in damages if d.key.isdecimal()]
     rounds = [number for place, number in numbered if place in OF_ROUNDS]
     rounds += _without(t.connection, [number for place, number in numbered if place == "manifests"])
     if rounds:
