@@ -50,10 +50,8 @@ class LocalProcess:
         try:
             return self.popen.wait(timeout_seconds)
         except subprocess.TimeoutExpired as exc:
-            raise AtollError(
-                f"{self.name} did not end within {timeout_seconds:.0f} s; its log ends with:\n"
-                f"{self.log_tail()}"
-            ) from exc
+            late = f"{self.name} did not end within {timeout_seconds:.0f} s"
+            raise AtollError(f"{late}; its log ends with:\n{self.log_tail()}") from exc
 
     def kill(self) -> None:
         """SIGKILL, and waits until the process is gone."""

@@ -109,11 +109,10 @@ def keep_addresses(directory: Path, addresses: Addresses) -> None:
         for name in ("ledger", "blobs"):
             kept, found = getattr(known, name), getattr(addresses, name)
             if kept != found:
-                raise ConfigError(
-                    f"storage.{name} differs from where this run was created (it was "
-                    f"{'inside the state directory' if kept is None else 'given'}); restore the "
-                    f"setting, or start a new run in another directory"
-                )
+                was = "inside the state directory" if kept is None else "given"
+                moved = f"storage.{name} differs from where this run was created (it was {was})"
+                way_out = "restore the setting, or start a new run in another directory"
+                raise ConfigError(f"{moved}; {way_out}")
         return
     # For its owner alone: an address may hold a password.
     filesystem.write_whole(path, json.dumps(asdict(addresses)).encode())
@@ -142,10 +141,8 @@ def _check_owner(ledger: Ledger, blobs: Blobs, addresses: Addresses, claim: Owne
     with ledger.reading() as t:
         is_new = t.run.get() is None
     if is_new and not claim.is_claimed() and next(iter(blobs.stored()), None) is not None:
-        raise ConfigError(
-            f"storage.blobs={addresses.blobs!r} already holds blobs; every run needs a place of "
-            f"its own, so add a prefix"
-        )
+        rule = "every run needs a place of its own, so add a prefix"
+        raise ConfigError(f"storage.blobs={addresses.blobs!r} already holds blobs; {rule}")
 
 
 def addresses_of(directory: Path) -> Addresses:
@@ -154,10 +151,8 @@ def addresses_of(directory: Path) -> Addresses:
     if not path.exists():
         if (directory / "ledger.sqlite").exists():
             return Addresses()
-        raise ConfigError(
-            f"{str(directory)!r} is not a coordinator's state directory; "
-            f"give the directory that `atoll serve --dir` used"
-        )
+        way_out = "give the directory that `atoll serve --dir` used"
+        raise ConfigError(f"{str(directory)!r} is not a coordinator's state directory; {way_out}")
     try:
         with filesystem.naming("read", path):
             kept = json.loads(path.read_text())

@@ -67,11 +67,10 @@ class DatasetTable(RecordTable):
             if held is None:
                 self._add(record)
             elif held.length != record.length:
-                raise DatasetMismatch(
-                    f"dataset {record.dataset_id!r} ({record.name}) has {record.length} rows here "
-                    f"and {held.length} in the ledger; a dataset keeps its length, so restore the "
-                    f"data, or start a new run with it in another directory"
-                )
+                name = f"dataset {record.dataset_id!r} ({record.name})"
+                found = f"{name} has {record.length} rows here and {held.length} in the ledger"
+                rule = "a dataset keeps its length, so restore the data, or start a new run with it"
+                raise DatasetMismatch(f"{found}; {rule} in another directory")
 
     def cursors(self) -> dict[str, int]:
         """By dataset_id the first position that was never leased; only where any was."""
