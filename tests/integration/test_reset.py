@@ -275,8 +275,9 @@ def test_kept_weights_are_what_the_new_run_starts_from(tmp_path):
     digest, tensors = cluster.digest, cluster.manifest.model.definition["tensors"]
     cluster.close()
     given = clusters.run_file({"model": {"architecture": "custom", "tensors": tensors}})
+    options = ServeOptions(run_file=tmp_path / "run.toml", keep_weights=True, yes=True)
 
-    fresh = reset.reset(tmp_path / "state", given, keep_weights=True, purge=False, yes=True)
+    fresh = reset.reset(tmp_path / "state", given, options)
 
     assert fresh.run_file.start_from is not None
     assert fresh.run_file.start_from.parent == tmp_path / "state.dropped-1"

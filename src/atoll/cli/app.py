@@ -10,15 +10,16 @@ import typer
 
 from atoll.cli.options import (
     DirectoryArgument,
+    ExportOptions,
     JoinOptions,
     JsonOption,
-    Live,
-    LogOption,
+    Records,
     RunFileArgument,
     ServeOptions,
     SimulateOptions,
     Target,
     WorkerArgument,
+    YesOption,
     spread,
 )
 
@@ -38,32 +39,32 @@ def _command(name: str | None = None) -> Callable[[Callable[..., None]], Callabl
 
 
 @_command()
-def serve(options: ServeOptions, *, log_level: LogOption = "info") -> None:
+def serve(options: ServeOptions) -> None:
     """Run a coordinator; prints the join command with its token."""
     from atoll.cli import serve as command
     from atoll.cli.output import set_up_logs
 
-    set_up_logs(log_level)
+    set_up_logs(options.log_level)
     command.serve(options)
 
 
 @_command()
-def join(options: JoinOptions, *, log_level: LogOption = "info") -> None:
+def join(options: JoinOptions) -> None:
     """Run an island; everything else comes from the coordinator."""
     from atoll.cli import join as command
     from atoll.cli.output import set_up_logs
 
-    set_up_logs(log_level)
+    set_up_logs(options.log_level)
     command.join(options)
 
 
 @_command()
-def simulate(options: SimulateOptions, *, log_level: LogOption = "warning") -> None:
+def simulate(options: SimulateOptions) -> None:
     """Run a coordinator and islands in one process on a virtual clock."""
     from atoll.cli import simulate as command
     from atoll.cli.output import set_up_logs
 
-    set_up_logs(log_level)
+    set_up_logs(options.log_level)
     command.simulate(options)
 
 
@@ -145,8 +146,7 @@ def allow(target: Target, worker_id: WorkerArgument) -> None:
 
 @_command("outer-lr")
 def outer_lr(
-    target: Target,
-    lr: Annotated[float, typer.Argument(help="The new outer learning rate.")],
+    target: Target, lr: Annotated[float, typer.Argument(help="The new outer learning rate.")]
 ) -> None:
     """Change the outer learning rate from a later round on (admin token)."""
     from atoll.cli import control as command
@@ -156,27 +156,21 @@ def outer_lr(
 
 @_command()
 def audit(
-    directory: DirectoryArgument,
+    records: Records,
     *,
     replay: Annotated[
         bool, typer.Option("--replay", help="Rebuild the weights of every round.")
     ] = False,
-    live: Live,
-    as_json: JsonOption = False,
 ) -> None:
     """Prove a run: hash chain, every contribution, every row once; exit code 1 if not."""
     from atoll.cli import audit as command
 
-    command.audit(directory, replay=replay, live=live, as_json=as_json)
+    command.audit(records, replay=replay)
 
 
-@app.command()
+@_command()
 def repair(
-    directory: DirectoryArgument,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without this only what would be done is shown.")
-    ] = False,
-    as_json: JsonOption = False,
+    directory: DirectoryArgument, *, yes: YesOption = False, as_json: JsonOption = False
 ) -> None:
     """Show what is damaged and the last good round; with --yes go back to it, deleting nothing."""
     from atoll.cli import repair as command
@@ -185,34 +179,11 @@ def repair(
 
 
 @_command()
-def export(
-    directory: DirectoryArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The safetensors file to write.")],
-    *,
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="Weights after this round [newest].")
-    ] = None,
-    published: Annotated[
-        bool, typer.Option("--published", help="What islands hold, not the fp32 master.")
-    ] = False,
-    blob: Annotated[
-        str | None, typer.Option(help="One blob of whole weights, where the ledger is lost.")
-    ] = None,
-    live: Live,
-    as_json: JsonOption = False,
-) -> None:
+def export(options: ExportOptions) -> None:
     """Write a run's weights as a safetensors file."""
     from atoll.cli import export as command
 
-    command.export(
-        directory,
-        output,
-        round_number=round_number,
-        published=published,
-        blob=blob,
-        live=live,
-        as_json=as_json,
-    )
+    command.export(options)
 
 
 @app.command()

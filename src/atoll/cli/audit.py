@@ -1,10 +1,10 @@
 """`atoll audit`: the proof, of a directory at rest or of a live run."""
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import typer
 from rich.progress import Progress
@@ -12,7 +12,7 @@ from rich.progress import Progress
 from atoll.blobs.base import Blobs
 from atoll.cli import output
 from atoll.cli.link import linked
-from atoll.cli.options import Live, Target
+from atoll.cli.options import Records
 from atoll.cli.s3 import s3_access
 from atoll.errors import ConfigError, StateHeld
 from atoll.launch import state
@@ -34,20 +34,18 @@ class Opened:
     layout: Layout
 
 
-def audit(directory: Path, *, replay: bool, live: Live, as_json: bool) -> None:
+def audit(records: Records, *, replay: bool) -> None:
     """Checks the run; exit code 1 when something does not hold."""
-    with opened(directory, live) as run, Progress(console=output.stderr, transient=True) as bars:
+    with opened(records) as run, Progress(console=output.stderr, transient=True) as bars:
         tasks = {name: bars.add_task(name, total=None) for name in ("contributions", "replay")}
         report = auditing.audit(
             run.ledger,
             run.blobs,
             layout=run.layout,
             with_replay=replay,
-            progress=lambda name, done, total: bars.update(
-                tasks[name], completed=done, total=total
-            ),
+            progress=lambda name, done, all_: bars.update(tasks[name], completed=done, total=all_),
         )
-    if as_json:
+    if records.as_json:
         output.print_json(report.as_json())
     else:
         _show(report)
@@ -56,48 +54,36 @@ def audit(directory: Path, *, replay: bool, live: Live, as_json: bool) -> None:
 
 
 @contextmanager
-def opened(directory: Path, live: Live) -> Iterator[Opened]:
+def opened(records: Records) -> Iterator[Opened]:
     """The directory's records; of a live run a consistent copy, asked of its coordinator."""
-    try:
-        with state.at_rest(directory, s3=s3_access()) as (ledger, blobs):
-            yield _of(ledger, blobs, directory)
-            return
-    except StateHeld as held:
-        if live.url is None:
-            raise StateHeld(
-                f"{held}; or give --url and the admin --token, and the coordinator is asked for "
-                f"a copy of its ledger"
-            ) from held
-    with tempfile.TemporaryDirectory(prefix="atoll-audit-") as made:
-        path = Path(made) / "ledger.sqlite"
-        with (
-            linked(Target(url=live.url, token=live.token, fingerprint=live.fingerprint)) as link,
-            path.open("wb") as file,
-        ):
-            link.copy_ledger(file.write)
-        addresses = state.addresses_of(directory)
-        with (
-            closing(engines.open_ledger(path)) as ledger,
-            closing(state.open_blobs(directory, addresses, s3=s3_access())) as blobs,
-        ):
-            yield _of(ledger, blobs, directory)
-
-
-def _of(ledger: Ledger, blobs: Blobs, directory: Path) -> Opened:
-    manifest = recorded.manifest_of(ledger)
-    if manifest is None:
-        raise ConfigError(f"{str(directory)!r} holds no run yet; start one with `atoll serve`")
-    return Opened(ledger, blobs, manifest, recorded.layout_of(manifest))
+    directory, s3 = records.directory, s3_access()
+    with ExitStack() as stack:
+        keep = stack.enter_context
+        try:
+            ledger, blobs = keep(state.at_rest(directory, s3=s3))
+        except StateHeld as held:
+            if not records.url:
+                raise StateHeld(
+                    f"{held}; or give --url and the admin --token, and the coordinator is asked "
+                    f"for a copy of its ledger"
+                ) from held
+            path = Path(keep(TemporaryDirectory(prefix="atoll-audit-"))) / "ledger.sqlite"
+            with linked(records) as link, path.open("wb") as file:
+                link.copy_ledger(file.write)
+            addresses = state.addresses_of(directory)
+            ledger = keep(closing(engines.open_ledger(path)))
+            blobs = keep(closing(state.open_blobs(directory, addresses, s3=s3)))
+        manifest = recorded.manifest_of(ledger)
+        if manifest is None:
+            raise ConfigError(f"{str(directory)!r} holds no run yet; start one with `atoll serve`")
+        yield Opened(ledger, blobs, manifest, recorded.layout_of(manifest))
 
 
 def _show(report: auditing.AuditReport) -> None:
     replayed = "not asked for (--replay)"
     if report.replayed_from is not None:
-        origin = (
-            "the initial weights"
-            if report.replayed_from == 0
-            else f"the snapshot of round {report.replayed_from} (older blobs are pruned)"
-        )
+        snapshot = f"the snapshot of round {report.replayed_from} (older blobs are pruned)"
+        origin = snapshot if report.replayed_from else "the initial weights"
         replayed = f"{report.replayed_rounds} rounds rebuilt from {origin}"
     output.say(
         f"run {report.run_id}: {report.rounds} rounds, {report.contributions} contributions "

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from atoll import ids
 from atoll.cli import output
-from atoll.cli.link import linked
+from atoll.cli.link import answer, linked
 from atoll.cli.options import Target
 from atoll.errors import ConfigError
 from atoll.protocol.control import (
@@ -15,9 +15,9 @@ from atoll.protocol.control import (
     ControlReply,
     ControlRequest,
     KickRequest,
+    OuterRateReply,
     OuterRateRequest,
 )
-from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import StatusRequest, Workers, WorkersRequest
 
 
@@ -27,13 +27,8 @@ def workers(target: Target) -> None:
         found, control = link.send(WorkersRequest()), link.send(CommandRequest())
         waiting_for = list(link.send(StatusRequest()).waiting_for)
     if target.as_json:
-        output.print_json(
-            {
-                **found.model_dump(mode="json"),
-                "waiting_for": waiting_for,
-                "control": control.model_dump(mode="json"),
-            }
-        )
+        told, ordered = found.model_dump(mode="json"), control.model_dump(mode="json")
+        output.print_json({**told, "waiting_for": waiting_for, "control": ordered})
         return
     output.console.print(_table(found))
     if waiting_for:
@@ -64,38 +59,29 @@ def _table(found: Workers) -> Table:
 
 def order(target: Target, action: Action) -> None:
     """Runs, pauses or stops a run."""
-    _send(target, ControlRequest(action=action))
+    answer(target, ControlRequest(action=action), _show)
 
 
 def kick(target: Target, worker_id: str) -> None:
     """Takes a worker out."""
-    _send(target, KickRequest(worker_id=ids.worker_id(worker_id)))
+    answer(target, KickRequest(worker_id=ids.worker_id(worker_id)), _show)
 
 
 def allow(target: Target, worker_id: str) -> None:
     """Lets a worker in again."""
-    _send(target, AllowRequest(worker_id=ids.worker_id(worker_id)))
-
-
-def _send(target: Target, message: Ask[ControlReply]) -> None:
-    with linked(target) as link:
-        reply = link.send(message)
-    if target.as_json:
-        output.print_json(reply.model_dump(mode="json"))
-    else:
-        _show(reply)
+    answer(target, AllowRequest(worker_id=ids.worker_id(worker_id)), _show)
 
 
 def outer_lr(target: Target, lr: float) -> None:
     """Changes the outer learning rate from a later round on."""
-    with linked(target) as link:
-        try:
-            reply = link.send(OuterRateRequest(lr=lr))
-        except ValidationError as exc:
-            raise ConfigError(f"outer lr={lr} must be a number above 0 and at most 100") from exc
-    if target.as_json:
-        output.print_json(reply.model_dump(mode="json"))
-        return
+    try:
+        message = OuterRateRequest(lr=lr)
+    except ValidationError as exc:
+        raise ConfigError(f"outer lr={lr} must be a number above 0 and at most 100") from exc
+    answer(target, message, _show_rate)
+
+
+def _show_rate(reply: OuterRateReply) -> None:
     output.say(
         f"outer.lr is {reply.lr} from round {reply.from_round} on, as manifest "
         f"{reply.manifest_sha256[:16]}…"

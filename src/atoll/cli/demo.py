@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from atoll import config
 from atoll.cli import audit as auditing
 from atoll.cli import output
-from atoll.cli.options import Live as LiveOptions
+from atoll.cli.options import Records
 from atoll.client.http import HttpClient
 from atoll.clock import SystemClock
 from atoll.data import base as data
@@ -175,7 +175,7 @@ def _summary(
 ) -> Summary:
     loaded = config.load(run_file)
     dataset = datasets.open_dataset(loaded.data, location=loaded.data_location)
-    with auditing.opened(home, LiveOptions()) as run:
+    with auditing.opened(Records(directory=home)) as run:
         report = audit.audit(run.ledger, run.blobs, layout=run.layout, with_replay=True)
         with run.ledger.reading() as t:
             held_out = losses.held_out_losses(t)

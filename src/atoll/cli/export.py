@@ -1,44 +1,35 @@
 """`atoll export`: weights for everybody else's tools."""
 
 from contextlib import closing
-from pathlib import Path
 
 from atoll.cli import output
 from atoll.cli.audit import opened
-from atoll.cli.options import Live
+from atoll.cli.options import ExportOptions
 from atoll.cli.s3 import s3_access
 from atoll.launch import state
 from atoll.proof import export as exporting
 from atoll.versions import weights_file
 
 
-def export(
-    directory: Path,
-    path: Path,
-    *,
-    round_number: int | None,
-    published: bool,
-    blob: str | None,
-    live: Live,
-    as_json: bool,
-) -> None:
+def export(options: ExportOptions) -> None:
     """Writes the file and says what is in it."""
+    path, directory = options.output, options.directory
     weights_file.check_target(path)  # before a replay that may take long
-    if blob is not None:  # for a directory whose ledger is lost
+    if options.blob is not None:  # for a directory whose ledger is lost
         addresses = state.addresses_of(directory)
         with closing(state.open_blobs(directory, addresses, s3=s3_access())) as blobs:
-            metadata = exporting.export_blob(blobs, blob, path)
+            metadata = exporting.export_blob(blobs, options.blob, path)
     else:
-        with opened(directory, live) as run:
+        with opened(options) as run:
             metadata = exporting.export(
                 run.ledger,
                 run.blobs,
                 path,
                 layout=run.layout,
-                version=round_number,
-                published=published,
+                version=options.round_number,
+                published=options.published,
             )
-    if as_json:
+    if options.as_json:
         output.print_json({**metadata, "path": str(path)})
         return
     output.say(

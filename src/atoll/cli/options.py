@@ -4,9 +4,11 @@ A dataclass here is a set of options. A command that takes one has its fields as
 and gets them as one value. Loads nothing but typer, so that `atoll --help` does not wait for torch.
 """
 
+# ruff: noqa: RUF009  (what `_option` returns is a field, which a dataclass takes as such)
+
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,38 +16,50 @@ import typer
 
 RunFileArgument = Annotated[Path, typer.Argument(help="The run file (TOML).")]
 DirectoryArgument = Annotated[Path, typer.Argument(help="The coordinator's state directory.")]
-UrlArgument = Annotated[str, typer.Argument(help="The coordinator's URL.")]
 WorkerArgument = Annotated[str, typer.Argument(help="The worker's id.")]
-TokenOption = Annotated[
-    str | None,
-    typer.Option(help="The token `atoll serve` printed.", envvar="ATOLL_TOKEN", show_envvar=True),
-]
-FingerprintOption = Annotated[
-    str | None, typer.Option(help="sha256:… of the coordinator's certificate, to pin.")
+YesOption = Annotated[
+    bool, typer.Option("--yes", help="Do it; without this only what would be done is shown.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-LogOption = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+_LOG_LEVELS = "debug, info, warning or error."
+
+
+def _option(default: object, text: str, *names: str, **more: Any) -> Any:
+    """A field of that default that is an option with that help text.
+
+    Its name is the field's, or `names`. Of a flag they must be given, or typer adds a --no-flag.
+    """
+    return field(default=default, metadata={"typer": typer.Option(*names, help=text, **more)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """The coordinator that a command asks, and how it shows the answer."""
 
-    url: UrlArgument
-    token: TokenOption = None
-    fingerprint: FingerprintOption = None
+    url: Annotated[str, typer.Argument(help="The coordinator's URL.")]
+    token: str | None = _option(
+        None, "The token `atoll serve` printed.", envvar="ATOLL_TOKEN", show_envvar=True
+    )
+    fingerprint: str | None = _option(None, "sha256:… of the coordinator's certificate, to pin.")
     as_json: JsonOption = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Live:
-    """Whom to ask about a state directory that a running coordinator holds."""
+class Records(Target):
+    """A run's state directory, and whom to ask when a running coordinator holds it."""
 
-    url: Annotated[
-        str | None, typer.Option("--url", help="The running coordinator, if there is one.")
-    ] = None
-    token: TokenOption = None
-    fingerprint: FingerprintOption = None
+    directory: DirectoryArgument
+    url: str = _option("", "The running coordinator, if there is one.", show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(Records):
+    """Everything that `atoll export` can be told."""
+
+    output: Annotated[Path, typer.Option("--output", "-o", help="The safetensors file to write.")]
+    round_number: int | None = _option(None, "Weights after this round [newest].", "--round")
+    published: bool = _option(False, "What islands hold, not the fp32 master.", "--published")
+    blob: str | None = _option(None, "One blob of whole weights, where the ledger is lost.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,88 +67,54 @@ class ServeOptions:
     """Everything that `atoll serve` can be told."""
 
     run_file: RunFileArgument
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="State directory [.atoll/NAME of the run].")
-    ] = None
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="Control port; 0 takes a free one.")] = 8760
-    transfer_port: Annotated[int, typer.Option(help="Data port; 0 takes a free one.")] = 0
-    cert: Annotated[Path | None, typer.Option(help="Certificate (PEM); else one is made.")] = None
-    key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Plain text on an address that is not loopback.")
-    ] = False
-    new_tokens: Annotated[bool, typer.Option("--new-tokens", help="Replace the run's tokens.")] = (
-        False
+    directory: Path | None = _option(None, "State directory [.atoll/NAME of the run].", "--dir")
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: int = _option(8760, "Control port; 0 takes a free one.")
+    transfer_port: int = _option(0, "Data port; 0 takes a free one.")
+    cert: Path | None = _option(None, "Certificate (PEM); else one is made.")
+    key: Path | None = _option(None, "The certificate's key (PEM).")
+    insecure: bool = _option(False, "Plain text on an address that is not loopback.", "--insecure")
+    new_tokens: bool = _option(False, "Replace the run's tokens.", "--new-tokens")
+    new_manifest: bool = _option(
+        False, "Record a changed run file, from the next round on.", "--new-manifest"
     )
-    new_manifest: Annotated[
-        bool,
-        typer.Option("--new-manifest", help="Record a changed run file, from the next round on."),
-    ] = False
-    stay: Annotated[bool, typer.Option("--stay", help="Serve on after the run is over.")] = False
-    ready_file: Annotated[
-        Path | None, typer.Option(help="Write address and pid here once serving (JSON).")
-    ] = None
-    ledger_lease: Annotated[
-        float,
-        typer.Option(
-            help="On PostgreSQL: seconds of silence after which another may take the ledger over."
-        ),
-    ] = 15.0
-    adopt_blobs: Annotated[
-        bool,
-        typer.Option(
-            "--adopt-blobs", help="Take over [storage] blobs that belong to a moved or lost ledger."
-        ),
-    ] = False
-    reset: Annotated[
-        bool,
-        typer.Option(
-            "--reset", help="Drop the run in the directory, after showing it; start over."
-        ),
-    ] = False
-    keep_weights: Annotated[
-        bool,
-        typer.Option("--keep-weights", help="With --reset: start from the old run's weights."),
-    ] = False
-    purge: Annotated[
-        bool, typer.Option("--purge", help="With --reset: delete the old state, do not keep it.")
-    ] = False
-    yes: Annotated[
-        bool, typer.Option("--yes", help="With --reset: do not ask; needed without a terminal.")
-    ] = False
+    stay: bool = _option(False, "Serve on after the run is over.", "--stay")
+    ready_file: Path | None = _option(None, "Write address and pid here once serving (JSON).")
+    ledger_lease: float = _option(
+        15.0, "On PostgreSQL: seconds of silence after which another may take the ledger over."
+    )
+    adopt_blobs: bool = _option(
+        False, "Take over [storage] blobs that belong to a moved or lost ledger.", "--adopt-blobs"
+    )
+    reset: bool = _option(
+        False, "Drop the run in the directory, after showing it; start over.", "--reset"
+    )
+    keep_weights: bool = _option(
+        False, "With --reset: start from the old run's weights.", "--keep-weights"
+    )
+    purge: bool = _option(False, "With --reset: delete the old state, do not keep it.", "--purge")
+    yes: bool = _option(False, "With --reset: do not ask; needed without a terminal.", "--yes")
+    log_level: str = _option("info", _LOG_LEVELS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinOptions:
+class JoinOptions(Target):
     """Everything that `atoll join` can be told."""
 
-    url: UrlArgument
-    token: TokenOption = None
-    fingerprint: FingerprintOption = None
-    worker_id: Annotated[
-        str | None, typer.Option(help="This island's name [kept in its state directory].")
-    ] = None
-    state: Annotated[Path | None, typer.Option(help="Where this island keeps its state.")] = None
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Where this machine has the run's data files [of several: name=…;name=…]."
-        ),
-    ] = None
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto"
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="This machine's own code of the run's model."),
-    ] = None
-    parallel: Annotated[
-        str, typer.Option(help="Under torchrun: ddp (copies) or fsdp2 (shards).")
-    ] = "ddp"
-    group_timeout: Annotated[
-        float | None,
-        typer.Option(help="Under torchrun: seconds after which a silent rank is given up [120]."),
-    ] = None
-    as_json: JsonOption = False
+    worker_id: str | None = _option(None, "This island's name [kept in its state directory].")
+    state: Path | None = _option(None, "Where this island keeps its state.")
+    data: str | None = _option(
+        None, "Where this machine has the run's data files [of several: name=…;name=…]."
+    )
+    device: str = _option("auto", "auto, cpu, cuda, cuda:1, …")
+    model: str | None = _option(
+        None, "This machine's own code of the run's model.", metavar="MODULE:FACTORY"
+    )
+    parallel: str = _option("ddp", "Under torchrun: ddp (copies) or fsdp2 (shards).")
+    group_timeout: float | None = _option(
+        None, "Under torchrun: seconds after which a silent rank is given up [120]."
+    )
+    log_level: str = _option("info", _LOG_LEVELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,28 +124,18 @@ class SimulateOptions:
     run_file: Annotated[
         Path | None, typer.Argument(help="The run file (TOML); none with --faults.")
     ] = None
-    islands: Annotated[
-        int | None, typer.Option(help="Number of islands [2; with --faults the seed's].")
-    ] = None
-    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds.")] = None
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Keep the state here, for audit and export.")
-    ] = None
-    faults: Annotated[
-        int | None,
-        typer.Option(
-            "--faults", metavar="SEED", help="Simulate the faults of this seed, with a stand-in."
-        ),
-    ] = None
-    seeds: Annotated[
-        str | None,
-        typer.Option("--seeds", help="With --faults: so many seeds from there on, or A:B."),
-    ] = None
-    strategy_name: Annotated[
-        str | None,
-        typer.Option("--strategy", help="With --faults: an installed strategy in place of diloco."),
-    ] = None
+    islands: int | None = _option(None, "Number of islands [2; with --faults the seed's].")
+    rounds: int | None = _option(None, "Stop after this many rounds.")
+    directory: Path | None = _option(None, "Keep the state here, for audit and export.", "--dir")
+    faults: int | None = _option(
+        None, "Simulate the faults of this seed, with a stand-in.", metavar="SEED"
+    )
+    seeds: str | None = _option(None, "With --faults: so many seeds from there on, or A:B.")
+    strategy_name: str | None = _option(
+        None, "With --faults: an installed strategy in place of diloco.", "--strategy"
+    )
     as_json: JsonOption = False
+    log_level: str = _option("warning", _LOG_LEVELS)
 
 
 def spread(body: Callable[..., None]) -> Callable[..., None]:
@@ -174,28 +144,27 @@ def spread(body: Callable[..., None]) -> Callable[..., None]:
     Typer reads a command's options from the function's signature, so the one made here says the
     fields in the place of the dataclass, and the values go back into one before `body` is called.
     """
-    sets: dict[str, Any] = {
-        parameter.name: parameter.annotation
-        for parameter in inspect.signature(body).parameters.values()
-        if is_dataclass(parameter.annotation)
-    }
+    own = inspect.signature(body).parameters.values()
+    sets: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
 
     def command(**given: Any) -> None:
         for name, options in sets.items():
-            own = inspect.signature(options).parameters
-            given[name] = options(**{field: given.pop(field) for field in own})
+            given[name] = options(**{one.name: given.pop(one.name) for one in fields(options)})
         body(**given)
 
-    parameters = list(_fields(body))
+    parameters = [shown for parameter in own for shown in _shown(parameter)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer's
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__name__, command.__doc__ = body.__name__, body.__doc__
     return command
 
 
-def _fields(body: Callable[..., None]) -> Iterator[inspect.Parameter]:
-    for parameter in inspect.signature(body).parameters.values():
-        if is_dataclass(parameter.annotation):
-            yield from _fields(parameter.annotation)  # type: ignore[arg-type]  # a class is called
-        else:
-            yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+def _shown(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """What typer sees of one parameter of a command: itself, or the fields of a dataclass."""
+    if not is_dataclass(parameter.annotation):
+        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        return
+    notes = {one.name: one.metadata.get("typer") for one in fields(parameter.annotation)}
+    for name, each in inspect.signature(parameter.annotation).parameters.items():  # type: ignore[arg-type]
+        kind = each.annotation if notes[name] is None else Annotated[each.annotation, notes[name]]
+        yield each.replace(annotation=kind)

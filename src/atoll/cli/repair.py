@@ -1,5 +1,7 @@
 """`atoll repair`: shows what is damaged and how far the run holds; with --yes goes back there."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -25,6 +27,15 @@ def repair(directory: Path, *, yes: bool, as_json: bool) -> None:
     done = report.audit is not None and report.audit["clean"]
     if not (report.sound or done):
         raise typer.Exit(1)
+
+
+@contextmanager
+def explaining(directory: Path) -> Iterator[None]:
+    """Explains the damage that the block meets, once the block has let the directory go."""
+    try:
+        yield
+    except DAMAGED as error:
+        raise explained(directory, error) from error
 
 
 def explained(directory: Path, error: AtollError) -> AtollError:

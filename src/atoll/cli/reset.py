@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from atoll.cli import output, stopping
+from atoll.cli.options import ServeOptions
 from atoll.config import RunFile
 from atoll.errors import ConfigError
 from atoll.launch import reset as resetting
@@ -33,17 +34,17 @@ class Fresh:
             output.say(f"deleted {str(self.dropped)!r}")
 
 
-def reset(
-    directory: Path, run_file: RunFile, *, keep_weights: bool, purge: bool, yes: bool
-) -> Fresh:
+def reset(directory: Path, run_file: RunFile, options: ServeOptions) -> Fresh:
     """Shows the old state, asks, and moves it aside; returns what the new run starts with."""
     addresses = Addresses(run_file.ledger, run_file.blobs)
+    keep_weights = options.keep_weights
     old = resetting.look(directory, addresses, keep_weights=keep_weights)
     if old is None:
         output.say(f"{str(directory)!r} holds nothing to drop")
         return Fresh(run_file)
-    _show(old, purge=purge)
-    _confirm(directory, yes=yes)
+    _show(old, purge=options.purge)
+    if not options.yes:
+        _confirm(directory)
     with stopping.EARLY.held_back():
         target = resetting.put_aside(directory)
         output.say(f"the old state is in {str(target)!r}")
@@ -62,17 +63,14 @@ def _show(old: Old, *, purge: bool) -> None:
             f"{held}: run {old.run_id}, {counts.rounds} rounds, {counts.contributions} "
             f"contributions, {counts.rows} rows done, {counts.tokens} tokens"
         )
+    weights = "its newest weights" if old.weights is not None else "the run file's weights"
     output.say(
-        "a new run starts from "
-        + ("its newest weights" if old.weights is not None else "the run file's weights")
-        + ", with no round, no momentum and every row open; "
-        + ("the old state is DELETED" if purge else "the old state is moved aside")
+        f"a new run starts from {weights}, with no round, no momentum and every row open; "
+        f"the old state is {'DELETED' if purge else 'moved aside'}"
     )
 
 
-def _confirm(directory: Path, *, yes: bool) -> None:
-    if yes:
-        return
+def _confirm(directory: Path) -> None:
     if not sys.stdin.isatty():
         raise ConfigError(
             f"--reset drops the run in {str(directory)!r} and nobody is there to confirm it; "

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll import config, torch_threads
+from atoll import files as filesystem
 from atoll.cli import output, repair, reset, stopping
 from atoll.cli.options import ServeOptions
 from atoll.cli.reset import Fresh
 from atoll.cli.s3 import s3_access
 from atoll.clock import SystemClock
-from atoll.config import RunFile
 from atoll.coordinator import boot
 from atoll.coordinator.planes import access
 from atoll.coordinator.planes.access import Access, Role
@@ -26,12 +26,11 @@ from atoll.errors import ConfigError
 from atoll.launch import memory, state
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord
+from atoll.versions import weights_file
 from atoll.wire import certificate
 from atoll.wire.certificate import Certificate
 
 MIN_TOKEN_CHARACTERS = 16
-MAX_PORT = 65535
-MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 3600.0
 _SENDABLE = re.compile(r"[!-~]+\Z")  # what a header can carry
 TOKEN_VARIABLES = {Role.WORKER: "ATOLL_WORKER_TOKEN", Role.ADMIN: "ATOLL_ADMIN_TOKEN"}
 
@@ -43,56 +42,25 @@ def serve(
     started: Callable[[Server], None] = lambda _: None,
 ) -> None:
     """Serves until the run is over or a signal comes; `started` gets the server once it answers."""
-    _check_ready_file(options.ready_file)
-    _check_lease(options.ledger_lease)
-    _check_port("--port", options.port)
-    _check_port("--transfer-port", options.transfer_port)
+    _check(options)
     run_file = config.load(options.run_file)
     directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
-    fresh = _reset(options, run_file, directory)
-    try:
-        _serve(options, fresh, directory, signals=signals, started=started)
-    except repair.DAMAGED as error:
-        raise repair.explained(directory, error) from error
-
-
-def _reset(options: ServeOptions, run_file: RunFile, directory: Path) -> Fresh:
-    if not options.reset:
-        for name in ("keep_weights", "purge", "yes"):
-            if getattr(options, name):
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} is for --reset; give both or neither"
-                )
-        return Fresh(run_file)
-    return reset.reset(
-        directory,
-        run_file,
-        keep_weights=options.keep_weights,
-        purge=options.purge,
-        yes=options.yes,
-    )
-
-
-def _serve(
-    options: ServeOptions,
-    fresh: Fresh,
-    directory: Path,
-    *,
-    signals: Sequence[signal.Signals],
-    started: Callable[[Server], None],
-) -> None:
-    clock, run_file = SystemClock(), fresh.run_file
-    addresses = state.Addresses(run_file.ledger, run_file.blobs)
+    fresh = reset.reset(directory, run_file, options) if options.reset else Fresh(run_file)
+    run_file = fresh.run_file
+    clock = SystemClock()
     memory.bound_arenas()
     memory.keep_freed_tiles()
     torch_threads.use(1)
-    with state.held(
-        directory,
-        addresses,
-        s3=s3_access(),
-        lease_seconds=options.ledger_lease,
-        adopt_blobs=options.adopt_blobs,
-    ) as stores:
+    with (
+        repair.explaining(directory),
+        state.held(
+            directory,
+            state.Addresses(run_file.ledger, run_file.blobs),
+            s3=s3_access(),
+            lease_seconds=options.ledger_lease,
+            adopt_blobs=options.adopt_blobs,
+        ) as stores,
+    ):
         before = len(_manifests(stores.ledger))
         manifest = boot.create_or_check(
             stores,
@@ -104,35 +72,28 @@ def _serve(
         if fresh.dropped is not None:
             fresh.settle(stores.ledger, purge=options.purge)
         if options.new_manifest:
-            _tell_manifest(stores.ledger, recorded_before=before)
+            _tell_manifest(_manifests(stores.ledger), recorded_before=before)
         tokens, hashes = _tokens(stores.ledger, renew=options.new_tokens)
         secured = certificate_for(options, directory)
         coordinator = boot.open_coordinator(stores, clock, threads=min(4, os.cpu_count() or 1))
-        server = Server(
-            coordinator,
-            Access({**_credentials(stores.ledger), **hashes}),
-            clock,
-            listen=Listen(
-                host=options.host,
-                port=options.port,
-                transfer_port=options.transfer_port,
-                certificate=secured,
-                stay=options.stay,
-            ),
+        listen = Listen(
+            host=options.host,
+            port=options.port,
+            transfer_port=options.transfer_port,
+            certificate=secured,
+            stay=options.stay,
         )
+        server = Server(coordinator, Access(hashes), clock, listen=listen)
 
         def ready(address: Address) -> None:
             # Not before: a start that ends without showing new tokens must not make them valid.
             with stores.ledger.writing() as t:
                 t.credentials.set(hashes)
-            _announce(
-                options,
-                address,
-                secured,
-                tokens,
-                title=f"run {manifest.name!r} ({coordinator.run_id}), "
-                f"version {coordinator.weights.current.version}, state in {str(directory)!r}",
+            output.say(
+                f"run {manifest.name!r} ({coordinator.run_id}), "
+                f"version {coordinator.weights.current.version}, state in {str(directory)!r}"
             )
+            _announce(options, address, secured, tokens)
             started(server)
 
         stopping.EARLY.check()  # something on the way may have swallowed what was raised
@@ -144,18 +105,34 @@ def _serve(
         )
 
 
+def _check(options: ServeOptions) -> None:
+    """Refuses what cannot be, before anything is opened."""
+    if options.ready_file is not None:
+        weights_file.check_target(options.ready_file, option="--ready-file ")
+    for name, least, most, meaning in (
+        ("ledger_lease", 1, 3600, "seconds that a silent coordinator keeps its ledger"),
+        ("port", 0, 65535, "0 takes a free one"),
+        ("transfer_port", 0, 65535, "0 takes a free one"),
+    ):
+        if not least <= (value := getattr(options, name)) <= most:
+            raise ConfigError(
+                f"{_spelled(name)} {value} is not between {least} and {most}; {meaning}"
+            )
+    for name in ("keep_weights", "purge", "yes"):
+        if getattr(options, name) and not options.reset:
+            raise ConfigError(f"{_spelled(name)} is for --reset; give both or neither")
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _manifests(ledger: Ledger) -> list[ManifestRecord]:
     with ledger.reading() as t:
         return t.manifests.all()
 
 
-def _credentials(ledger: Ledger) -> dict[str, str]:
-    with ledger.reading() as t:
-        return t.credentials.all()
-
-
-def _tell_manifest(ledger: Ledger, *, recorded_before: int) -> None:
-    versions = _manifests(ledger)
+def _tell_manifest(versions: list[ManifestRecord], *, recorded_before: int) -> None:
     newest = versions[-1]
     if len(versions) == recorded_before:
         output.say(f"the run file has not changed; manifest version {newest.version} stays")
@@ -165,49 +142,24 @@ def _tell_manifest(ledger: Ledger, *, recorded_before: int) -> None:
         )
 
 
-def _check_lease(seconds: float) -> None:
-    if not MIN_LEASE_SECONDS <= seconds <= MAX_LEASE_SECONDS:
-        raise ConfigError(
-            f"--ledger-lease {seconds:g} is not between {MIN_LEASE_SECONDS:g} and "
-            f"{MAX_LEASE_SECONDS:g} seconds; it is how long a silent coordinator keeps its ledger"
-        )
-
-
-def _check_port(option: str, port: int) -> None:
-    if not 0 <= port <= MAX_PORT:
-        raise ConfigError(f"{option} {port} is not between 0 and {MAX_PORT}; 0 takes a free one")
-
-
-def _check_ready_file(path: Path | None) -> None:
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"--ready-file {str(path)!r} lies in {str(path.parent)!r}, which is not a directory; "
-            f"make it first"
-        )
-    if path.is_dir():
-        raise ConfigError(f"--ready-file {str(path)!r} is a directory; name a file in it")
-
-
 def _tokens(ledger: Ledger, *, renew: bool) -> tuple[dict[Role, str], dict[str, str]]:
-    """The tokens that can be shown, and the hashes of them that are to be stored.
+    """The tokens that can be shown, and the hash of every role's token.
 
-    That is, those from the environment and newly made ones. Of tokens that were made at an earlier
-    start only the hashes are known.
+    Those from the environment and newly made ones can be shown. Of tokens that were made at an
+    earlier start only the hashes are known.
     """
-    stored = _credentials(ledger)
+    with ledger.reading() as t:
+        hashes = t.credentials.all()
     shown: dict[Role, str] = {}
     for role, variable in TOKEN_VARIABLES.items():
         given = os.environ.get(variable)
         if given is not None:
             _check_token(variable, given)
             shown[role] = given
-        elif renew or role.value not in stored:
+        elif renew or role.value not in hashes:
             shown[role] = secrets.token_urlsafe(32)
-    hashes = {role.value: access.token_hash(token) for role, token in shown.items()}
-    known = {**stored, **hashes}
-    if len(set(known.values())) < len(known):
+    hashes |= {role.value: access.token_hash(token) for role, token in shown.items()}
+    if len(set(hashes.values())) < len(hashes):
         raise ConfigError(
             f"{' and '.join(TOKEN_VARIABLES.values())} are the same; "
             f"every worker would be an admin, so choose two"
@@ -246,10 +198,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _url(scheme: str, host: str, port: int) -> str:
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def _reachable(host: str) -> str:
     """A host that other machines can dial: 0.0.0.0 and :: are none, so the host name instead."""
     try:
@@ -260,42 +208,36 @@ def _reachable(host: str) -> str:
 
 
 def _announce(
-    options: ServeOptions,
-    address: Address,
-    secured: Certificate | None,
-    tokens: dict[Role, str],
-    *,
-    title: str,
+    options: ServeOptions, address: Address, secured: Certificate | None, tokens: dict[Role, str]
 ) -> None:
-    scheme = "http" if secured is None else "https"
-    url = _url(scheme, address.host, address.port)
-    reached = _url(scheme, _reachable(address.host), address.port)
-    pin = "" if secured is None else f" --fingerprint {secured.fingerprint}"
-    output.say(title)
-    output.say(f"serving at {url}; transfers on port {address.transfer_port}")
-    if TOKEN_VARIABLES[Role.WORKER] in os.environ:
-        # Whoever set it knows it, and what is printed often ends in a log file.
-        output.say(
-            f"join with:\n  atoll join {reached} --token ${TOKEN_VARIABLES[Role.WORKER]}{pin}"
-        )
+    """Prints how to join, and writes the ready file."""
+
+    def url(host: str) -> str:
+        scheme = "http" if secured is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{address.port}"
+
+    fingerprint = None if secured is None else secured.fingerprint
+    output.say(f"serving at {url(address.host)}; transfers on port {address.transfer_port}")
+    how, variable = "join with", TOKEN_VARIABLES[Role.WORKER]
+    if variable in os.environ:
+        token = f"${variable}"  # whoever set it knows it, and this often ends in a log file
     elif Role.WORKER in tokens:
-        output.say(f"join with:\n  atoll join {reached} --token {tokens[Role.WORKER]}{pin}")
+        token = tokens[Role.WORKER]
     else:
-        output.say(
-            f"join with the token printed at the first start (or --new-tokens):\n"
-            f"  atoll join {reached} --token …{pin}"
-        )
+        how, token = "join with the token printed at the first start (or --new-tokens)", "…"
+    pin = "" if fingerprint is None else f" --fingerprint {fingerprint}"
+    output.say(f"{how}:\n  atoll join {url(_reachable(address.host))} --token {token}{pin}")
     if Role.ADMIN in tokens and TOKEN_VARIABLES[Role.ADMIN] not in os.environ:
         output.say(f"admin token, shown once: {tokens[Role.ADMIN]}")
     if options.insecure and secured is None and not is_loopback(options.host):
         output.say("warning: plain text on a public address; anybody on the way can read the token")
     if options.ready_file is not None:
         ready = {
-            "url": url,
+            "url": url(address.host),
             "transfer_port": address.transfer_port,
             "pid": os.getpid(),
-            "fingerprint": None if secured is None else secured.fingerprint,
+            "fingerprint": fingerprint,
         }
-        part = options.ready_file.with_name(options.ready_file.name + ".part")
+        part = filesystem.part_of(options.ready_file)
         part.write_text(json.dumps(ready))
         os.replace(part, options.ready_file)

@@ -1,9 +1,11 @@
 """`atoll work`: the queues of a run's rows."""
 
+from operator import attrgetter
+
 from atoll.cli import output
-from atoll.cli.link import linked
+from atoll.cli.link import answer
 from atoll.cli.options import Target
-from atoll.protocol.work import WorkRequest
+from atoll.protocol.work import Work, WorkRequest
 
 # The head of each column, and the field of a queue that it shows.
 COLUMNS = {
@@ -20,17 +22,13 @@ COLUMNS = {
 
 def work(target: Target) -> None:
     """Shows the newest queues; `--json` has the bitmaps and who has which rows."""
-    with linked(target) as link:
-        found = link.send(WorkRequest())
-    if target.as_json:
-        output.print_json(found.model_dump(mode="json"))
-        return
+    answer(target, WorkRequest(), _show)
+
+
+def _show(found: Work) -> None:
     names = {dataset.dataset_id: dataset.name for dataset in found.datasets}
     rows = (
-        (
-            names.get(queue.dataset_id, queue.dataset_id),
-            *(getattr(queue, field) for field in COLUMNS.values()),
-        )
+        (names.get(queue.dataset_id, queue.dataset_id), *attrgetter(*COLUMNS.values())(queue))
         for queue in found.queues
     )
     output.console.print(output.table(f"policy {found.policy}", ("dataset", *COLUMNS), rows))

@@ -67,11 +67,12 @@ def write(path: Path, flat: Tensor, layout: Layout, *, metadata: dict[str, str])
         part.unlink(missing_ok=True)
 
 
-def check_target(path: Path) -> None:
+def check_target(path: Path, *, option: str = "") -> None:
     """ConfigError unless a file can be made at `path`, as far as can be known before."""
     if not path.parent.is_dir():
         raise ConfigError(
-            f"{str(path)!r} lies in {str(path.parent)!r}, which is not a directory; make it first"
+            f"{option}{str(path)!r} lies in {str(path.parent)!r}, which is not a directory; "
+            f"make it first"
         )
     if path.is_dir():
-        raise ConfigError(f"{str(path)!r} is a directory; name a file in it")
+        raise ConfigError(f"{option}{str(path)!r} is a directory; name a file in it")
