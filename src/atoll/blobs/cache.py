@@ -10,7 +10,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from atoll import files as filesystem
-from atoll.blobs.drafts import Draft, FileReader
+from atoll.blobs.drafts import FileDraft, FileReader
 from atoll.errors import StoreError
 from atoll.files import SYSTEM, Identity
 
@@ -24,7 +24,7 @@ class CachedFiles:
         self._held: OrderedDict[str, Identity] = OrderedDict()
         self._lock = threading.Lock()
 
-    def adopt(self, sha256: str, draft: Draft) -> FileReader:
+    def adopt(self, sha256: str, draft: FileDraft) -> FileReader:
         """Takes over a finished draft and returns a reader of it.
 
         The reader stays good when the copy is evicted at once: the file lives on until it closes.

@@ -17,7 +17,7 @@ from pathlib import Path
 from atoll import files as filesystem
 from atoll.blobs import drafts, names
 from atoll.blobs.base import BlobRef
-from atoll.blobs.drafts import Draft, Drafts, DraftWriter, FileReader
+from atoll.blobs.drafts import Drafts, FileDraft, FileReader
 from atoll.errors import DiskFailed, StoreError
 from atoll.files import Identity, SystemFiles
 
@@ -43,19 +43,17 @@ class DirectoryBlobs:
         with filesystem.naming("make", self._root / _DRAFTS):
             self._files.make_directory(self._root / _DRAFTS)
 
-    def writer(self, *, expect_bytes: int | None = None) -> DraftWriter:
+    def writer(self, *, expect_bytes: int | None = None) -> FileDraft:
         self._check_disk()
-        return DraftWriter(self._drafts.new(expect_bytes), self._commit)
+        return self._drafts.new(self._commit, expect_bytes=expect_bytes)
 
     def open(self, sha256: str) -> FileReader:
         path = self._path(sha256)
-        try:
-            with filesystem.naming("open", path):
+        with filesystem.naming("open", path):
+            try:
                 fd = self._files.open(path)
-        except StoreError as exc:
-            if isinstance(exc.__cause__, FileNotFoundError):
+            except FileNotFoundError as exc:
                 raise names.missing(sha256, str(path)) from exc
-            raise
         try:
             nbytes = self._verify(sha256, fd, path)
         except BaseException:
@@ -120,7 +118,7 @@ class DirectoryBlobs:
             return False
         return True
 
-    def _commit(self, draft: Draft) -> BlobRef:
+    def _commit(self, draft: FileDraft) -> BlobRef:
         ref = BlobRef(draft.digest(), draft.nbytes)
         target = self._path(ref.sha256)
         try:

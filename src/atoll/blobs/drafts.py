@@ -1,6 +1,6 @@
-"""A file in the making that is hashed as it grows, and random access to a finished one.
+"""Blobs in the making, hashed as they grow, and random access to a finished file.
 
-Shared by the stores that keep bytes in files. Decides nothing about names, syncing or visibility.
+Shared by the stores. Decides nothing about names, syncing or visibility.
 """
 
 import contextlib
@@ -9,8 +9,11 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from atoll import files as filesystem
 from atoll.blobs.base import BlobReader, BlobRef
@@ -21,61 +24,84 @@ HASH_CHUNK_BYTES = 1 << 20  # reading and hashing in pieces that stay in cache
 WRITEBACK_BYTES = 8 << 20
 
 
-class Draft:
-    """A temporary file and the sha256 of what was written to it so far.
+class Draft(ABC):
+    """One blob in the making, hashed as it grows; fulfils `base.BlobWriter`.
 
-    One thread at a time. After an error in `write` the file is gone and the draft is closed. A
-    draft that `will_sync` hands finished ranges to the disk early, so that its sync finds little
-    left to do.
+    One thread at a time. `commit` is what the draft's store does to commit it. A store whose commit
+    may be tried again leaves the draft open when it raises.
     """
 
-    def __init__(
-        self,
-        files: SystemFiles,
-        directory: Path,
-        *,
-        expect_bytes: int | None,
-        will_sync: bool = False,
-    ) -> None:
-        self._files = files
+    def __init__(self, commit: Callable[[Self], BlobRef], *, name: str) -> None:
+        self._commit = commit
+        self._name = name
         self._hash = hashlib.sha256()
-        self._reserved = expect_bytes or 0
-        self._will_sync = will_sync
-        self._handed_over = 0
+        self._ref: BlobRef | None = None
         self.is_open = True
         self.nbytes = 0
-        self.path, self.fd = _create(files, directory)
-        if self._reserved:
-            try:
-                filesystem.reserve(self.fd, self._reserved, path=self.path, files=files)
-            except BaseException:
-                self.drop()
-                raise
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.check_open()
+        with memoryview(data) as given, given.cast("B") as view:
+            self._append(view)
+            self._hash.update(view)
+            self.nbytes += len(view)
 
     def digest(self) -> str:
         return self._hash.hexdigest()
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Appends and hashes without a copy; a short write is continued."""
-        self.check_open()
-        with memoryview(data) as given, given.cast("B") as view:
-            rest = view
-            try:
-                while len(rest):
-                    with filesystem.naming("write", self.path):
-                        rest = rest[self._files.write(self.fd, rest) :]
-            except BaseException:
-                self.drop()
-                raise
-            self._hash.update(view)
-            self.nbytes += len(view)
-        if self._will_sync and self.nbytes - self._handed_over >= WRITEBACK_BYTES:
+    def commit(self: Self) -> BlobRef:
+        if self._ref is None:
+            self.check_open()
+            self._ref = self._commit(self)
+        return self._ref
+
+    def abort(self) -> None:
+        self.drop()
+
+    def check_open(self) -> None:
+        if not self.is_open:
+            raise StoreError(
+                f"the writer of {self._name} has ended; start a new one and send from byte 0"
+            )
+
+    @abstractmethod
+    def _append(self, view: memoryview) -> None:
+        """Keeps some more bytes; the draft is dropped when this raises."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Ends the draft and forgets its bytes; harmless when repeated and after a commit."""
+
+
+class FileDraft(Draft):
+    """A draft in a temporary file of `drafts`, which is reserved whole with `expect_bytes`."""
+
+    def __init__(
+        self, drafts: "Drafts", commit: Callable[[Self], BlobRef], *, expect_bytes: int | None
+    ) -> None:
+        self._files = drafts.files
+        self._will_sync = drafts.will_sync
+        self._reserved = expect_bytes or 0
+        self._handed_over = 0
+        self.path, self.fd = _create(drafts.files, drafts.directory)
+        super().__init__(commit, name=repr(str(self.path)))
+        if self._reserved:
+            with self._dropped_on_error():
+                filesystem.reserve(self.fd, self._reserved, path=self.path, files=self._files)
+
+    def _append(self, view: memoryview) -> None:
+        """Writes without a copy; a short write is continued."""
+        rest = view
+        with self._dropped_on_error():
+            while len(rest):
+                with filesystem.naming("write", self.path):
+                    rest = rest[self._files.write(self.fd, rest) :]
+        written = self.nbytes + len(view)
+        if self._will_sync and written - self._handed_over >= WRITEBACK_BYTES:
             # Only a hint: where it is refused, the sync does all the work.
             with contextlib.suppress(OSError):
-                self._files.start_writeback(
-                    self.fd, self._handed_over, self.nbytes - self._handed_over
-                )
-            self._handed_over = self.nbytes
+                self._files.start_writeback(self.fd, self._handed_over, written - self._handed_over)
+            self._handed_over = written
 
     def finish(self) -> None:
         """Gives back the room that was reserved and not used."""
@@ -91,7 +117,6 @@ class Draft:
             self._files.close(self.fd)
 
     def drop(self) -> None:
-        """Closes and removes the file; harmless when repeated and after `close`."""
         if self.is_open:
             self.close()
             # What cannot be removed now is swept at the next start; it must not hide the error
@@ -99,28 +124,32 @@ class Draft:
             with contextlib.suppress(OSError):
                 self._files.remove(self.path)
 
-    def check_open(self) -> None:
-        if not self.is_open:
-            raise StoreError(
-                f"the writer of {str(self.path)!r} has ended; start a new one and send from byte 0"
-            )
+    @contextlib.contextmanager
+    def _dropped_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.drop()
+            raise
 
 
+@dataclass
 class Drafts:
-    """The drafts of one store, in a directory of their own; several threads may share it."""
+    """The drafts of one store, in a directory of their own; several threads may share it.
 
-    def __init__(self, files: SystemFiles, directory: Path, *, will_sync: bool = False) -> None:
-        self._files = files
-        self._directory = directory
-        self._will_sync = will_sync
-        self._made: weakref.WeakSet[Draft] = weakref.WeakSet()
-        self._lock = threading.Lock()
+    Drafts that `will_sync` hand finished ranges to the disk early, so that their sync finds little
+    left to do.
+    """
 
-    def new(self, expect_bytes: int | None) -> Draft:
+    files: SystemFiles
+    directory: Path
+    will_sync: bool = False
+    _made: weakref.WeakSet[FileDraft] = field(default_factory=weakref.WeakSet)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def new(self, commit: Callable[[FileDraft], BlobRef], *, expect_bytes: int | None) -> FileDraft:
         """An empty draft; StorageFull when `expect_bytes` find no room."""
-        draft = Draft(
-            self._files, self._directory, expect_bytes=expect_bytes, will_sync=self._will_sync
-        )
+        draft = FileDraft(self, commit, expect_bytes=expect_bytes)
         with self._lock:
             self._made.add(draft)
         return draft
@@ -128,17 +157,17 @@ class Drafts:
     def sweep(self) -> None:
         """Removes what earlier lives left in the directory."""
         kept = {draft.path for draft in self._alive()}
-        with filesystem.naming("sweep", self._directory):
-            for path in list(self._directory.iterdir()):
+        with filesystem.naming("sweep", self.directory):
+            for path in list(self.directory.iterdir()):
                 if path not in kept:
-                    self._files.remove(path)
+                    self.files.remove(path)
 
     def drop_all(self) -> None:
         """Drops the drafts that are still open; their writers refuse further calls."""
         for draft in self._alive():
             draft.drop()
 
-    def _alive(self) -> list[Draft]:
+    def _alive(self) -> list[FileDraft]:
         with self._lock:
             return [draft for draft in self._made if draft.is_open]
 
@@ -221,40 +250,5 @@ _SERIAL = itertools.count()
 def _create(files: SystemFiles, directory: Path) -> tuple[Path, int]:
     while True:
         path = directory / f"{os.getpid()}-{next(_SERIAL)}.part"
-        try:
-            with filesystem.naming("create", path):
-                return path, files.create(path)
-        except StoreError as exc:
-            if not isinstance(exc.__cause__, FileExistsError):
-                raise
-
-
-class DraftWriter:
-    """One blob in the making: a draft, and what its store does to commit one.
-
-    A store whose commit may be tried again leaves the draft in place when it raises.
-    """
-
-    def __init__(self, draft: Draft, commit: Callable[[Draft], BlobRef]) -> None:
-        self._draft = draft
-        self._commit = commit
-        self._ref: BlobRef | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self._draft.nbytes
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._draft.write(data)
-
-    def digest(self) -> str:
-        return self._draft.digest()
-
-    def commit(self) -> BlobRef:
-        if self._ref is None:
-            self._draft.check_open()
-            self._ref = self._commit(self._draft)
-        return self._ref
-
-    def abort(self) -> None:
-        self._draft.drop()
+        with filesystem.naming("create", path), contextlib.suppress(FileExistsError):
+            return path, files.create(path)

@@ -2,10 +2,12 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Self
 
 from atoll.blobs import drafts, names
 from atoll.blobs.base import BlobReader, BlobRef
+from atoll.blobs.drafts import Draft
 from atoll.errors import StoreError
 
 
@@ -18,8 +20,8 @@ class MemoryBlobs:
         self._verified: dict[str, bytes | bytearray] = {}
         self._lock = threading.Lock()
 
-    def writer(self, *, expect_bytes: int | None = None) -> "MemoryWriter":  # noqa: ARG002
-        return MemoryWriter(self)
+    def writer(self, *, expect_bytes: int | None = None) -> "MemoryDraft":  # noqa: ARG002
+        return MemoryDraft(self._keep)
 
     def open(self, sha256: str) -> "MemoryReader":
         names.check(sha256)
@@ -52,55 +54,29 @@ class MemoryBlobs:
     def close(self) -> None:
         """Keeps the blobs: a simulated coordinator that restarts finds them again."""
 
-    def _keep(self, sha256: str, data: bytearray) -> None:
+    def _keep(self, draft: "MemoryDraft") -> BlobRef:
+        ref = BlobRef(draft.digest(), draft.nbytes)
         with self._lock:
-            if self._verified.get(sha256) is None or (
-                self._verified[sha256] is not self._stored.get(sha256)
-            ):
-                self._stored[sha256] = self._verified[sha256] = data
+            known = self._verified.get(ref.sha256)
+            if known is None or known is not self._stored.get(ref.sha256):
+                self._stored[ref.sha256] = self._verified[ref.sha256] = draft.data
+        draft.drop()
+        return ref
 
 
-class MemoryWriter:
+class MemoryDraft(Draft):
     """One blob in the making, in a growing buffer."""
 
-    def __init__(self, blobs: MemoryBlobs) -> None:
-        self._blobs = blobs
-        self._hash = hashlib.sha256()
-        self._data = bytearray()
-        self._nbytes = 0
-        self._ended = False
-        self._ref: BlobRef | None = None
+    def __init__(self, commit: Callable[[Self], BlobRef]) -> None:
+        super().__init__(commit, name="a blob in memory")
+        self.data = bytearray()
 
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
+    def _append(self, view: memoryview) -> None:
+        self.data += view
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._check_open()
-        with memoryview(data) as given, given.cast("B") as view:
-            self._data += view
-            self._hash.update(view)
-            self._nbytes += len(view)
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-    def commit(self) -> BlobRef:
-        if self._ref is None:
-            self._check_open()
-            self._ended = True
-            self._ref = BlobRef(self.digest(), self._nbytes)
-            self._blobs._keep(self._ref.sha256, self._data)
-            self._data = bytearray()
-        return self._ref
-
-    def abort(self) -> None:
-        self._ended = True
-        self._data = bytearray()
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise StoreError("this writer has ended; start a new one and send from byte 0")
+    def drop(self) -> None:
+        self.is_open = False
+        self.data = bytearray()
 
 
 class MemoryReader(BlobReader):

@@ -16,7 +16,7 @@ from atoll.blobs import names
 from atoll.blobs.access import S3Access
 from atoll.blobs.base import BlobRef
 from atoll.blobs.cache import CachedFiles
-from atoll.blobs.drafts import Draft, Drafts, DraftWriter, FileReader
+from atoll.blobs.drafts import Drafts, FileDraft, FileReader
 from atoll.blobs.objects import Bucket, ObjectTag
 from atoll.errors import StoreError
 
@@ -50,8 +50,8 @@ class S3Blobs:
         # Objects that this process wrote or has hashed, as they were then.
         self._verified: dict[str, ObjectTag] = {}
 
-    def writer(self, *, expect_bytes: int | None = None) -> DraftWriter:
-        return DraftWriter(self._drafts.new(expect_bytes), self._commit)
+    def writer(self, *, expect_bytes: int | None = None) -> FileDraft:
+        return self._drafts.new(self._commit, expect_bytes=expect_bytes)
 
     def open(self, sha256: str) -> FileReader:
         key = self._key(sha256)
@@ -96,7 +96,7 @@ class S3Blobs:
         return None
 
     def _download(self, sha256: str, key: str, tag: ObjectTag) -> FileReader:
-        draft = self._drafts.new(tag.nbytes)
+        draft = self.writer(expect_bytes=tag.nbytes)
         try:
             for piece in self._bucket.pieces(key, nbytes=tag.nbytes):
                 draft.write(piece)
@@ -111,7 +111,7 @@ class S3Blobs:
         self._verified[sha256] = tag
         return self._cache.adopt(sha256, draft)
 
-    def _commit(self, draft: Draft) -> BlobRef:
+    def _commit(self, draft: FileDraft) -> BlobRef:
         ref = BlobRef(draft.digest(), draft.nbytes)
         key = self._key(ref.sha256)
         draft.finish()

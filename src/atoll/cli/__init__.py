@@ -5,6 +5,11 @@ import sys
 
 from atoll.cli import stopping
 
+_AWAY = (
+    "see that `atoll serve` runs there, under http or https as in the join command it printed, "
+    "and that this machine reaches its port"
+)
+
 
 def main() -> None:
     """Runs the command line; a refused input is one sentence on stderr and exit code 2.
@@ -38,13 +43,7 @@ def _run() -> None:
         complain(error)
         # At once: what an interpreter does at its end would sync files again.
         os._exit(os.EX_IOERR)
-    except CoordinatorUnreachable as error:
-        way_out = (
-            "see that `atoll serve` runs there, under http or https as in the join command it "
-            "printed, and that this machine reaches its port"
-        )
-        complain(CoordinatorUnreachable(f"{error}; {way_out}"))
-        sys.exit(2)
     except AtollError as error:
-        complain(error)
+        away = isinstance(error, CoordinatorUnreachable)
+        complain(CoordinatorUnreachable(f"{error}; {_AWAY}") if away else error)
         sys.exit(2)

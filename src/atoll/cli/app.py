@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli import output
 from atoll.cli.options import (
     DirectoryArgument,
     ExportOptions,
@@ -42,9 +43,8 @@ def _command(name: str | None = None) -> Callable[[Callable[..., None]], Callabl
 def serve(options: ServeOptions) -> None:
     """Run a coordinator; prints the join command with its token."""
     from atoll.cli import serve as command
-    from atoll.cli.output import set_up_logs
 
-    set_up_logs(options.log_level)
+    output.set_up_logs(options.log_level)
     command.serve(options)
 
 
@@ -52,9 +52,8 @@ def serve(options: ServeOptions) -> None:
 def join(options: JoinOptions) -> None:
     """Run an island; everything else comes from the coordinator."""
     from atoll.cli import join as command
-    from atoll.cli.output import set_up_logs
 
-    set_up_logs(options.log_level)
+    output.set_up_logs(options.log_level)
     command.join(options)
 
 
@@ -62,9 +61,8 @@ def join(options: JoinOptions) -> None:
 def simulate(options: SimulateOptions) -> None:
     """Run a coordinator and islands in one process on a virtual clock."""
     from atoll.cli import simulate as command
-    from atoll.cli.output import set_up_logs
 
-    set_up_logs(options.log_level)
+    output.set_up_logs(options.log_level)
     command.simulate(options)
 
 

@@ -2,11 +2,11 @@
 
 import secrets
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
@@ -23,7 +23,7 @@ from atoll.data import base as data
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
 from atoll.launch import local
-from atoll.launch.local import LocalCoordinator, LocalIsland, LocalProcess, Tokens
+from atoll.launch.local import LocalCoordinator, LocalIsland, Tokens
 from atoll.proof import audit, losses
 from atoll.protocol.messages import Status, StatusRequest
 from atoll.simulate.cluster import worker_name
@@ -57,40 +57,33 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
     _check(run_file, islands)
     # A demo that is told to end takes its processes along, as it does after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _somewhere(directory) as home:
+    with ExitStack() as stack:
+        home = directory or Path(stack.enter_context(TemporaryDirectory(prefix="atoll-demo-")))
         clock = SystemClock()
         began = clock.now()
         tokens = Tokens(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         coordinator = local.start_coordinator(run_file, home, tokens=tokens, options=["--stay"])
-        started: list[LocalProcess] = [coordinator]
-        try:
-            output.stderr.print(f"coordinator starts; state and logs in {str(home)!r}")
-            coordinator.wait_ready()
-            islands_started = [
-                local.start_island(
-                    coordinator.url,
-                    home / "islands" / worker_name(i),
-                    worker_id=worker_name(i),
-                    tokens=tokens,
-                )
-                for i in range(islands)
-            ]
-            started += islands_started
-            output.stderr.print(f"{islands} islands join {coordinator.url}")
-            _watch(coordinator, islands_started, tokens)
-            coordinator.terminate()
-            for process in started:
-                if process.wait(timeout_seconds=60) != 0:
-                    raise AtollError(f"{process.name} failed; its log:\n{process.log_tail()}")
-        finally:
-            for process in started:
-                process.kill()
-        results = [island.result() for island in islands_started]
+        stack.callback(coordinator.kill)
+        output.stderr.print(f"coordinator starts; state and logs in {str(home)!r}")
+        coordinator.wait_ready()
+        started: list[LocalIsland] = []
+        for name in map(worker_name, range(islands)):
+            place = home / "islands" / name
+            island = local.start_island(coordinator.url, place, worker_id=name, tokens=tokens)
+            stack.callback(island.kill)
+            started.append(island)
+        output.stderr.print(f"{islands} islands join {coordinator.url}")
+        _watch(coordinator, started, tokens)
+        coordinator.terminate()
+        for process in (coordinator, *started):
+            if process.wait(timeout_seconds=60) != 0:
+                raise AtollError(f"{process.name} failed; its log:\n{process.log_tail()}")
+        results = [island.result() for island in started]
         summary = _summary(run_file, home, results, seconds=clock.now() - began)
     if as_json:
         output.print_json(asdict(summary))
     else:
-        _show(summary, kept=home if directory is not None else None)
+        _show(summary, kept=directory)
     if not summary.audit_clean:
         raise typer.Exit(1)
 
@@ -161,11 +154,8 @@ def _display(first: Status) -> Iterator[Callable[[Status], None]]:
             losses_seen = [h.evaluation_loss for h in status.history if h.evaluation_loss]
             loss = f", held-out loss {losses_seen[-1]:.3f}" if losses_seen else ""
             rate = sum(w.telemetry.tokens_per_second for w in status.workers if w.live)
-            bar.update(
-                task,
-                completed=status.version,
-                description=f"{status.state}{loss}, {rate:.0f} tokens/s",
-            )
+            told = f"{status.state}{loss}, {rate:.0f} tokens/s"
+            bar.update(task, completed=status.version, description=told)
 
         yield draw
 
@@ -180,7 +170,8 @@ def _summary(
         with run.ledger.reading() as t:
             held_out = losses.held_out_losses(t)
         steps = report.tokens // (run.manifest.inner.batch * dataset.block)
-        all_reduce = _ring_bytes(run.layout.nbytes, len(results)) * steps
+        # What one island sends in one ring all-reduce of fp32 gradients.
+        ring_bytes = 2 * run.layout.nbytes * (len(results) - 1) // len(results)
     return Summary(
         rounds=report.rounds,
         islands=len(results),
@@ -191,7 +182,7 @@ def _summary(
         tokens_per_second={r["worker_id"]: r["tokens_per_second"] for r in results},
         bytes_sent=sum(r["bytes_sent"] for r in results),
         bytes_received=sum(r["bytes_received"] for r in results),
-        all_reduce_bytes=all_reduce,
+        all_reduce_bytes=ring_bytes * steps,
         seconds=seconds,
         digest=report.digest,
         audit_clean=report.clean,
@@ -199,13 +190,10 @@ def _summary(
     )
 
 
-def _ring_bytes(model_bytes: int, islands: int) -> int:
-    """What one island sends in one ring all-reduce of fp32 gradients."""
-    return 2 * model_bytes * (islands - 1) // islands
-
-
 def _show(summary: Summary, *, kept: Path | None) -> None:
     saved = summary.all_reduce_bytes / max(1, summary.bytes_sent)
+    all_reduce = f"{output.size(summary.all_reduce_bytes)} ({saved:.0f}x)"
+    clean = f"clean, {summary.audit_replayed_rounds} rounds replayed bit for bit"
     rates = ", ".join(f"{n} {v:.0f}" for n, v in sorted(summary.tokens_per_second.items()))
     rows: list[tuple[str, str | None]] = [
         ("rounds", str(summary.rounds)),
@@ -216,28 +204,11 @@ def _show(summary: Summary, *, kept: Path | None) -> None:
         ("tokens/s", rates),
         ("sent by islands", output.size(summary.bytes_sent)),
         ("received by islands", output.size(summary.bytes_received)),
-        (
-            "all-reduce every step would send",
-            f"{output.size(summary.all_reduce_bytes)} ({saved:.0f}x)",
-        ),
-        (
-            "audit",
-            f"clean, {summary.audit_replayed_rounds} rounds replayed bit for bit"
-            if summary.audit_clean
-            else "NOT clean; run `atoll audit --replay`",
-        ),
+        ("all-reduce every step would send", all_reduce),
+        ("audit", clean if summary.audit_clean else "NOT clean; run `atoll audit --replay`"),
         ("params digest", (summary.digest or "")[:16] + "…"),
         ("time", f"{summary.seconds:.0f} s"),
     ]
     output.console.print(output.table(None, (f"{summary.islands} islands", ""), rows))
     if kept is not None:
         output.say(f"state kept in {str(kept)!r}: atoll export {kept} -o model.safetensors")
-
-
-@contextmanager
-def _somewhere(directory: Path | None) -> Iterator[Path]:
-    if directory is not None:
-        yield directory
-        return
-    with tempfile.TemporaryDirectory(prefix="atoll-demo-") as made:
-        yield Path(made)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import typer
 
 from atoll.cli import output
+from atoll.cli.options import SimulateOptions
 from atoll.errors import ConfigError
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import seeds as naming
@@ -16,14 +17,24 @@ from atoll.simulate.faults.scenario import Size
 SHOWN_EVERY = 25  # seeds between two lines of progress
 
 
-def faults(seed: int, *, seeds: str | None, size: Size, as_json: bool) -> None:
+def faults(options: SimulateOptions) -> None:
     """Runs one seed, or many; exit code 1 when an invariant does not hold."""
-    if seed < 0:
-        raise ConfigError(f"--faults {seed} is below 0; a seed is a whole number from 0 on")
-    for name, value, least in (("islands", size.islands, 2), ("rounds", size.rounds, 1)):
+    if options.directory is not None:
+        given = f"keeps no state, so --dir {str(options.directory)!r} has no effect"
+        raise ConfigError(f"--faults {given}; leave it out")
+    if options.run_file is not None:
+        given = f"simulates a stand-in model, not {str(options.run_file)!r}"
+        raise ConfigError(f"--faults {given}; leave the run file out")
+    first, as_json = options.faults or 0, options.as_json
+    for name, value, least in (
+        ("faults", first, 0),
+        ("islands", options.islands, 2),
+        ("rounds", options.rounds, 1),
+    ):
         if value is not None and value < least:
             raise ConfigError(f"--{name} {value} is below {least}, which simulated faults need")
-    wanted = range(seed, seed + 1) if seeds is None else naming.parse(seeds, first=seed)
+    size = Size(options.islands, options.rounds, options.strategy_name)
+    wanted = naming.parse("1" if options.seeds is None else options.seeds, first=first)
     total: Counter[str] = Counter()
     failures = []
     outcome = None

@@ -90,11 +90,10 @@ def _tell(run: Run, *, as_json: bool) -> None:
         "worker_id": run.worker_id,
         "version": run.version,
         "digest": run.digest,
-        "tokens": telemetry.tokens,
-        "tokens_per_second": telemetry.tokens_per_second,
-        "bytes_sent": telemetry.bytes_sent,
-        "bytes_received": telemetry.bytes_received,
         "stale_rounds": run.stale_rounds,
+        **telemetry.model_dump(
+            include={"tokens", "tokens_per_second", "bytes_sent", "bytes_received"}
+        ),
     }
     if as_json:
         output.print_json(summary)

@@ -1,5 +1,7 @@
 """`atoll simulate`: the same run in one process."""
 
+from dataclasses import asdict
+
 from atoll import config
 from atoll.cli import output
 from atoll.cli.options import SimulateOptions
@@ -14,12 +16,12 @@ DEFAULT_ISLANDS = 2
 def simulate(options: SimulateOptions) -> None:
     """Runs to the end and shows what came of it."""
     if options.faults is not None or options.seeds is not None:
-        _with_faults(options)
+        from atoll.cli import faults
+
+        faults.faults(options)
         return
     if options.run_file is None:
-        raise ConfigError(
-            "there is no run file to simulate; name one, or use --faults SEED, which needs none"
-        )
+        raise ConfigError("there is no run file to simulate; name one, or use --faults SEED")
     islands = DEFAULT_ISLANDS if options.islands is None else options.islands
     loaded = config.load(options.run_file)
 
@@ -40,36 +42,11 @@ def simulate(options: SimulateOptions) -> None:
         progress=progress,
     )
     if options.as_json:
-        output.print_json(
-            {
-                "digest": result.digest,
-                "published_digest": result.published_digest,
-                "virtual_seconds": result.virtual_seconds,
-                "islands": islands,
-                "status": result.status.model_dump(mode="json"),
-            }
-        )
+        status = result.status.model_dump(mode="json")
+        output.print_json({**asdict(result), "islands": islands, "status": status})
         return
     output.console.print(history_table(result.status))
     output.say(
         f"{result.status.version} rounds in {result.virtual_seconds:.1f} virtual seconds; "
         f"params digest {result.digest}"
     )
-
-
-def _with_faults(options: SimulateOptions) -> None:
-    from atoll.cli import faults
-    from atoll.simulate.faults.scenario import Size
-
-    if options.directory is not None:
-        raise ConfigError(
-            f"--faults keeps no state, so --dir {str(options.directory)!r} has no effect; "
-            f"leave it out"
-        )
-    if options.run_file is not None:
-        raise ConfigError(
-            f"--faults simulates a stand-in model, not {str(options.run_file)!r}; "
-            f"leave the run file out"
-        )
-    size = Size(options.islands, options.rounds, options.strategy_name)
-    faults.faults(options.faults or 0, seeds=options.seeds, size=size, as_json=options.as_json)
