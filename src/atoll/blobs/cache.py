@@ -4,6 +4,7 @@ Holds only bytes that its caller has verified, and serves one only while its fil
 Losing a copy costs a download, so nothing here is synced.
 """
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from atoll import files as filesystem
 from atoll.blobs.drafts import FileDraft, FileReader
-from atoll.errors import StoreError
 from atoll.files import SYSTEM, Identity
 
 
@@ -31,13 +31,9 @@ class CachedFiles:
         """
         path = self._directory / sha256
         with self._lock:
-            try:
-                with filesystem.naming("keep a copy at", path):
-                    SYSTEM.rename(draft.path, path)
-                    fd = SYSTEM.open(path)
-            except BaseException:
-                draft.drop()
-                raise
+            with draft.dropped_on_error(), filesystem.naming("keep a copy at", path):
+                SYSTEM.rename(draft.path, path)
+                fd = SYSTEM.open(path)
             draft.close()
             self._held[sha256] = SYSTEM.identity(fd)
             self._held.move_to_end(sha256)
@@ -48,21 +44,17 @@ class CachedFiles:
         """A reader of the copy, or None when there is none or its file was touched."""
         path = self._directory / sha256
         with self._lock:
-            if sha256 not in self._held:
+            known = self._held.get(sha256)
+            if known is None:
                 return None
-            try:
-                with filesystem.naming("open", path):
-                    fd = SYSTEM.open(path)
-            except StoreError:
-                self._forget(sha256)
-                return None
-            identity = SYSTEM.identity(fd)
-            if identity != self._held[sha256]:
+            with contextlib.suppress(OSError):
+                fd = SYSTEM.open(path)
+                if SYSTEM.identity(fd) == known:
+                    self._held.move_to_end(sha256)
+                    return FileReader(SYSTEM, fd, path=path, nbytes=known.nbytes)
                 SYSTEM.close(fd)
-                self._forget(sha256)
-                return None
-            self._held.move_to_end(sha256)
-        return FileReader(SYSTEM, fd, path=path, nbytes=identity.nbytes)
+            self._forget(sha256)
+            return None
 
     def drop(self, sha256: str) -> None:
         """Forgets and removes one copy; harmless when there is none."""

@@ -121,7 +121,7 @@ class DirectoryBlobs:
     def _commit(self, draft: FileDraft) -> BlobRef:
         ref = BlobRef(draft.digest(), draft.nbytes)
         target = self._path(ref.sha256)
-        try:
+        with draft.dropped_on_error():
             self._check_disk()
             draft.finish()
             with self._syncing(draft.path):
@@ -136,9 +136,6 @@ class DirectoryBlobs:
                     self._files.rename(draft.path, target)
                     self._verified[ref.sha256] = self._files.identity(draft.fd)
                 draft.close()
-        except BaseException:
-            draft.drop()
-            raise
         # Also for a blob that was there: an earlier life may have ended between rename and sync.
         with self._syncing(target.parent):
             self._files.sync_directory(target.parent)

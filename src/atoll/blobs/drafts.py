@@ -86,13 +86,13 @@ class FileDraft(Draft):
         self.path, self.fd = _create(drafts.files, drafts.directory)
         super().__init__(commit, name=repr(str(self.path)))
         if self._reserved:
-            with self._dropped_on_error():
+            with self.dropped_on_error():
                 filesystem.reserve(self.fd, self._reserved, path=self.path, files=self._files)
 
     def _append(self, view: memoryview) -> None:
         """Writes without a copy; a short write is continued."""
         rest = view
-        with self._dropped_on_error():
+        with self.dropped_on_error():
             while len(rest):
                 with filesystem.naming("write", self.path):
                     rest = rest[self._files.write(self.fd, rest) :]
@@ -125,7 +125,8 @@ class FileDraft(Draft):
                 self._files.remove(self.path)
 
     @contextlib.contextmanager
-    def _dropped_on_error(self) -> Iterator[None]:
+    def dropped_on_error(self) -> Iterator[None]:
+        """Drops the draft when the block raises."""
         try:
             yield
         except BaseException:

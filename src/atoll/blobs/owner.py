@@ -6,6 +6,7 @@ and whoever does not find its own name there touches nothing.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -29,70 +30,70 @@ class Marker(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Ownership:
     """One ledger's claim to a place; `owner` names the ledger among its copies."""
 
-    def __init__(self, marker: Marker, location: str, owner: str) -> None:
-        self._marker = marker
-        self._location = location
-        self._owner = owner
+    marker: Marker
+    location: str
+    owner: str
 
     def claim(self, *, adopt: bool = False) -> None:
         """Writes this owner's name; ConfigError when another's is there, unless it is adopted."""
         found = self._found()
-        if found == self._owner:
+        if found == self.owner:
             return
         if found is not None and not adopt:
             raise ConfigError(
-                f"storage.blobs={self._location!r} belongs to the ledger {found}, this one is "
-                f"{self._owner}; two copies of a run would each remove what only the other knows, "
+                f"storage.blobs={self.location!r} belongs to the ledger {found}, this one is "
+                f"{self.owner}; two copies of a run would each remove what only the other knows, "
                 f"so give the copy a place of its own, or, when that ledger is never used again, "
                 f"take its blobs over with --adopt-blobs"
             )
-        self._marker.write(json.dumps({"ledger": self._owner}).encode())
+        self.marker.write(json.dumps({"ledger": self.owner}).encode())
 
     def is_claimed(self) -> bool:
         """Whether the place is this owner's already."""
-        return self._found() == self._owner
+        return self._found() == self.owner
 
     def check(self) -> None:
         """Superseded unless the place is still this owner's."""
         found = self._found()
-        if found != self._owner:
+        if found != self.owner:
             now = "nobody" if found is None else f"the ledger {found}"
             raise Superseded(
-                f"storage.blobs={self._location!r} now belongs to {now} and no longer to "
-                f"{self._owner}; this process removes nothing and must stop"
+                f"storage.blobs={self.location!r} now belongs to {now} and no longer to "
+                f"{self.owner}; this process removes nothing and must stop"
             )
 
     def _found(self) -> str | None:
-        data = self._marker.read()
+        data = self.marker.read()
         if data is None:
             return None
         try:
             return str(json.loads(data)["ledger"])
         except (ValueError, KeyError, TypeError) as exc:
             raise StoreError(
-                f"{KEY} in storage.blobs={self._location!r} cannot be read; it names whose blobs "
+                f"{KEY} in storage.blobs={self.location!r} cannot be read; it names whose blobs "
                 f"these are, so see who wrote it, then remove it and start with --adopt-blobs"
             ) from exc
 
 
+@dataclass(frozen=True)
 class FileMarker:
     """The marker of a directory."""
 
-    def __init__(self, root: Path) -> None:
-        self._path = root / KEY
+    path: Path
 
     def read(self) -> bytes | None:
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 return file.read(MAX_BYTES)
         except FileNotFoundError:
             return None
 
     def write(self, data: bytes) -> None:
-        filesystem.write_whole(self._path, data)
+        filesystem.write_whole(self.path, data)
 
 
 def marker(location: str, *, s3: S3Access | None) -> Marker:
@@ -104,4 +105,4 @@ def marker(location: str, *, s3: S3Access | None) -> Marker:
         assert s3 is not None, "the store was opened with it"
         bucket, _, prefix = location.removeprefix("s3://").partition("/")
         return ObjectMarker(bucket, prefix, s3, name=KEY, limit=MAX_BYTES)
-    return FileMarker(Path(location))
+    return FileMarker(Path(location) / KEY)

@@ -97,7 +97,7 @@ class S3Blobs:
 
     def _download(self, sha256: str, key: str, tag: ObjectTag) -> FileReader:
         draft = self.writer(expect_bytes=tag.nbytes)
-        try:
+        with draft.dropped_on_error():
             for piece in self._bucket.pieces(key, nbytes=tag.nbytes):
                 draft.write(piece)
             draft.finish()
@@ -105,9 +105,6 @@ class S3Blobs:
             if found != sha256:
                 where = self._bucket.url(key)
                 raise names.changed(sha256, where, found=found, nbytes=draft.nbytes)
-        except BaseException:
-            draft.drop()
-            raise
         self._verified[sha256] = tag
         return self._cache.adopt(sha256, draft)
 
