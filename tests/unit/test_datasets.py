@@ -94,7 +94,7 @@ def test_cut_that_makes_no_sense_is_refused(sentence, block, held_out_rows, name
 
 def test_text_identity_holds_the_hash_of_the_content(tmp_path):
     parts = [tmp_path / "one", tmp_path / "two"]
-    content = b"x" * (base.HASH_PIECE_BYTES + 7), b"y" * 9
+    content = b"x" * ((1 << 20) + 7), b"y" * 9
     for path, data in zip(parts, content, strict=True):
         path.write_bytes(data)
 

@@ -20,8 +20,6 @@ from atoll.errors import ConfigError
 Row = NDArray[np.int64]
 Identity = dict[str, object]
 
-HASH_PIECE_BYTES = 1 << 20
-
 
 class Dataset(Protocol):
     """Rows of `block + 1` tokens: `block` inputs and, shifted by one, `block` targets.
@@ -82,18 +80,18 @@ def hash_files(paths: Iterable[Path]) -> tuple[str, list[int]]:
     """
     digest = hashlib.sha256()
     sizes: list[int] = []
-    piece = bytearray(HASH_PIECE_BYTES)
-    view = memoryview(piece)
     for path in paths:
         if not path.is_file():
             raise ConfigError(f"data file {str(path)!r} does not exist; name an existing file")
-        size = 0
         with path.open("rb", buffering=0) as file:
-            while count := file.readinto(piece):
-                digest.update(view[:count])
-                size += count
-        sizes.append(size)
+            hashlib.file_digest(file, lambda: digest)  # goes on with the same one
+            sizes.append(file.tell())
     return digest.hexdigest(), sizes
+
+
+def shape(dataset: Dataset) -> Identity:
+    """What the identities of all kinds say."""
+    return {name: getattr(dataset, name) for name in ("rows", "held_out_rows", "block", "vocab")}
 
 
 class WindowedRows(ABC):
@@ -129,13 +127,7 @@ class WindowedRows(ABC):
         self._identity = identity
 
     def identity(self) -> Identity:
-        return {
-            **self._identity,
-            "rows": self.rows,
-            "held_out_rows": self.held_out_rows,
-            "block": self.block,
-            "vocab": self.vocab,
-        }
+        return {**self._identity, **shape(self)}
 
     def row(self, index: int) -> Row:
         return self._read(check_index(index, self.rows, what="row") * self.block)

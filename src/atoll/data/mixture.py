@@ -60,10 +60,7 @@ class Mixture:
     def identity(self) -> Identity:
         return {
             "kind": MIXTURE,
-            "rows": self.rows,
-            "block": self.block,
-            "vocab": self.vocab,
-            "held_out_rows": self.held_out_rows,
+            **base.shape(self),
             "datasets": [
                 {"name": one.name, "weight": one.weight, "identity": one.dataset.identity()}
                 for one in self.named

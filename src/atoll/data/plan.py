@@ -6,7 +6,6 @@ endless row sequence, epoch after epoch; `shuffle` says which row of the dataset
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from atoll.errors import ConfigError, StateDamaged
 from atoll.rows import RowRange
@@ -53,7 +52,12 @@ def plan(
     epoch does. Ranges of a dataset that is no source are left alone. Reopened ranges that overlap
     or reach beyond their cursor would train a row twice: StateDamaged.
     """
-    _check(wanted)
+    for worker, rows in wanted.items():
+        if rows < 1:
+            raise ConfigError(
+                f"{rows!r} rows for worker_id {worker!r}: a lease holds at least 1; raise "
+                f"sync_every or batch"
+            )
     cursors = {source.dataset_id: source.cursor for source in sources}
     waiting = _in_order(reopened, sources)
     taken: list[RowRange] = []
@@ -131,29 +135,17 @@ def _epochs(source: Source, start: int, stop: int) -> Iterator[RowRange]:
         start = end
 
 
-def _check(wanted: Mapping[str, int]) -> None:
-    for worker, rows in wanted.items():
-        if rows < 1:
-            raise ConfigError(
-                f"{rows!r} rows for worker_id {worker!r}: a lease holds at least 1; raise "
-                f"sync_every or batch"
-            )
-
-
 def _in_order(reopened: Sequence[RowRange], sources: Sequence[Source]) -> list[RowRange]:
+    """The reopened ranges of the sources, each row in one of them alone; else StateDamaged."""
     waiting: list[RowRange] = []
     for source in sources:
         mine = sorted(r for r in reopened if r.dataset_id == source.dataset_id)
-        _check_reopened(mine, cursor=source.cursor)
+        limits = [*((r.start, "the next range") for r in mine[1:]), (source.cursor, "the cursor")]
+        for one, (limit, name) in zip(mine, limits, strict=False):
+            if one.stop > limit:
+                raise StateDamaged(
+                    f"reopened rows [{one.start}, {one.stop}) reach past {name} at {limit}; a row "
+                    f"is given out once at a time; run `atoll audit` on the state directory"
+                )
         waiting += mine
     return waiting
-
-
-def _check_reopened(ordered: Sequence[RowRange], *, cursor: int) -> None:
-    for one, other in pairwise([*ordered, None]):
-        limit, name = (other.start, "the next range") if other else (cursor, "the cursor")
-        if one is not None and one.stop > limit:
-            raise StateDamaged(
-                f"reopened rows [{one.start}, {one.stop}) reach past {name} at {limit}; a row is "
-                f"given out once at a time; run `atoll audit` on the state directory"
-            )

@@ -4,6 +4,7 @@ Owns the names of kinds and of their keys. Paths are not part of a definition: e
 where its own copy is.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,29 +25,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of dataset may be told, and how it is opened."""
+    """How a kind of dataset is opened; its keyword-only parameters are the settings it may have."""
 
-    settings: Mapping[str, type]
-    open: Callable[..., Dataset]  # takes the settings by name, after the location of its files
-    optional: frozenset[str] = frozenset()
-    in_files: bool = True
+    open: Callable[..., Dataset]
+    find: Callable[[str], object] | None = None  # a location as `open` takes it; None: no files
+
+    @property
+    def settings(self) -> dict[str, inspect.Parameter]:
+        every = inspect.signature(self.open).parameters
+        return {name: one for name, one in every.items() if one.kind is one.KEYWORD_ONLY}
 
 
 KINDS: Mapping[str, Kind] = {
-    "synthetic": Kind(
-        dict.fromkeys(("seed", "rows", "held_out_rows", "block", "vocab"), int),
-        SyntheticCorpus,
-        optional=frozenset({"vocab"}),
-        in_files=False,
-    ),
-    "text": Kind(
-        {"block": int, "held_out_rows": int},
-        lambda location, **given: TextFiles(text.find_files(location), **given),
-    ),
-    "tokens": Kind(
-        {"block": int, "held_out_rows": int, "vocab": int, "dtype": str},
-        lambda location, **given: TokenFile(Path(location), **given),
-    ),
+    "synthetic": Kind(SyntheticCorpus),
+    "text": Kind(TextFiles, text.find_files),
+    "tokens": Kind(TokenFile, Path),
 }
 
 
@@ -61,30 +54,30 @@ def open_dataset(definition: Mapping[str, object], *, location: str | None = Non
         return _open_mixture(definition, location)
     if not isinstance(name, str) or name not in KINDS:
         raise ConfigError(f"data.kind={name!r} is not known; use one of {sorted(KINDS)}")
-    kind = KINDS[name]
-    for key in definition:
-        if key != "kind" and key not in kind.settings:
+    kind, settings = KINDS[name], KINDS[name].settings
+    given: dict[str, object] = {}
+    for key, value in definition.items():
+        if key in settings:
+            given[key] = _checked(key, value, settings[key].annotation)
+        elif key != "kind":
             raise ConfigError(
-                f"data.{key} is not a setting of kind {name!r}; known: {sorted(kind.settings)}"
+                f"data.{key} is not a setting of kind {name!r}; known: {sorted(settings)}"
             )
-    for key in kind.settings:
-        if key not in definition and key not in kind.optional:
+    for key, setting in settings.items():
+        if key not in given and setting.default is setting.empty:
             raise ConfigError(f"data.{key} is missing; kind {name!r} needs it")
-    given: dict[str, object] = {
-        key: _checked(key, definition[key], of)
-        for key, of in kind.settings.items()
-        if key in definition
-    }
-    if not kind.in_files and location is not None:
+    if kind.find is None:
+        if location is None:
+            return kind.open(**given)
         raise ConfigError(
             f"data location {location!r} is given for kind {name!r}, which is computed; drop it"
         )
-    if kind.in_files and location is None:
+    if location is None:
         raise ConfigError(
             f"data of kind {name!r} is in files and no location was given; say where this "
             f"machine's copy is"
         )
-    return kind.open(location, **given) if kind.in_files else kind.open(**given)
+    return kind.open(kind.find(location), **given)
 
 
 MAX_WEIGHT = 2**20
@@ -110,10 +103,10 @@ def _open_named(entry: dict[str, object], places: dict[str, str]) -> NamedDatase
     name, weight = entry.pop("name", entry.get("kind")), entry.pop("weight", 1)
     if not isinstance(name, str) or not _NAME.match(name):
         raise ConfigError(f"data.name={name!r} must be 1 to 64 characters out of A-Z a-z 0-9 . _ -")
-    if not 1 <= _checked("weight", weight, int) <= MAX_WEIGHT:
+    checked = _checked("weight", weight, int)
+    if not 1 <= checked <= MAX_WEIGHT:
         raise ConfigError(f"data.weight={weight!r} of {name!r} must be from 1 to {MAX_WEIGHT}")
-    opened = open_dataset(entry, location=places.pop(name, None))
-    return NamedDataset(name, _checked("weight", weight, int), opened)
+    return NamedDataset(name, checked, open_dataset(entry, location=places.pop(name, None)))
 
 
 def _places(location: str | None) -> dict[str, str]:

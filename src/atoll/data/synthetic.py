@@ -5,7 +5,7 @@ spaces and sentence stops. Every decision is integer arithmetic on raw Philox wo
 keeps stable), so every machine computes the same tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -108,15 +108,7 @@ class SyntheticCorpus:
         return _make_lexicon(self.seed, min(self.vocab - FIRST_LETTER, MAX_LETTERS))
 
     def identity(self) -> Identity:
-        return {
-            "kind": "synthetic",
-            "generator": GENERATOR,
-            "seed": self.seed,
-            "rows": self.rows,
-            "held_out_rows": self.held_out_rows,
-            "block": self.block,
-            "vocab": self.vocab,
-        }
+        return {"kind": "synthetic", "generator": GENERATOR, **asdict(self)}
 
     def row(self, index: int) -> Row:
         return self._generate(base.check_index(index, self.rows or MAX_ROWS, what="row"))

@@ -4,6 +4,7 @@ Payload, group by group: the group's scales (fp32, little-endian), then its valu
 bytes of any group are reached without reading what is before them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from atoll.codecs.int8 import loops
 from atoll.codecs.int8.loops import LEVELS, MAX_SCALE, SCALE_BYTES
 from atoll.codecs.noise import Noise
 from atoll.compiled.base import compiled
-from atoll.layout import GROUP_ELEMENTS
+from atoll.layout import GROUP_ELEMENTS, Span
 
 # Between these an absmax has a normal scale that does not overflow, and the quotient is at most
 # 127 * (1 + 2^-23), which rounds to 127: no clamp, no zero and no NaN to care for.
@@ -62,37 +63,28 @@ class Int8:
         if self.fused(payload, elements) is not None:
             loops.encode(values.numpy(), payload.numpy(), self.block)
             return payload
-        # One run of groups, or all of a smaller span: [elements rounded up to whole blocks].
-        scratch = torch.empty(self._padded(min(elements, buffers.RUN_GROUPS * GROUP_ELEMENTS)))
-        whole = elements // GROUP_ELEMENTS * GROUP_ELEMENTS
-        for span in buffers.runs(whole):
+        # One run of groups, or all of a smaller span, in whole blocks.
+        scratch = torch.empty(min(elements + self.block, buffers.RUN_GROUPS * GROUP_ELEMENTS))
+        for span in _runs(elements):
             place = payload[self.encoded_bytes(span.start) : self.encoded_bytes(span.stop)]
             self._encode_groups(values[span.start : span.stop], scratch, place)
-        if whole < elements:
-            self._encode_tail(values[whole:], scratch, payload[self.encoded_bytes(whole) :])
         return payload
 
     def _encode_groups(self, values: Tensor, scratch: Tensor, place: Tensor) -> None:
-        """Whole groups at once, `values` [groups * GROUP_ELEMENTS]."""
+        """Groups of one size at once: [groups * size] -> [groups * (scales and values)]."""
         work, scales = self._quantize(values, scratch)
-        groups = values.numel() // GROUP_ELEMENTS
+        size = min(GROUP_ELEMENTS, values.numel())
+        groups = values.numel() // size
         rows = place.view(groups, -1)  # [groups, scales and values]
-        cut = rows.shape[1] - GROUP_ELEMENTS  # bytes of a group's scales
+        cut = rows.shape[1] - size  # bytes of a group's scales
         rows[:, :cut].copy_(scales.view(torch.uint8).view(groups, cut))
-        rows[:, cut:].view(torch.int8).copy_(work.view(groups, GROUP_ELEMENTS))
-
-    def _encode_tail(self, values: Tensor, scratch: Tensor, place: Tensor) -> None:
-        """The last group, which is shorter, as may be its last block."""
-        size = values.numel()
-        # The last block is filled up with zeros, which change no absmax.
-        padded = torch.nn.functional.pad(values, (0, self._padded(size) - size))
-        work, scales = self._quantize(padded, scratch)
-        cut = scales.numel() * SCALE_BYTES
-        place[:cut].copy_(scales.view(torch.uint8))
-        place[cut:].view(torch.int8).copy_(work.view(-1)[:size])
+        rows[:, cut:].view(torch.int8).copy_(work.view(groups, -1)[:, :size])
 
     def _quantize(self, values: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
         """Quotients [blocks, block], in `scratch`, and the scales [blocks]."""
+        if missing := -values.numel() % self.block:
+            # The last block is filled up with zeros, which change no absmax.
+            values = torch.nn.functional.pad(values, (0, missing))
         blocks = values.view(-1, self.block)  # [blocks, block]
         work = scratch[: values.numel()].view(-1, self.block)
         absmax = torch.abs(blocks, out=work).amax(dim=1)  # [blocks]
@@ -111,39 +103,23 @@ class Int8:
         if self.fused(payload, elements) is not None:
             loops.decode(payload.numpy(), values.numpy(), self.block)
             return values
-        whole = elements // GROUP_ELEMENTS * GROUP_ELEMENTS
-        for span in buffers.runs(whole):
+        for span in _runs(elements):
             place = payload[self.encoded_bytes(span.start) : self.encoded_bytes(span.stop)]
             self._decode_groups(place, values[span.start : span.stop])
-        if whole < elements:
-            self._decode_tail(payload[self.encoded_bytes(whole) :], values[whole:])
         return values
 
     def _decode_groups(self, place: Tensor, values: Tensor) -> None:
-        groups = values.numel() // GROUP_ELEMENTS
+        size = min(GROUP_ELEMENTS, values.numel())
+        groups = values.numel() // size
         rows = place.view(groups, -1)  # [groups, scales and values]
-        cut = rows.shape[1] - GROUP_ELEMENTS
-        # Copied, for the payload may start at any byte. [groups, blocks of a group]
+        cut = rows.shape[1] - size
+        # Copied, for the payload may start at any byte. [blocks, 1]
         scales = rows[:, :cut].clone(memory_format=torch.contiguous_format).view(torch.float32)
-        values.view(groups, GROUP_ELEMENTS).copy_(rows[:, cut:].view(torch.int8))
-        values.view(-1, self.block).mul_(scales.view(-1, 1))  # one scale for each row of a block
-
-    def _decode_tail(self, place: Tensor, values: Tensor) -> None:
-        size = values.numel()
-        num_blocks = -(-size // self.block)  # the last one may be short
-        cut = num_blocks * SCALE_BYTES
-        scales = torch.empty(num_blocks)
-        scales.view(torch.uint8).copy_(place[:cut])
-        values.copy_(place[cut:].view(torch.int8))
-        whole = size // self.block
-        full = whole * self.block
-        values[:full].view(-1, self.block).mul_(scales[:whole].unsqueeze(1))
-        if full < size:
-            values[full:].mul_(scales[-1])
-
-    def _padded(self, elements: int) -> int:
-        """`elements`, rounded up to whole blocks."""
-        return -(-elements // self.block) * self.block
+        scales = scales.view(-1, 1)
+        values.view(groups, size).copy_(rows[:, cut:].view(torch.int8))
+        whole = values.numel() // self.block
+        values[: whole * self.block].view(-1, self.block).mul_(scales[:whole])
+        values[whole * self.block :].mul_(scales[-1])  # the last block, where it is short
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +152,11 @@ def _quantize_with_care(blocks: Tensor, absmax: Tensor, work: Tensor) -> Tensor:
     work.round_().clamp_(-LEVELS, LEVELS)
     work[damaged] = 0.0  # NaN to int8 is undefined and differs between machines
     return scales
+
+
+def _runs(elements: int) -> Iterator[Span]:
+    """What one call of torch handles: some whole groups at a time, then the short last one."""
+    whole = elements // GROUP_ELEMENTS * GROUP_ELEMENTS
+    yield from buffers.runs(whole)
+    if whole < elements:
+        yield Span(whole, elements)
