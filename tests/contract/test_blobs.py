@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import obstore
@@ -529,7 +529,7 @@ def s3_url(s3_server: servers.RunningServer) -> str:
 
 
 def s3_blobs(url: str, spool: Path, **changes) -> S3Blobs:
-    given = {"access": access(url), "spool": spool, "retries": 0, **changes}
+    given = {"access": replace(access(url), retries=0), "spool": spool, **changes}
     return S3Blobs(servers.BUCKET, f"s3-only-{os.getpid()}-{next(_PREFIXES)}", **given)
 
 

@@ -18,6 +18,8 @@ class S3Access:
     session_token: str | None = field(default=None, repr=False)
     region: str = "us-east-1"
     endpoint: str | None = None
+    retries: int = 5
+    timeout_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if not self.access_key_id or not self.secret_access_key:

@@ -6,6 +6,7 @@ could redirect or re-sign a request is stated here.
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,11 @@ MAX_PARTS = 10_000  # S3's own limit
 CONCURRENT_PARTS = 4
 
 
+def joined(prefix: str, *names: str) -> str:
+    """The key of an object below `prefix`, which may be empty."""
+    return "/".join(filter(None, (prefix.strip("/"), *names)))
+
+
 class ObjectTag(NamedTuple):
     """What changes whenever an object is replaced."""
 
@@ -36,10 +42,9 @@ class ObjectTag(NamedTuple):
 class Bucket:
     """The objects of one bucket. Calls are thread-safe and block until the server answered."""
 
-    def __init__(
-        self, name: str, access: S3Access, *, retries: int, timeout_seconds: float
-    ) -> None:
+    def __init__(self, name: str, access: S3Access) -> None:
         self._name = name
+        timeout = timedelta(seconds=access.timeout_seconds)
         credential: S3Credential = {
             "access_key_id": access.access_key_id,
             "secret_access_key": access.secret_access_key,
@@ -59,12 +64,9 @@ class Bucket:
             credential_provider=lambda: credential,
             client_options={
                 "allow_http": access.url.startswith("http://"),
-                "timeout": timedelta(seconds=timeout_seconds),
+                "timeout": timeout,
             },
-            retry_config={
-                "max_retries": retries,
-                "retry_timeout": timedelta(seconds=timeout_seconds),
-            },
+            retry_config={"max_retries": access.retries, "retry_timeout": timeout},
         )
 
     def tag(self, key: str) -> ObjectTag:
@@ -79,11 +81,7 @@ class Bucket:
         try:
             with self._naming("upload", key):
                 obstore.put(
-                    self._store,
-                    key,
-                    path,
-                    chunk_size=part_bytes,
-                    max_concurrency=CONCURRENT_PARTS,
+                    self._store, key, path, chunk_size=part_bytes, max_concurrency=CONCURRENT_PARTS
                 )
         except FileNotFoundError as exc:
             raise StoreError(
@@ -129,24 +127,22 @@ class Bucket:
             raise StoreAway(f"cannot {action} {self.url(key)}: {reason}") from exc
 
 
+@dataclass(frozen=True)
 class ObjectMarker:
     """One small object with a fixed name, read whole and replaced whole."""
 
-    def __init__(
-        self, bucket: str, prefix: str, access: S3Access, *, name: str, limit: int
-    ) -> None:
-        self._bucket = Bucket(bucket, access, retries=5, timeout_seconds=60.0)
-        self._key = "/".join(part for part in (prefix.strip("/"), name) if part)
-        self._limit = limit
+    bucket: Bucket
+    key: str
+    limit: int
 
     def read(self) -> bytes | None:
         """What it holds, up to the limit; None when there is none."""
         try:
-            nbytes = min(self._bucket.tag(self._key).nbytes, self._limit)
-            return b"".join(bytes(piece) for piece in self._bucket.pieces(self._key, nbytes=nbytes))
+            nbytes = min(self.bucket.tag(self.key).nbytes, self.limit)
+            return b"".join(bytes(piece) for piece in self.bucket.pieces(self.key, nbytes=nbytes))
         except FileNotFoundError:
             return None
 
     def write(self, data: bytes) -> None:
         """Replaces the object."""
-        self._bucket.put(self._key, data)
+        self.bucket.put(self.key, data)

@@ -17,7 +17,7 @@ from atoll.blobs.access import S3Access
 from atoll.blobs.base import BlobRef
 from atoll.blobs.cache import CachedFiles
 from atoll.blobs.drafts import Drafts, FileDraft, FileReader
-from atoll.blobs.objects import Bucket, ObjectTag
+from atoll.blobs.objects import Bucket, ObjectTag, joined
 from atoll.errors import StoreError
 
 CACHE_BYTES = 8 << 30
@@ -37,10 +37,8 @@ class S3Blobs:
         access: S3Access,
         spool: Path,
         cache_bytes: int = CACHE_BYTES,
-        retries: int = 5,
-        timeout_seconds: float = 60.0,
     ) -> None:
-        self._bucket = Bucket(bucket, access, retries=retries, timeout_seconds=timeout_seconds)
+        self._bucket = Bucket(bucket, access)
         self._prefix = prefix.strip("/")
         for directory in (spool / "tmp", spool / "cache"):
             with filesystem.naming("make", directory):
@@ -87,8 +85,7 @@ class S3Blobs:
         self._cache.clear()
 
     def _key(self, sha256: str) -> str:
-        folder = names.folder(sha256)
-        return "/".join(part for part in (self._prefix, folder, sha256) if part)
+        return joined(self._prefix, names.folder(sha256), sha256)
 
     def _tag(self, key: str) -> ObjectTag | None:
         with contextlib.suppress(FileNotFoundError):

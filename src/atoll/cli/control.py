@@ -1,7 +1,6 @@
 """`atoll workers`, `pause`, `resume`, `stop`, `kick`, `allow`, `outer-lr`: the operator's hand."""
 
 from pydantic import ValidationError
-from rich.table import Table
 
 from atoll import ids
 from atoll.cli import output
@@ -18,7 +17,7 @@ from atoll.protocol.control import (
     OuterRateReply,
     OuterRateRequest,
 )
-from atoll.protocol.messages import StatusRequest, Workers, WorkersRequest
+from atoll.protocol.messages import StatusRequest, WorkerEntry, WorkersRequest
 
 
 def workers(target: Target) -> None:
@@ -30,31 +29,20 @@ def workers(target: Target) -> None:
         told, ordered = found.model_dump(mode="json"), control.model_dump(mode="json")
         output.print_json({**told, "waiting_for": waiting_for, "control": ordered})
         return
-    output.console.print(_table(found))
+    title = f"generation {found.generation}"
+    columns = ("island", "state", "rank", "life", "presence", "heard", "address", "host", "why")
+    output.console.print(output.table(title, columns, map(_row, found.workers)))
     if waiting_for:
         output.say(f"the round waits for {', '.join(waiting_for)}")
     _show(control)
 
 
-def _table(found: Workers) -> Table:
-    return output.table(
-        f"generation {found.generation}",
-        ("island", "state", "rank", "life", "presence", "heard", "address", "host", "why"),
-        (
-            (
-                w.worker_id,
-                w.state,
-                w.rank,
-                w.incarnation,
-                w.presence,
-                None if w.seconds_since_heard is None else f"{w.seconds_since_heard:.0f} s ago",
-                f"{w.ip_address}:{w.port}" if w.port else w.ip_address,
-                w.hostname,
-                w.reason or None,
-            )
-            for w in found.workers
-        ),
-    )
+def _row(worker: WorkerEntry) -> tuple[object, ...]:
+    since, host = worker.seconds_since_heard, worker.ip_address
+    heard = None if since is None else f"{since:.0f} s ago"
+    address = f"{host}:{worker.port}" if worker.port else host
+    told = (worker.worker_id, worker.state, worker.rank, worker.incarnation, worker.presence)
+    return (*told, heard, address, worker.hostname, worker.reason or None)
 
 
 def order(target: Target, action: Action) -> None:

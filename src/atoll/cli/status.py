@@ -8,10 +8,11 @@ from rich.text import Text
 from atoll.cli import output
 from atoll.cli.link import linked
 from atoll.cli.options import Target
+from atoll.cli.output import number
 from atoll.client.http import HttpClient
 from atoll.clock import SystemClock
 from atoll.errors import CoordinatorUnreachable
-from atoll.protocol.messages import Status, StatusRequest
+from atoll.protocol.messages import Status, StatusRequest, WorkerStatus
 
 REFRESH_SECONDS = 1.0
 SHOWN_ROUNDS = 12
@@ -63,39 +64,24 @@ def view(found: Status) -> Group:
 
 def history_table(found: Status) -> Table:
     """The newest rounds and their losses."""
-    return output.table(
-        None,
-        ("round", "islands", "tokens", "train loss", "held-out loss"),
-        (
-            (
-                r.round,
-                r.contributions,
-                r.tokens,
-                output.number(r.train_loss),
-                output.number(r.evaluation_loss),
-            )
-            for r in found.history[-SHOWN_ROUNDS:]
-        ),
+    rows = (
+        (r.round, r.contributions, r.tokens, number(r.train_loss), number(r.evaluation_loss))
+        for r in found.history[-SHOWN_ROUNDS:]
     )
+    return output.table(None, ("round", "islands", "tokens", "train loss", "held-out loss"), rows)
 
 
 def workers_table(found: Status) -> Table:
     """Who takes part, and how."""
-    return output.table(
-        None,
-        ("island", "state", "round", "step", "loss", "tokens/s", "sent", "received", "heard"),
-        (
-            (
-                w.worker_id,
-                "live" if w.live else "away",
-                w.telemetry.round,
-                w.telemetry.step,
-                output.number(w.telemetry.loss),
-                f"{w.telemetry.tokens_per_second:.0f}",
-                output.size(w.telemetry.bytes_sent),
-                output.size(w.telemetry.bytes_received),
-                f"{w.seconds_since_heard:.0f} s ago" if w.live else "-",
-            )
-            for w in found.workers
-        ),
-    )
+    columns = ("island", "state", "round", "step", "loss", "tokens/s", "sent", "received", "heard")
+    return output.table(None, columns, map(_worker_row, found.workers))
+
+
+def _worker_row(worker: WorkerStatus) -> tuple[object, ...]:
+    told = worker.telemetry
+    state, heard = "away", "-"
+    if worker.live:
+        state, heard = "live", f"{worker.seconds_since_heard:.0f} s ago"
+    work = (told.round, told.step, number(told.loss), f"{told.tokens_per_second:.0f}")
+    traffic = (output.size(told.bytes_sent), output.size(told.bytes_received))
+    return (worker.worker_id, state, *work, *traffic, heard)

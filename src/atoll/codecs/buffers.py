@@ -47,12 +47,12 @@ def new_or(out: Tensor | None, *, size: int, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def typed_view(data: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """`data` (uint8) seen as `dtype` without a copy, or None where its address does not allow it.
+def typed(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """`data` (uint8) seen as `dtype`; of a copy where its address does not allow it.
 
-    A payload inside a frame starts at any byte, so callers need a way through a copy.
+    A payload inside a frame starts at any byte.
     """
-    return data.view(dtype) if is_aligned(data, dtype) else None
+    return (data if is_aligned(data, dtype) else data.clone()).view(dtype)
 
 
 def is_aligned(payload: Tensor, dtype: torch.dtype = torch.float32) -> bool:

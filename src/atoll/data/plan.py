@@ -39,10 +39,7 @@ class Plan:
 
 
 def plan(
-    wanted: Mapping[str, int],
-    *,
-    sources: Sequence[Source],
-    reopened: Sequence[RowRange],
+    wanted: Mapping[str, int], *, sources: Sequence[Source], reopened: Sequence[RowRange]
 ) -> Plan:
     """Gives each worker exactly the rows that `wanted` says: reopened ones first, then fresh ones.
 

@@ -55,9 +55,8 @@ class Bf16:
         buffers.check_values(values)
         elements = values.numel()
         payload = buffers.new_or(out, size=self.encoded_bytes(elements), dtype=torch.uint8)
-        target = buffers.typed_view(payload, torch.bfloat16)
         # At an odd address torch sees no 16-bit numbers: round beside it, then copy the bytes.
-        halves = torch.empty(elements, dtype=torch.bfloat16) if target is None else target
+        halves = buffers.typed(payload, torch.bfloat16)
         if self.rounding == "nearest":
             halves.copy_(values)
         elif noise is None:
@@ -68,15 +67,13 @@ class Bf16:
             _round_stochastic(
                 values, halves.view(torch.int16), noise=noise, first_group=first_group
             )
-        if target is None:
+        if halves.data_ptr() != payload.data_ptr():
             payload.copy_(halves.view(torch.uint8))
         return payload
 
     def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
         buffers.check_payload(self, payload, elements)
-        halves = buffers.typed_view(payload, torch.bfloat16)
-        if halves is None:
-            halves = payload.clone().view(torch.bfloat16)
+        halves = buffers.typed(payload, torch.bfloat16)
         return buffers.new_or(out, size=elements, dtype=torch.float32).copy_(halves)
 
 

@@ -37,8 +37,7 @@ class Fp32:
     def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
         buffers.check_payload(self, payload, elements)
         if out is None:
-            view = buffers.typed_view(payload, torch.float32)
-            return payload.clone().view(torch.float32) if view is None else view
+            return buffers.typed(payload, torch.float32)
         values = buffers.new_or(out, size=elements, dtype=torch.float32)
         values.view(torch.uint8).copy_(payload)
         return values
