@@ -48,7 +48,7 @@ def new_or(out: Tensor | None, *, size: int, dtype: torch.dtype) -> Tensor:
 
 
 def typed(data: Tensor, dtype: torch.dtype) -> Tensor:
-    """`data` (uint8) seen as `dtype`; of a copy where its address does not allow it.
+    """`data` (uint8) as a view of `dtype`, or a copy of it where its address allows no view.
 
     A payload inside a frame starts at any byte.
     """

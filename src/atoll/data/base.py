@@ -144,8 +144,8 @@ class WindowedRows(ABC):
 def dataset_id(identity: Mapping[str, object]) -> str:
     """The short name of an identity: 16 hex digits of the sha256 of its canonical JSON.
 
-    The number of rows is left out: it is what is checked beside the id, so that the same data with
-    another length is refused by both lengths instead of passing for other data.
+    The number of rows is left out and compared apart: the same data with another length is then
+    refused with both lengths named, instead of being taken for other data.
     """
     return canonical.sha256({k: v for k, v in identity.items() if k != "rows"})[:16]
 

@@ -24,9 +24,9 @@ def batches(
 ) -> Iterator[Tensor]:
     """The rows of `ranges` in order, as int64 tensors [batch, block + 1].
 
-    Of several datasets the rows take turns (`mixture.turns`).
-    Batches run across borders of ranges and epochs; only the last may be smaller, and it is when
-    the rows do not divide: no row is repeated or dropped to fill it.
+    Rows of several datasets take turns (`mixture.turns`). Batches run across the borders of ranges
+    and epochs. Where the rows do not divide evenly the last batch is smaller: no row is repeated or
+    dropped to fill it.
     """
     _check_batch(batch)
     return (

@@ -27,7 +27,7 @@ class Permutation:
     """A bijection of `range(length)` chosen by `key`."""
 
     length: int
-    key: bytes | int
+    key: bytes
 
     def __post_init__(self) -> None:
         if not 1 <= self.length <= MAX_LENGTH:
@@ -39,8 +39,7 @@ class Permutation:
 
     @cached_property
     def _round_keys(self) -> NDArray[np.uint64]:
-        key = self.key if isinstance(self.key, bytes) else f"int {self.key}".encode()
-        return np.frombuffer(hashlib.sha512(key).digest(), dtype="<u8", count=_ROUNDS)
+        return np.frombuffer(hashlib.sha512(self.key).digest(), dtype="<u8", count=_ROUNDS)
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where each of `positions` goes; IndexError when one is outside `range(length)`."""

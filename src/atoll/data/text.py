@@ -16,6 +16,7 @@ from atoll.data.base import Row, WindowedRows
 from atoll.errors import ConfigError, StoreError
 
 BYTE_VALUES = 256
+_STAY = "data files must not change during a run; restore it and start the island again"
 
 
 def find_files(location: str) -> list[Path]:
@@ -70,13 +71,11 @@ class TextFiles(WindowedRows):
                 data = file.read(count)
         except OSError as exc:
             raise StoreError(
-                f"data file {str(path)!r} can no longer be read ({exc}); data files must stay in "
-                f"place during a run; restore it and start the island again"
+                f"data file {str(path)!r} can no longer be read ({exc}); {_STAY}"
             ) from exc
         if len(data) < count:
             raise StoreError(
                 f"data file {str(path)!r} ends at byte {offset + len(data)} and had at least "
-                f"{offset + count} when it was opened; data files must not change during a run; "
-                f"restore it and start the island again"
+                f"{offset + count} when it was opened; {_STAY}"
             )
         return data
