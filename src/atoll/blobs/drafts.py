@@ -1,6 +1,6 @@
-"""Blobs in the making, hashed as they grow, and random access to a finished file.
+"""Blobs in the making as temporary files, and random access to a finished file.
 
-Shared by the stores. Decides nothing about names, syncing or visibility.
+Shared by the stores that keep bytes in files. Decides nothing about names, syncing or visibility.
 """
 
 import contextlib
@@ -9,14 +9,13 @@ import itertools
 import os
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from atoll import files as filesystem
-from atoll.blobs.base import BlobReader, BlobRef
+from atoll.blobs.base import BlobReader, BlobRef, BlobWriter
 from atoll.errors import StoreError
 from atoll.files import Identity, SystemFiles
 
@@ -24,57 +23,8 @@ HASH_CHUNK_BYTES = 1 << 20  # reading and hashing in pieces that stay in cache
 WRITEBACK_BYTES = 8 << 20
 
 
-class Draft(ABC):
-    """One blob in the making, hashed as it grows; fulfils `base.BlobWriter`.
-
-    One thread at a time. `commit` is what the draft's store does to commit it. A store whose commit
-    may be tried again leaves the draft open when it raises.
-    """
-
-    def __init__(self, commit: Callable[[Self], BlobRef], *, name: str) -> None:
-        self._commit = commit
-        self._name = name
-        self._hash = hashlib.sha256()
-        self._ref: BlobRef | None = None
-        self.is_open = True
-        self.nbytes = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.check_open()
-        with memoryview(data) as given, given.cast("B") as view:
-            self._append(view)
-            self._hash.update(view)
-            self.nbytes += len(view)
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-    def commit(self: Self) -> BlobRef:
-        if self._ref is None:
-            self.check_open()
-            self._ref = self._commit(self)
-        return self._ref
-
-    def abort(self) -> None:
-        self.drop()
-
-    def check_open(self) -> None:
-        if not self.is_open:
-            raise StoreError(
-                f"the writer of {self._name} has ended; start a new one and send from byte 0"
-            )
-
-    @abstractmethod
-    def _append(self, view: memoryview) -> None:
-        """Keeps some more bytes; the draft is dropped when this raises."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Ends the draft and forgets its bytes; harmless when repeated and after a commit."""
-
-
-class FileDraft(Draft):
-    """A draft in a temporary file of `drafts`, which is reserved whole with `expect_bytes`."""
+class FileDraft(BlobWriter):
+    """A writer to a temporary file of `drafts`; `expect_bytes` of room are reserved first."""
 
     def __init__(
         self, drafts: "Drafts", commit: Callable[[Self], BlobRef], *, expect_bytes: int | None

@@ -23,7 +23,9 @@ class FencedBlobs:
 
     def writer(self, *, expect_bytes: int | None = None) -> BlobWriter:
         self.check_place()
-        return _FencedWriter(self.blobs.writer(expect_bytes=expect_bytes), self._may_change)
+        writer = self.blobs.writer(expect_bytes=expect_bytes)
+        writer.before_commit = self._may_change
+        return writer
 
     def open(self, sha256: str) -> BlobReader:
         return self.blobs.open(sha256)
@@ -45,26 +47,3 @@ class FencedBlobs:
     def _may_change(self) -> None:
         self.check_place()
         self.check()
-
-
-@dataclass(frozen=True)
-class _FencedWriter:
-    writer: BlobWriter
-    check: Callable[[], None]
-
-    @property
-    def nbytes(self) -> int:
-        return self.writer.nbytes
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.writer.write(data)
-
-    def digest(self) -> str:
-        return self.writer.digest()
-
-    def commit(self) -> BlobRef:
-        self.check()
-        return self.writer.commit()
-
-    def abort(self) -> None:
-        self.writer.abort()

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 from atoll.blobs import drafts, names
-from atoll.blobs.base import BlobReader, BlobRef
-from atoll.blobs.drafts import Draft
+from atoll.blobs.base import BlobReader, BlobRef, BlobWriter
 from atoll.errors import StoreError
 
 
@@ -64,7 +63,7 @@ class MemoryBlobs:
         return ref
 
 
-class MemoryDraft(Draft):
+class MemoryDraft(BlobWriter):
     """One blob in the making, in a growing buffer."""
 
     def __init__(self, commit: Callable[[Self], BlobRef]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atoll.blobs.drafts import Draft
+from atoll.blobs.base import BlobWriter
 from atoll.coordinator.accept import admission, uploads
 from atoll.coordinator.rounds import leases
 from atoll.coordinator.rounds.rounds import Rounds
@@ -149,4 +149,4 @@ def a_weight_is_what_the_sender_says(patch: Patch) -> None:
 
 @mutant("blob-is-there")
 def a_contribution_is_recorded_without_its_blob(patch: Patch) -> None:
-    during(patch, uploads.Upload, "finish", Draft, "commit", answering(None))
+    during(patch, uploads.Upload, "finish", BlobWriter, "commit", answering(None))

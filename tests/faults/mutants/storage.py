@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from atoll.blobs.drafts import Draft
+from atoll.blobs.base import BlobWriter
 from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import retention
 from atoll.simulate.faults.scenario import Scenario
@@ -40,5 +40,5 @@ def nothing_is_ever_pruned(patch: Patch) -> None:
 
 @mutant("bounded", _breaks_uploads)
 def drafts_of_broken_uploads_stay(patch: Patch) -> None:
-    patch.setattr(Draft, "abort", answering(None))
+    patch.setattr(BlobWriter, "abort", answering(None))
     patch.setattr("atoll.blobs.directory.DirectoryBlobs.sweep", answering(None))
