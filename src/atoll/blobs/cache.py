@@ -16,7 +16,7 @@ from atoll.files import SYSTEM, Identity
 
 
 class CachedFiles:
-    """Verified copies in one directory that no other process uses."""
+    """Verified copies in one directory that no other process uses; threads may share it."""
 
     def __init__(self, directory: Path, *, budget_bytes: int) -> None:
         self._directory = directory

@@ -10,6 +10,7 @@ from atoll.blobs.base import BlobReader, BlobRef, Blobs, BlobWriter
 class FencedBlobs:
     """`blobs` with checks before every change; what a check raises ends the change.
 
+    Threads may share it as they may share `blobs`, when the checks can be called from any thread.
     `check_place` is called before a writer is opened, a commit and a removal, `check` before a
     commit and a removal, `check_removal` before a removal. Reading is not checked. Between the
     checks and a removal lies one call: a process that is stopped there for longer than its lease

@@ -11,7 +11,10 @@ from atoll.errors import StoreError
 
 
 class MemoryBlobs:
-    """A store of blobs that keeps each as one buffer, never written to after its commit."""
+    """A store of blobs that keeps each as one buffer, never written to after its commit.
+
+    Safe to share between threads; a writer is used by one at a time.
+    """
 
     def __init__(self) -> None:
         self._stored: dict[str, bytes | bytearray] = {}
