@@ -89,7 +89,7 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
 
 
 def _check(run_file: Path, islands: int) -> None:
-    """Before anything is started: the run file, and whether a round would ever begin."""
+    """Refuses a run file that cannot be read, and too few islands for a round to begin."""
     membership = config.load(run_file).settings.get("membership", {})
     needed = max(1, membership.get("min_workers", 1))
     if islands < needed:

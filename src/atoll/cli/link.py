@@ -27,7 +27,7 @@ def answer(target: Target, message: Ask[R], show: Callable[[R], None]) -> None:
 
 
 def required_token(token: str | None) -> str:
-    """`token`, which came from --token or ATOLL_TOKEN; without one, where to get it."""
+    """The given token; without one a ConfigError that says where to get it."""
     if not token:
         raise ConfigError(
             "no token was given; pass --token, or set ATOLL_TOKEN, to what `atoll serve` printed"

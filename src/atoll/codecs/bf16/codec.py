@@ -12,7 +12,7 @@ from atoll.codecs.noise import Noise
 from atoll.compiled.arrays import Halves
 from atoll.compiled.base import compiled
 from atoll.errors import ConfigError
-from atoll.layout import GROUP_ELEMENTS, Span
+from atoll.layout import GROUP_ELEMENTS
 
 VALUE_BYTES = 2
 _MAX = 3.3895313892515355e38  # the largest finite bf16, bits 0x7f7f
@@ -105,15 +105,11 @@ def _round_stochastic(values: Tensor, halves: Tensor, *, noise: Noise, first_gro
         sums = scratch[: len(span)].copy_(draw)
         # The pattern is sign and magnitude: adding to it moves both signs away from zero.
         sums.add_(bits[span.start : span.stop])
-        if not _has_room(values, span):  # hardly ever: weights and displacements are small
+        # Hardly ever: weights and displacements are small. With a NaN both comparisons are false.
+        low, high = torch.aminmax(values[span.start : span.stop])
+        if not (low > -_MAX and high < _MAX):
             _keep_class(bits[span.start : span.stop], sums)
         halves[span.start : span.stop].copy_(sums.bitwise_right_shift_(16))
-
-
-def _has_room(values: Tensor, span: Span) -> bool:
-    """Whether no value of the group can be carried to infinity; false when one is NaN."""
-    low, high = torch.aminmax(values[span.start : span.stop])
-    return bool(low > -_MAX) and bool(high < _MAX)
 
 
 def _keep_class(bits: Tensor, sums: Tensor) -> None:
