@@ -25,10 +25,8 @@ class S3Access:
         if not self.access_key_id or not self.secret_access_key:
             raise ConfigError("s3 access needs both an access key id and a secret access key")
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"s3 endpoint={self.endpoint!r} must start with https:// "
-                f"(or http:// for a server on this machine)"
-            )
+            rule = "must start with https:// (or http:// for a server on this machine)"
+            raise ConfigError(f"s3 endpoint={self.endpoint!r} {rule}")
 
     @property
     def url(self) -> str:

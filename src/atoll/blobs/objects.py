@@ -62,10 +62,7 @@ class Bucket:
             },
             # A provider and not config keys: those would be joined by AWS_SESSION_TOKEN.
             credential_provider=lambda: credential,
-            client_options={
-                "allow_http": access.url.startswith("http://"),
-                "timeout": timeout,
-            },
+            client_options={"allow_http": access.url.startswith("http://"), "timeout": timeout},
             retry_config={"max_retries": access.retries, "retry_timeout": timeout},
         )
 

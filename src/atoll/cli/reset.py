@@ -73,8 +73,7 @@ def _show(old: Old, *, purge: bool) -> None:
 def _confirm(directory: Path) -> None:
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"--reset drops the run in {str(directory)!r} and nobody is there to confirm it; "
-            f"add --yes"
+            f"--reset drops the run in {str(directory)!r} and nobody is here to confirm; add --yes"
         )
     if not typer.confirm("Drop it and start over?"):
         raise ConfigError("not confirmed; nothing was changed")

@@ -109,22 +109,18 @@ def _check(options: ServeOptions) -> None:
     """Refuses what cannot be, before anything is opened."""
     if options.ready_file is not None:
         weights_file.check_target(options.ready_file, option="--ready-file ")
-    for name, least, most, meaning in (
-        ("ledger_lease", 1, 3600, "seconds that a silent coordinator keeps its ledger"),
-        ("port", 0, 65535, "0 takes a free one"),
-        ("transfer_port", 0, 65535, "0 takes a free one"),
+    lease = "seconds that a silent coordinator keeps its ledger"
+    for name, value, least, most, meaning in (
+        ("--ledger-lease", options.ledger_lease, 1, 3600, lease),
+        ("--port", options.port, 0, 65535, "0 takes a free one"),
+        ("--transfer-port", options.transfer_port, 0, 65535, "0 takes a free one"),
     ):
-        if not least <= (value := getattr(options, name)) <= most:
-            raise ConfigError(
-                f"{_spelled(name)} {value} is not between {least} and {most}; {meaning}"
-            )
-    for name in ("keep_weights", "purge", "yes"):
-        if getattr(options, name) and not options.reset:
-            raise ConfigError(f"{_spelled(name)} is for --reset; give both or neither")
-
-
-def _spelled(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+        if not least <= value <= most:
+            raise ConfigError(f"{name} {value} is not between {least} and {most}; {meaning}")
+    for_reset = {"keep-weights": options.keep_weights, "purge": options.purge, "yes": options.yes}
+    for name, is_given in for_reset.items():
+        if is_given and not options.reset:
+            raise ConfigError(f"--{name} is for --reset; give both or neither")
 
 
 def _manifests(ledger: Ledger) -> list[ManifestRecord]:

@@ -53,8 +53,7 @@ class Mixture:
         self.parts = {base.dataset_id(one.dataset.identity()): one.dataset for one in named}
         if len({one.name for one in named}) < len(named) or len(self.parts) < len(named):
             raise ConfigError(
-                f"datasets {[one.name for one in named]} are not all different; give each a name "
-                f"and data of its own"
+                f"datasets {[one.name for one in named]} are not all different in name and data"
             )
 
     def identity(self) -> Identity:

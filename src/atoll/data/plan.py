@@ -52,8 +52,7 @@ def plan(
     for worker, rows in wanted.items():
         if rows < 1:
             raise ConfigError(
-                f"{rows!r} rows for worker_id {worker!r}: a lease holds at least 1; raise "
-                f"sync_every or batch"
+                f"{rows!r} rows for worker_id {worker!r} are below 1; raise sync_every or batch"
             )
     cursors = {source.dataset_id: source.cursor for source in sources}
     waiting = _in_order(reopened, sources)

@@ -74,8 +74,7 @@ def open_dataset(definition: Mapping[str, object], *, location: str | None = Non
         )
     if location is None:
         raise ConfigError(
-            f"data of kind {name!r} is in files and no location was given; say where this "
-            f"machine's copy is"
+            f"data of kind {name!r} is in files; no location was given for this machine's copy"
         )
     return kind.open(kind.find(location), **given)
 

@@ -44,10 +44,8 @@ class Permutation:
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where each of `positions` goes; IndexError when one is outside `range(length)`."""
         if positions.size and not 0 <= positions.min() <= positions.max() < self.length:
-            raise IndexError(
-                f"positions {positions.min()} to {positions.max()} are not all within 0 to "
-                f"{self.length - 1}"
-            )
+            found = f"{positions.min()} to {positions.max()}"
+            raise IndexError(f"positions {found} are not all within 0 to {self.length - 1}")
         values = self._encrypt(positions.astype(np.uint64))
         outside = np.flatnonzero(values >= self.length)
         while outside.size:

@@ -99,8 +99,7 @@ class SyntheticCorpus:
             raise ConfigError(f"data.rows={self.rows!r} must be from 1 to 2**62, or 0 without end")
         if self.vocab < MIN_VOCAB:
             raise ConfigError(
-                f"data.vocab={self.vocab!r} must be at least {MIN_VOCAB}: a space, a stop and two "
-                f"letters"
+                f"data.vocab={self.vocab!r} must be at least {MIN_VOCAB}: space, stop, two letters"
             )
 
     @cached_property

@@ -27,8 +27,7 @@ def find_files(location: str) -> list[Path]:
     files = [path for path in paths if path.is_file()]
     if not files:
         raise ConfigError(
-            f"data location {location!r} names no file; give a file or a pattern such as "
-            f"'corpus/*.txt'"
+            f"data location {location!r} names no file; give one, or a pattern like 'corpus/*.txt'"
         )
     return files
 
