@@ -15,7 +15,7 @@ from atoll.models import registry as models
 from atoll.simulate import cluster as simulation
 from atoll.simulate.cluster import Outage, Simulated
 from atoll.simulate.fibers import Stopped
-from atoll.strategies import quorum
+from atoll.strategies.diloco.sync import Sync
 from tests import clusters
 from tests.tiny import ROUNDS, TABLE, simulate
 
@@ -207,7 +207,7 @@ def test_error_in_an_island_ends_the_simulation():
 
 
 def test_stuck_simulation_is_found(monkeypatch):
-    monkeypatch.setattr(quorum, "is_due", lambda *_, **__: False)
+    monkeypatch.setattr(Sync, "is_due", lambda *_, **__: False)
 
     with pytest.raises(AtollError, match="stuck: no step and no closed round") as stuck:
         simulate(**STUCK)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.manifest import MembershipSettings
-from atoll.strategies import quorum
+from atoll.protocol.manifest import Manifest, MembershipSettings
 from atoll.strategies.base import RoundView
+from atoll.strategies.diloco.sync import Sync
 
 WORKERS = st.frozensets(st.sampled_from("abcdef"))
 
@@ -17,8 +17,12 @@ def view(planned: str, accepted: str = "", live: str | None = None) -> RoundView
     )
 
 
+def rule(**settings) -> Sync:
+    return Sync(Manifest.model_construct(membership=MembershipSettings(**settings)))
+
+
 def due(seen: RoundView, *, seconds: float = 0.0, **settings) -> bool:
-    return quorum.is_due(seen, MembershipSettings(**settings), seconds=seconds)
+    return rule(**settings).is_due(seen, seconds=seconds)
 
 
 def test_round_is_due_when_every_planned_worker_is_in():
@@ -56,14 +60,14 @@ def test_quorum_closes_only_after_the_grace_period():
 
 
 def test_grace_period_does_not_run_below_the_quorum():
-    assert not quorum.has_quorum(view("abc", "a"), MembershipSettings(min_workers=1, quorum=2))
+    assert not rule(min_workers=1, quorum=2).has_quorum(view("abc", "a"))
 
 
 def test_quorum_is_all_planned_workers_when_none_is_set():
-    settings = MembershipSettings(min_workers=1)
+    waits_for_all = rule(min_workers=1)
 
-    assert not quorum.has_quorum(view("abc", "ab"), settings)
-    assert quorum.has_quorum(view("abc", "abc"), settings)
+    assert not waits_for_all.has_quorum(view("abc", "ab"))
+    assert waits_for_all.has_quorum(view("abc", "abc"))
 
 
 def test_worker_that_is_live_but_not_planned_is_not_waited_for():
@@ -93,6 +97,4 @@ def test_round_is_never_due_below_min_workers(planned, accepted, live, min_worke
 )
 def test_round_is_short_when_min_workers_is_out_of_reach(planned, accepted, live, short):
     """Somebody else must be let in, or it would wait for ever."""
-    settings = MembershipSettings(min_workers=2)
-
-    assert quorum.is_short(view(planned, accepted, live), settings) is short
+    assert rule(min_workers=2).is_short(view(planned, accepted, live)) is short

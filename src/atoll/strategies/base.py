@@ -39,12 +39,10 @@ class Strategy(Protocol):
 
         So rounds 1 to 1 + lead are open from the start, and publishing round r opens r + 1 + lead.
         """
-        ...
 
     @property
     def dials(self) -> bool:
         """Whether islands dial each other; others only dial out, so they work behind NAT."""
-        ...
 
     # The model
 
@@ -53,11 +51,9 @@ class Strategy(Protocol):
 
         The run's layout holds its tensors in this order, whatever order the model has them in.
         """
-        ...
 
     def fragment(self, round_number: int) -> int:
         """Which fragment the round carries, or ALL."""
-        ...
 
     # Who trains what
 
@@ -68,18 +64,15 @@ class Strategy(Protocol):
 
         `speeds` are tokens per second, of those whose speed is known.
         """
-        ...
 
     def needs(self, round_number: int) -> int:
         """The version that an island must have reached before it begins the round."""
-        ...
 
     def first(self, round_number: int, began: int) -> int:
         """The first round whose rows are in a contribution made for `round_number`.
 
-        By an island that set out from published weights at the start of round `began`.
+        The island that made it set out from published weights at the start of round `began`.
         """
-        ...
 
     def due(self, round_number: int, step: int) -> Sequence[int]:
         """Rounds that an island merges after `step` steps of the round, in this order.
@@ -87,7 +80,6 @@ class Strategy(Protocol):
         Asked after every step. The island waits until they are published, so what it computes
         depends on no clock.
         """
-        ...
 
     # Rounds
 
@@ -96,39 +88,31 @@ class Strategy(Protocol):
 
         `open_rounds` are those that accept contributions, oldest first.
         """
-        ...
 
     def weight(self, *, tokens: int) -> int:
         """What the fold multiplies a contribution over so many tokens by."""
-        ...
 
     def has_quorum(self, view: RoundView) -> bool:
         """Whether enough contributions are in for the grace period of the round to run."""
-        ...
 
     def is_due(self, view: RoundView, *, seconds: float) -> bool:
         """Whether the round closes now; it has had its quorum for so many `seconds`."""
-        ...
 
     def waiting_for(self, view: RoundView) -> Set[str]:
         """Live workers whose contribution the round still waits for."""
-        ...
 
     def is_short(self, view: RoundView) -> bool:
         """Whether the round cannot close by itself, so that a live island must be added to it."""
-        ...
 
     def ended(
         self, leases: Collection[Lease], *, closing: int, live: Collection[str]
     ) -> set[Lease]:
         """Which of the `leases` that no contribution has used end when round `closing` freezes."""
-        ...
 
     # Weights
 
     def outer(self, round_number: int, ticks_before: int) -> OuterStep:
         """The outer step of the round; `ticks_before` counts the contributions of rounds before."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ class DisplacementSource(Protocol):
 
     def tile(self, span: Span) -> Tensor:
         """The decoded displacement of `span`, fp32."""
-        ...
 
 
 class PayloadSink(Protocol):
@@ -55,6 +54,12 @@ class OuterState:
     def buffers(self) -> tuple[Tensor, ...]:
         """Master and published weights; one buffer where they are the same."""
         return (self.master,) if self.published is self.master else (self.master, self.published)
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Every buffer by its name; "published" only where it is not the master itself."""
+        names = ("master", "published")[: len(self.buffers)]
+        return dict(zip(names, self.buffers, strict=True)) | self.slots
 
     def of(self, fragment: Fragment) -> "OuterState":
         """The state of one fragment: parts of the same buffers, so what moves one moves both."""
@@ -112,26 +117,19 @@ class OuterStep:
         versions and must be rebuilt from the ledger.
         """
         for span in state.layout.tiles(self.tile_bytes, part):
-            self._tile(state, sources, span, sink)
+            payload = self._tile(state, span, sources)
+            if sink is not None:
+                sink(span, payload)
             reached(span.stop)
 
-    def _tile(
-        self,
-        state: OuterState,
-        sources: Sequence[DisplacementSource],
-        span: Span,
-        sink: PayloadSink | None,
-    ) -> None:
+    def _tile(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
         where = slice(span.start, span.stop)
-        total = fold.fold_tile(
-            ((source.tile(span), source.weight) for source in sources), unit="weight"
-        )
+        terms = ((source.tile(span), source.weight) for source in sources)
+        total = fold.fold_tile(terms, unit="weight")
         master = state.master[where]
         slots = {name: buffer[where] for name, buffer in state.slots.items()}
         self.optimizer.update(master, total.mean(), slots, step=self.step)
-        payload = self._publish(state, master, span)
-        if sink is not None:
-            sink(span, payload)
+        return self._publish(state, master, span)
 
     def _publish(self, state: OuterState, master: Tensor, span: Span) -> Tensor:
         published = state.published[span.start : span.stop]
@@ -144,9 +142,8 @@ class OuterStep:
         if fused is not None:
             fused.publish(master, published, payload)
         else:
-            difference = master - published
             self.download.encode(
-                difference, noise=self.noise, first_group=span.first_group, out=payload
+                master - published, noise=self.noise, first_group=span.first_group, out=payload
             )
             apply_update(published, payload, codec=self.download)
         return payload

@@ -11,7 +11,6 @@ from atoll.codecs.noise import Noise
 from atoll.errors import ConfigError
 from atoll.layout import Layout
 from atoll.protocol.manifest import Manifest
-from atoll.strategies import quorum
 from atoll.strategies.base import Lease, RoundView
 from atoll.strategies.outer import NOISE_LANE_DOWNLOAD, OuterStep
 
@@ -64,16 +63,28 @@ class Sync:
         return 1 if self.manifest.weighting == "equal" else tokens
 
     def has_quorum(self, view: RoundView) -> bool:
-        return quorum.has_quorum(view, self.manifest.membership)
+        settings = self.manifest.membership
+        needed = settings.quorum or len(view.planned)
+        return len(view.accepted) >= max(needed, settings.min_workers)
 
     def is_due(self, view: RoundView, *, seconds: float) -> bool:
-        return quorum.is_due(view, self.manifest.membership, seconds=seconds)
+        """Never with fewer than `min_workers` contributions.
+
+        Otherwise when no live planned worker is missing, or after `grace_seconds` with a quorum.
+        """
+        settings = self.manifest.membership
+        if len(view.accepted) < settings.min_workers:
+            return False
+        has_waited = self.has_quorum(view) and seconds >= settings.grace_seconds
+        return has_waited or not self.waiting_for(view)
 
     def waiting_for(self, view: RoundView) -> Set[str]:
-        return quorum.waiting_for(view)
+        return (view.planned & view.live) - view.accepted
 
     def is_short(self, view: RoundView) -> bool:
-        return quorum.is_short(view, self.manifest.membership)
+        """Whether `min_workers` is out of reach even if every live planned worker sent."""
+        reachable = view.accepted | (view.planned & view.live)
+        return len(reachable) < self.manifest.membership.min_workers
 
     def ended(
         self, leases: Collection[Lease], *, closing: int, live: Collection[str]
