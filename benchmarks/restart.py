@@ -20,8 +20,8 @@ import httpx
 from atoll import config
 from atoll.clock import SystemClock
 from atoll.coordinator import boot
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.dispatch import Dispatch
+from atoll.coordinator.stores import Stores
 from atoll.launch import local, state
 from atoll.launch.state import Addresses
 from atoll.ledger import chain

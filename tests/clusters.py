@@ -28,10 +28,10 @@ from atoll.config import RunFile
 from atoll.coordinator import boot, handlers
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import UploadStream
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.stores import Stores
 from atoll.island.conversation.beside import Beside
 from atoll.island.conversation.hand_in import header_of
 from atoll.island.conversation.intents import Send, Steps, Trained

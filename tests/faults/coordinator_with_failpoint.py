@@ -51,7 +51,7 @@ def before_accept(round_number: int, die: Die) -> None:
 
     def wrapped(self: Uploads, stream: UploadStream) -> Any:
         upload = stream.upload
-        if upload.header.round == round_number:
+        if upload.request.header.round == round_number:
             die(sha256=upload.request.sha256, worker_id=upload.request.identity.worker_id)
         return commit(self, stream)
 

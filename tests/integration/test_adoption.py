@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.coordinator import boot
+from atoll.coordinator.stores import Stores
 from atoll.island import trainer
 from atoll.island.run import Run
 from atoll.ledger import engines
@@ -42,7 +43,7 @@ class NewFile:
         sea.stores.ledger.close()
         settings = {**TABLE, "evaluate.every": 2, "stop.rounds": ROUNDS, "heartbeat_timeout": 3.0}
         sea.file = clusters.run_file({**settings, **self.changes})
-        sea.stores = boot.Stores(
+        sea.stores = Stores(
             engines.open_ledger(sea.home / "ledger.sqlite"),
             sea.stores.blobs,
             sea.stores.spool,

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.spool import Spool
+from atoll.coordinator.stores import Stores
 from atoll.errors import ConfigError, LayoutMismatch, StateDamaged, StoreError
 from atoll.ledger import engines
 from atoll.models import registry as models
@@ -185,7 +185,7 @@ def test_export_refuses_a_round_that_replays_to_other_bits(tmp_path):
     cluster.rounds(2, *cluster.pair())
     clusters.tamper(cluster.ledger, "contributions", {"round": 2, "worker_id": "a"}, weight=2)
 
-    with pytest.raises(StateDamaged, match="round 2 replays to other bits"):
+    with pytest.raises(StateDamaged, match="replay of round 2 gives other bits"):
         exported(cluster, tmp_path / "out.safetensors")
 
 

@@ -14,8 +14,8 @@ from atoll import config
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.spool import Spool
+from atoll.coordinator.stores import Stores
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError, LayoutMismatch
 from atoll.island import trainer

@@ -11,9 +11,9 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.coordinator.accept.uploads import Upload, Uploads
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.rounds.spool import Spool
+from atoll.coordinator.stores import Stores
 from atoll.errors import BlobChanged, BlobMissing, ConfigError, StateDamaged, VersionMismatch
 from atoll.ledger import engines
 from atoll.ledger.records import LeaseRecord

@@ -191,7 +191,7 @@ def test_island_whose_evaluation_is_refused_trains_on(monkeypatch, once):
     def refuse(*_: object) -> None:
         raise WrongRound("not asked for")
 
-    monkeypatch.setattr(evaluation.Evaluation, "check", refuse)
+    monkeypatch.setattr(evaluation.Evaluation, "take", refuse)
 
     found = simulate()
 

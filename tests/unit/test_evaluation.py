@@ -6,7 +6,7 @@ from typing import cast
 
 from atoll.coordinator.rounds.evaluation import Evaluation
 from atoll.ledger import engines
-from atoll.protocol.manifest import Manifest
+from tests.clusters import DATA_IDENTITY, SMALL, manifest_for
 
 ROWS = 12
 PATIENCE_SECONDS = 0.2
@@ -35,10 +35,9 @@ class Overtaken(int):
 
 
 def evaluation() -> Evaluation:
-    every = type("Every", (), {"every": 1})()
-    manifest = Manifest.model_construct(evaluate=every)
+    made = manifest_for(SMALL, {"evaluate.every": 1}, {**DATA_IDENTITY, "held_out_rows": ROWS})
     ledger = engines.open_ledger(":memory:")  # where nothing was evaluated yet
-    return Evaluation(ledger, manifest=lambda: manifest, held_out_rows=ROWS, block=4)
+    return Evaluation(ledger, manifest=lambda: made)
 
 
 def rows(found: Evaluation, worker_id: str, version: int, members: list[str]) -> set[int]:

@@ -3,9 +3,12 @@
 import pytest
 
 from atoll.errors import ManifestMismatch
-from atoll.ledger.records import ManifestRecord
+from atoll.ledger import engines
+from atoll.ledger.records import ManifestRecord, RoundPlan
+from atoll.protocol.manifest import Manifest
 from atoll.versions.manifests import Manifests
 from tests.clusters import SMALL, manifest_for
+from tests.ledgers import RUN, alone, begin
 
 
 def record(version: int, *, from_round: int) -> ManifestRecord:
@@ -38,14 +41,18 @@ def test_first_version_is_in_force_until_a_round_of_another_is_reached(manifests
     assert found == [1, 1, 2, 3]
 
 
-def test_version_that_is_added_is_in_force_once_its_round_is_reached():
-    manifests = Manifests(RECORDS[:1])
-    manifests.reach(3)
+def test_version_that_is_recorded_is_in_force_once_a_round_after_the_planned_ones_is_reached():
+    ledger = engines.open_ledger(":memory:")
+    alone(ledger).run.create(RUN, RECORDS[0])
+    begin(ledger, RoundPlan(1, RECORDS[0].sha256, cursor=0, leases=()))
+    manifests = Manifests.of(ledger)
 
+    manifests.record(ledger, Manifest.model_validate_json(RECORDS[1].body))
     before = manifests.in_force.version
-    manifests.add(RECORDS[1])
+    manifests.reach(2)
 
-    assert (before, manifests.in_force.version, manifests.newest.version) == (1, 2, 2)
+    assert (before, manifests.in_force.version, manifests.newest.from_round) == (1, 2, 2)
+    assert Manifests.of(ledger).newest == manifests.newest
 
 
 def test_version_is_found_by_its_hash(manifests):

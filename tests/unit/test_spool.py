@@ -40,7 +40,7 @@ def spooled(
 ) -> SpooledFrame:
     """A frame filled with its tiles in reverse."""
     said = header(version=version, kind=kind, layout=layout)
-    with spool.spooler(layout, Fp32(), said) as spooler:
+    with spool.spooler(Fp32(), said) as spooler:
         for span in reversed(list(layout.tiles(GROUP_ELEMENTS * 4))):
             tile = WEIGHTS[span.start : span.stop]
             spooler(span, Fp32().encode(tile, noise=None, first_group=span.first_group))
@@ -200,7 +200,7 @@ def test_frame_that_cannot_be_opened_is_a_store_error(tmp_path):
 def test_frame_that_is_never_finished_is_removed_with_its_descriptor(tmp_path):
     opened = set(os.listdir("/proc/self/fd"))
 
-    with Spool(tmp_path).spooler(LAYOUT, Fp32(), header()) as spooler:
+    with Spool(tmp_path).spooler(Fp32(), header()) as spooler:
         assert spooler.path.exists()
 
     assert list(tmp_path.iterdir()) == []
@@ -216,7 +216,7 @@ def test_tiles_may_come_from_several_threads_at_once(tmp_path):
         together.wait()
         spooler(span, tile)
 
-    with Spool(tmp_path).spooler(LAYOUT, Fp32(), header()) as spooler:
+    with Spool(tmp_path).spooler(Fp32(), header()) as spooler:
         with ThreadPoolExecutor(len(spans)) as pool:
             list(pool.map(give, spans))
         found = spooler.finish(result_digest=RESULT)

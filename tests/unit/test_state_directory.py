@@ -12,7 +12,7 @@ import pytest
 
 from atoll.blobs import owner
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.coordinator.boot import Stores
+from atoll.coordinator.stores import Stores
 from atoll.errors import (
     ConfigError,
     DiskFailed,

@@ -60,8 +60,8 @@ def test_round_knows_its_state(state, is_open, is_planned):
     assert (found.is_open, found.is_planned) == (is_open, is_planned)
 
 
-def test_who_lost_its_lease_was_planned_and_holds_nothing():
-    assert ROUND.planned == set("abcd")
+def test_who_lost_its_lease_holds_nothing():
+    assert {lease.worker_id for lease in ROUND.leases} == set("abcd")
     assert ROUND.holding == {"a"}
 
 

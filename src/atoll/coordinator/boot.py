@@ -1,37 +1,13 @@
 """A run's durable state: created once from a run file, opened again after every restart."""
 
 import logging
-from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.blobs.base import Blobs
 from atoll.clock import Clock
 from atoll.config import RunFile
-from atoll.coordinator.accept.admission import Admission
-from atoll.coordinator.accept.uploads import Uploads
-from atoll.coordinator.changes import Changes
-from atoll.coordinator.counters import Counters
-from atoll.coordinator.members.barriers import Barriers
-from atoll.coordinator.members.control import Control
-from atoll.coordinator.members.dialback import Dialback
-from atoll.coordinator.members.heartbeats import Heartbeats
-from atoll.coordinator.members.liveness import Liveness
-from atoll.coordinator.members.membership import Membership
-from atoll.coordinator.members.presence import Presence
-from atoll.coordinator.members.readiness import MemberTable
-from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds import dispatch
-from atoll.coordinator.rounds.assignments import Assignments
-from atoll.coordinator.rounds.closing import Closing
-from atoll.coordinator.rounds.disk_space import DiskSpace
-from atoll.coordinator.rounds.evaluation import Evaluation
-from atoll.coordinator.rounds.rounds import Rounds
-from atoll.coordinator.rounds.run_weights import RunWeights
-from atoll.coordinator.rounds.snapshots import Snapshots
-from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
-from atoll.coordinator.shown.samples import SampleStore
-from atoll.coordinator.shown.status import Report
+from atoll.coordinator.stores import Stores
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError
 from atoll.layout import Layout
@@ -42,31 +18,16 @@ from atoll.models import registry as models
 from atoll.proof import soundness
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.strategies import registry as strategies
-from atoll.strategies.base import Fragments, run_layout
+from atoll.strategies.base import run_layout
 from atoll.sums import digest as digests
-from atoll.versions import manifest_change, manifests, recorded, weights, weights_file
+from atoll.versions import manifest_change, recorded, weights, weights_file
 from atoll.versions.manifests import Manifests, Recorded
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Stores:
-    """Where a run's durable state is."""
-
-    ledger: Ledger
-    blobs: Blobs
-    spool: Spool
-    samples: SampleStore = field(default_factory=SampleStore)
-
-
 def create_or_check(
-    stores: Stores,
-    run_file: RunFile,
-    clock: Clock,
-    *,
-    new_run_id: str,
-    new_manifest: bool = False,
+    stores: Stores, run_file: RunFile, clock: Clock, *, new_run_id: str, new_manifest: bool = False
 ) -> Manifest:
     """Creates the run in an empty ledger; in a used one checks that the file has not changed.
 
@@ -92,138 +53,21 @@ def open_coordinator(
 
     `layout` is the model's, where it cannot be built from its definition here.
     """
-    ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
-    blobs.sweep()
-    with ledger.reading() as t:
+    stores.blobs.sweep()
+    with stores.ledger.reading() as t:
         run = t.run.get()
     assert run is not None, "a run is created before a coordinator opens it"
-    manifests = Manifests.of(ledger)
-    newest = manifests.newest.manifest
-    layout = recorded.layout_of(newest) if layout is None else layout
-    membership = _membership(ledger, clock, run, manifests, layout, changed)
-    registry, heartbeats = membership.registry, membership.heartbeats
-    rounds = Rounds(ledger, registry, clock, manifests=manifests)
-    heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
-    weights = RunWeights(
-        ledger,
-        blobs,
-        stores.spool,
-        manifests=manifests,
-        layout=layout,
-        run_id=run.run_id,
-        threads=threads,
-    )
-    identity = newest.data.identity  # the same in every version
-    block = int(identity["block"])
-    fragments = Fragments.of(manifests.run_strategy, layout)
-    admission = Admission(
-        registry, rounds, weights, manifests=manifests, fragments=fragments, block=block
-    )
-    uploads = Uploads(blobs, admission, clock, record=rounds.accept)
-    evaluation = Evaluation(
-        ledger,
-        manifest=lambda: manifests.in_force.manifest,
-        held_out_rows=int(identity["held_out_rows"]),
-        block=block,
-    )
-    assignments = Assignments(rounds, weights, membership.control, evaluation, counters)
-    disk = DiskSpace(blobs, clock, needed_bytes=layout.nbytes)
-    snapshots = Snapshots(
-        ledger, blobs, weights, disk, manifests=manifests, in_flight=uploads.in_flight
-    )
-    return Coordinator(
-        run_id=run.run_id,
-        layout=layout,
-        ledger=ledger,
-        manifests=manifests,
-        samples=stores.samples,
-        counters=counters,
-        changed=changed,
-        heartbeats=heartbeats,
-        registry=registry,
-        operator=membership.control,
-        presence=membership.presence,
-        membership=membership,
-        liveness=Liveness(registry, heartbeats, membership.presence),
-        barriers=Barriers(on_complete=changed),
-        table=MemberTable(
-            registry,
-            heartbeats,
-            membership.presence,
-            membership.dialback,
-            heartbeat_interval=newest.heartbeat_interval,
-        ),
-        rounds=rounds,
-        weights=weights,
-        uploads=uploads,
-        assignments=assignments,
-        disk=disk,
-        snapshots=snapshots,
-        closing=Closing(
-            ledger,
-            clock,
-            rounds,
-            weights,
-            run=run,
-            manifests=manifests,
-            end_uploads=uploads.drop_stale,
-            snapshots=snapshots,
-            changed=changed,
-        ),
-        report=Report(
-            run_id=run.run_id,
-            ledger=ledger,
-            membership=membership,
-            manifests=manifests,
-            rounds=rounds,
-            weights=weights,
-            assignments=assignments,
-            counters=counters,
-            disk=disk,
-        ),
-    )
-
-
-def _membership(
-    ledger: Ledger,
-    clock: Clock,
-    run: RunRecord,
-    manifests: Manifests,
-    layout: Layout,
-    changed: Changes,
-) -> Membership:
-    """Who takes part, with what knows of it."""
-    heartbeats = Heartbeats(clock, timeout_seconds=manifests.newest.manifest.heartbeat_timeout)
-    registry = Registry(
-        ledger,
-        heartbeats,
-        clock,
-        run_id=run.run_id,
-        manifest=lambda: manifests.in_force.sha256,
-    )
-    membership = Membership(
-        registry,
-        heartbeats,
-        Presence(clock),
-        Control(ledger),
-        Dialback(clock),
-        clock=clock,
-        manifests=manifests,
-        layout=layout,
-        changed=changed,
-    )
-    membership.finish_kicks()
-    return membership
+    manifests = Manifests.of(stores.ledger)
+    layout = recorded.layout_of(manifests.newest.manifest) if layout is None else layout
+    return Coordinator(stores, clock, run=run, manifests=manifests, layout=layout, threads=threads)
 
 
 def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> Manifest:
     dataset = datasets.open_dataset(run_file.data, location=run_file.data_location)
     definition = _definition(run_file, known=None)
     data = DataSettings(definition=dict(run_file.data), identity=dataset.identity())
-    unmeasured = ModelSettings(
-        definition=definition, layout_digest="0" * 64, initial_digest="0" * 64
-    )
-    strategy = strategies.of(run_file.manifest(unmeasured, data))
+    model = ModelSettings(definition=definition, layout_digest="0" * 64, initial_digest="0" * 64)
+    strategy = strategies.of(run_file.manifest(model, data))
     layout = run_layout(strategy, models.layout(definition))
     longest = models.longest(definition)
     if longest is not None and dataset.block > longest:
@@ -240,10 +84,8 @@ def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> 
         for name, value in init.initial(definition, layout, seed=seed):
             views[name].copy_(value)
     digest = digests.digest(layout, flat).root
-    manifest = run_file.manifest(
-        ModelSettings(definition=definition, layout_digest=layout.digest, initial_digest=digest),
-        data,
-    )
+    measured = {"layout_digest": layout.digest, "initial_digest": digest}
+    manifest = run_file.manifest(model.model_copy(update=measured), data)
     dispatch.check(manifest)
     header = weights.weights_header(
         layout, run_id=run_id, manifest_sha256=manifest.sha256(), version=0, digest=digest
@@ -291,44 +133,36 @@ def _found(known: Manifest, run_file: RunFile) -> Manifest:
 def _checked(known: Manifests, found: Manifest) -> Manifest:
     # What an operator changed while serving is not in the file and stands.
     changed = manifest_change.changes(known.newest_of_file.manifest, found)
-    if changed:
-        fixed = [difference.field for difference in changed if difference.is_fixed]
-        way_out = (
-            f"restore the file ({', '.join(fixed)} cannot change in any version of a manifest), "
-            if fixed
-            else "restore the file, or record it as a new version from the next round on with "
-            "--new-manifest, "
-        )
-        raise ConfigError(
-            "the run file differs from the manifest this run was created with: "
-            + "; ".join(str(difference) for difference in changed)
-            + f"; {way_out}or start a new run in another directory"
-        )
-    return known.newest.manifest
+    if not changed:
+        return known.newest.manifest
+    fixed = ", ".join(difference.field for difference in changed if difference.is_fixed)
+    way_out = (
+        f" ({fixed} cannot change in any version of a manifest)"
+        if fixed
+        else ", or record it as a new version from the next round on with --new-manifest"
+    )
+    raise ConfigError(
+        f"the run file differs from the manifest this run was created with: "
+        f"{'; '.join(map(str, changed))}; restore the file{way_out}, or start a new run in another "
+        f"directory"
+    )
 
 
 def record_manifest(ledger: Ledger, found: Manifest) -> Manifest:
-    """Records `found` as the next version, from the first round that is not planned; the newest.
+    """Records `found` as the next version, unless nothing changed; returns the newest version.
 
-    For a run that nobody serves; while serving, `Coordinator` does the same under its locks.
+    For a run that nobody serves; while serving, `Rounds.add_manifest` does it under its lock.
     """
     known = Manifests.of(ledger)
-    changed = manifest_change.changes(known.newest.manifest, found)
-    if not changed:
+    before = known.newest.manifest
+    made = manifest_change.next_version(before, found)
+    if made is before:
         log.info("the run file has not changed, no new manifest", extra=_named(known.newest))
-        return known.newest.manifest
-    made = manifest_change.next_version(known.newest.manifest, found)
+        return before
     dispatch.check(made)
-    with ledger.writing() as t:
-        latest = t.rounds.latest()
-        first = 1 if latest is None else latest.round + 1
-        record = manifests.successor(known.newest, made, from_round=first)
-        t.manifests.add(record)
-    known.add(record)
-    log.info(
-        "new manifest recorded",
-        extra={**_named(known.newest), "changed": "; ".join(map(str, changed))},
-    )
+    known.record(ledger, made)
+    changed = "; ".join(map(str, manifest_change.changes(before, made)))
+    log.info("new manifest recorded", extra={**_named(known.newest), "changed": changed})
     return made
 
 

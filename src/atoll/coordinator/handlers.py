@@ -42,7 +42,7 @@ def answer(coordinator: Coordinator, message: Ask[R], arrival: Arrival) -> R:
     return reply or Done()  # type: ignore[return-value]  # `Done` where the message says so
 
 
-on(messages.HealthRequest, lambda c, _, __: c.check_health())
+on(messages.HealthRequest, lambda c, _, __: c.disk.check())
 on(messages.InfoRequest, lambda c, m, _: c.info(m.manifest))
 on(messages.RegisterRequest, lambda c, m, arrival: c.register(m, peer=arrival.peer))
 on(messages.HeartbeatRequest, lambda c, m, _: c.heartbeat(m))
@@ -53,7 +53,7 @@ on(messages.LeaveRequest, lambda c, m, _: c.deregister(m.identity))
 on(samples.SamplesRequest, lambda c, m, _: c.keep_samples(m))
 
 on(messages.StatusRequest, lambda c, _, __: c.status())
-on(messages.WorkersRequest, lambda c, _, __: c.workers())
+on(messages.WorkersRequest, lambda c, _, __: c.table.workers())
 on(messages.ReadyRequest, lambda c, m, _: c.ready(m.min_workers))
 on(work.WorkRequest, lambda c, _, __: c.work())
 on(

@@ -8,15 +8,17 @@ synchronous and thread-safe; `advance` belongs to one thread.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 
-from atoll.coordinator.accept.admission import UploadRequest
+from atoll.clock import Clock
+from atoll.coordinator.accept.admission import Admission, UploadRequest
 from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.changes import Changes
 from atoll.coordinator.counters import Counters
 from atoll.coordinator.members import readiness
 from atoll.coordinator.members.barriers import Barriers
 from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.dialback import Dialback
 from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.liveness import Liveness
 from atoll.coordinator.members.membership import Membership
@@ -26,17 +28,17 @@ from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
 from atoll.coordinator.rounds.disk_space import DiskSpace
+from atoll.coordinator.rounds.evaluation import Evaluation
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.shown import queues
-from atoll.coordinator.shown.samples import SampleStore
 from atoll.coordinator.shown.status import Report
+from atoll.coordinator.stores import Stores
 from atoll.errors import AtollError, DiskFailed, ProtocolError, StorageFull
 from atoll.layout import Layout
-from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import ContributionRecord
+from atoll.ledger.records import ContributionRecord, RunRecord
 from atoll.protocol.control import Action, ControlReply, OuterRateReply
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
@@ -53,17 +55,16 @@ from atoll.protocol.messages import (
     RegisterReply,
     RegisterRequest,
     Status,
-    Workers,
 )
 from atoll.protocol.samples import SamplesRequest
 from atoll.protocol.work import Work
 from atoll.versions import manifest_change
 from atoll.versions.manifests import Manifests
+from atoll.versions.replay import Replay
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True, eq=False)
 class Coordinator:
     """One run's authority. Thread-safe.
 
@@ -71,31 +72,83 @@ class Coordinator:
     `end_stop` to whoever has ended it.
     """
 
-    run_id: str
-    layout: Layout
-    ledger: Ledger
-    manifests: Manifests
-    samples: SampleStore
-    counters: Counters
-    changed: Changes
-    heartbeats: Heartbeats
-    registry: Registry
-    operator: Control
-    presence: Presence
-    membership: Membership
-    liveness: Liveness
-    barriers: Barriers
-    table: MemberTable
-    rounds: Rounds
-    weights: RunWeights
-    uploads: Uploads
-    assignments: Assignments
-    disk: DiskSpace
-    snapshots: Snapshots
-    closing: Closing
-    report: Report
-    transfer_port: int = 0
-    _disk_failure: DiskFailed | None = field(default=None, init=False)
+    def __init__(
+        self,
+        stores: Stores,
+        clock: Clock,
+        *,
+        run: RunRecord,
+        manifests: Manifests,
+        layout: Layout,
+        threads: int = 1,
+    ) -> None:
+        """Restores the weights of the run in `stores` and wires the parts together."""
+        ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
+        self.run_id, self.manifests, self.layout = run.run_id, manifests, layout
+        self.ledger, self.samples, self.counters = ledger, stores.samples, counters
+        self.changed, self.transfer_port = changed, 0
+        self._disk_failure: DiskFailed | None = None
+        # Who takes part
+        newest = manifests.newest.manifest
+        self.heartbeats = Heartbeats(clock, timeout_seconds=newest.heartbeat_timeout)
+        self.registry = registry = Registry(
+            ledger,
+            self.heartbeats,
+            clock,
+            run_id=run.run_id,
+            manifest=lambda: manifests.in_force.sha256,
+        )
+        self.presence, self.operator = Presence(clock), Control(ledger)
+        who = (registry, self.heartbeats, self.presence)
+        dialback = Dialback(clock)
+        self.membership = Membership(
+            *who,
+            self.operator,
+            dialback,
+            clock=clock,
+            manifests=manifests,
+            layout=layout,
+            changed=changed,
+        )
+        self.membership.finish_kicks()
+        self.liveness = Liveness(*who)
+        self.barriers = Barriers(on_complete=changed)
+        self.table = MemberTable(*who, dialback, heartbeat_interval=newest.heartbeat_interval)
+        # What they do, and what comes of it
+        self.rounds = rounds = Rounds(ledger, registry, clock, manifests)
+        self.heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
+        replay = Replay(ledger, blobs, manifests=manifests, layout=layout, threads=threads)
+        self.weights = weights = RunWeights(replay, stores.spool, run.run_id)
+        admission = Admission(registry, rounds, weights)
+        self.uploads = uploads = Uploads(blobs, admission, clock, record=rounds.accept)
+        evaluation = Evaluation(ledger, manifest=lambda: manifests.in_force.manifest)
+        self.assignments = Assignments(rounds, weights, self.operator, evaluation, counters)
+        self.disk = DiskSpace(blobs, clock, needed_bytes=layout.nbytes)
+        self.snapshots = Snapshots(
+            ledger, blobs, weights, self.disk, manifests=manifests, in_flight=uploads.in_flight
+        )
+        self.closing = Closing(
+            ledger,
+            clock,
+            rounds,
+            weights,
+            run=run,
+            manifests=manifests,
+            end_uploads=uploads.drop_stale,
+            snapshots=self.snapshots,
+            changed=changed,
+        )
+        self.report = Report(
+            run_id=run.run_id,
+            ledger=ledger,
+            membership=self.membership,
+            manifests=manifests,
+            rounds=rounds,
+            weights=weights,
+            assignments=self.assignments,
+            counters=counters,
+            disk=self.disk,
+        )
 
     # The manifest
 
@@ -108,10 +161,9 @@ class Coordinator:
 
     def info(self, manifest_sha256: str | None = None) -> Info:
         """The manifest in force, or the version of that hash, and where the data plane is."""
-        found = self.manifests.in_force
-        if manifest_sha256 is not None:
-            with self._refusals():
-                found = self.manifests.get(manifest_sha256)
+        asked, known = manifest_sha256, self.manifests
+        with self._refusals():
+            found = known.in_force if asked is None else known.get(asked)
         return Info.model_validate(
             {
                 **{name: getattr(found.manifest, name) for name in Manifest.model_fields},
@@ -178,19 +230,11 @@ class Coordinator:
         """A presence stream ended; harmless when repeated."""
         self.membership.absent(stream)
 
-    def workers(self) -> Workers:
-        """Every worker that ever registered, and how it fares."""
-        return self.table.workers()
-
     def ready(self, min_workers: int | None = None) -> Ready:
         """Whether so many workers are in (the manifest's `min_workers` if none is given)."""
         wanted = self.manifest.membership.min_workers if min_workers is None else min_workers
         found = readiness.ready(self.registry.generations.current, min_workers=wanted)
         return found.model_copy(update={"ready": False}) if self.disk.reason else found
-
-    def check_health(self) -> None:
-        """StorageFull while the disk has no room."""
-        self.disk.check()
 
     @property
     def generation(self) -> int:
@@ -348,9 +392,7 @@ class Coordinator:
         learn of it when that round is planned. ConfigError for a rate that breaks its rule.
         """
         with self._refusals():
-            made = self.rounds.add_manifest(
-                lambda newest: manifest_change.with_outer_lr(newest, lr)
-            )
+            made = self.rounds.add_manifest(partial(manifest_change.with_outer_lr, lr=lr))
         log.info(
             "outer learning rate changed",
             extra={"lr": lr, "from_round": made.from_round, "manifest": made.sha256},

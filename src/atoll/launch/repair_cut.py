@@ -100,8 +100,7 @@ def _go_back(t: Transaction, findings: Findings) -> None:
     for version in findings.bad_snapshots:
         t.snapshots.drop(version)
     truncation.disband(t)
-    storage = retention.storage_of(t.rounds.all(), Manifests(t.manifests.all()))
-    kept = retention.kept_from(t, storage)
+    kept = retention.kept_from(t, retention.storage_of(t))
     # In place of what an earlier repair recorded, which may lie beyond the last good round.
     later = str(findings.replay_from) if findings.replay_from > kept else None
     t.control.set({retention.REPLAY_FROM: later})

@@ -19,9 +19,9 @@ from atoll.blobs.access import S3Access
 from atoll.blobs.base import Blobs
 from atoll.blobs.fenced import FencedBlobs
 from atoll.blobs.owner import Ownership
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.shown.samples import SampleStore
+from atoll.coordinator.stores import Stores
 from atoll.errors import ConfigError, StateDamaged
 from atoll.ledger import engines
 from atoll.ledger.ledger import Ledger

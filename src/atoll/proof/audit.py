@@ -22,11 +22,9 @@ from atoll.ledger.records import (
 )
 from atoll.proof import balance, retention
 from atoll.proof.balance import EpochBalance
-from atoll.strategies.base import ALL, Fragments
 from atoll.sums import digest as digests
-from atoll.sums.digest import ParamsDigest
 from atoll.versions.manifests import Manifests
-from atoll.versions.replay import Replay
+from atoll.versions.replay import Digests, Replay
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
@@ -89,10 +87,11 @@ def audit(
         assert run is not None, "a ledger without a run cannot be audited"
         broken = chain.check_chain(run, recorded, rounds, t.contributions.of_round)
         manifests = Manifests(recorded)
-        start = retention.replay_start(t, retention.storage_of(rounds, manifests))
+        start = retention.replay_start(t, retention.storage_of(t))
     published = [r for r in rounds if r.state is RoundState.PUBLISHED]
     report = AuditReport(run.run_id, rounds=len(published))
-    report.digest = _newest_digest(published, manifests, layout)
+    replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
+    report.digest = _newest_digest(published, replay)
     if broken is not None:
         report.add(broken.round, f"chain: {broken.field}", broken.reason)
     with ledger.reading() as t:
@@ -101,8 +100,7 @@ def audit(
     counted: dict[int, dict[str, int]] = {}  # by the round they were made for: worker -> rows
     for done, record in enumerate(rounds, start=1):
         progress("contributions", done, len(rounds))
-        _check_leaves(report, record)
-        _check_fragment(report, record, manifests)
+        _check_round(report, record, fragment=manifests.run_strategy.fragment(record.round))
         with ledger.reading() as t:
             contributions = t.contributions.of_round(record.round)
         for contribution in contributions:
@@ -116,8 +114,7 @@ def audit(
     report.problems += misnamed
     _check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
     if with_replay:
-        replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
-        _replay(report, ledger, replay, start=start, progress=progress)
+        _replay(report, replay, start=start, progress=progress)
     if not report.problems:
         # Only then: what the records say about each other names it better.
         for damage in ledger.damage():
@@ -127,54 +124,35 @@ def audit(
     return report
 
 
-def _check_leaves(report: AuditReport, record: RoundRecord) -> None:
-    """The leaf hashes are outside the chain; they must be those of the digests inside it."""
-    if record.state is not RoundState.PUBLISHED:
-        return
-    for name, root, leaves in (
-        ("leaves", record.master_digest, record.leaves),
-        ("published_leaves", record.published_digest, record.published_leaves or record.leaves),
-    ):
-        found = digests.root_of(leaves or b"")
-        if found != root:
-            report.add(record.round, name, f"they hash to {found}, the round's digest is {root}")
+def _check_round(report: AuditReport, record: RoundRecord, *, fragment: int) -> None:
+    """A round carries the `fragment` that the strategy says, and its leaves hash to its digests.
 
-
-def _check_fragment(report: AuditReport, record: RoundRecord, manifests: Manifests) -> None:
-    """A round carries the fragment that the strategy says."""
-    right = manifests.run_strategy.fragment(record.round)
-    if record.fragment != right:
-        said = f"the round records {record.fragment}, its strategy says {right}"
+    The digests are in the hash chain and the leaves are not.
+    """
+    if record.fragment != fragment:
+        said = f"the round records {record.fragment}, its strategy says {fragment}"
         report.add(record.round, "fragment", said)
+    if record.state is RoundState.PUBLISHED:
+        of = Digests.of(record)
+        for name, digest in (("leaves", of.master), ("published_leaves", of.published)):
+            found = digests.root_of(digest.leaves)
+            if found != digest.root:
+                said = f"they hash to {found}, the round's digest is {digest.root}"
+                report.add(record.round, name, said)
 
 
-def _newest_digest(
-    published: Sequence[RoundRecord], manifests: Manifests, layout: Layout
-) -> str | None:
+def _newest_digest(published: Sequence[RoundRecord], replay: Replay) -> str | None:
     """The recorded digest of the newest version, out of the newest round of each fragment.
 
     None where a fragment has never been moved: only a replay knows it then.
     """
     if not published:
-        return manifests.first.manifest.model.initial_digest
-    strategy = manifests.run_strategy
-    missing = dict(enumerate(Fragments.of(strategy, layout).parts))
-    found: dict[int, bytes] = {}
-    for record in reversed(published):
-        carried, leaves = strategy.fragment(record.round), record.leaves or b""
-        if carried == ALL:
-            # Whatever is newer stays: only fragments without a newer round are taken from it.
-            whole = ParamsDigest(record.master_digest or "", leaves)
-            parts = Fragments.of(strategy, layout).parts
-            cut = digests.cut(whole, [part.layout for part in parts])
-            found = {**{number: part.leaves for number, part in enumerate(cut)}, **found}
-            missing.clear()
-        elif carried in missing:
-            found[carried] = leaves
-            del missing[carried]
-        if not missing:
-            return digests.root_of(b"".join(found[number] for number in sorted(found)))
-    return None
+        return replay.manifests.first.manifest.model.initial_digest
+    known = {record.round: record for record in published}
+    found = replay.recorded(reversed(known), known.get)
+    if len(found) < len(replay.fragments.parts):
+        return None
+    return digests.composed(found[number].master for number in sorted(found)).root
 
 
 def _check_contribution(
@@ -227,10 +205,7 @@ def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> I
 
 
 def _check_leases(
-    report: AuditReport,
-    round_number: int,
-    counted: Mapping[str, int],
-    leases: Sequence[LeaseRecord],
+    report: AuditReport, number: int, counted: Mapping[str, int], leases: Sequence[LeaseRecord]
 ) -> None:
     """What the leases of a round call done is what contributions made for it count."""
     done: dict[str, int] = {}
@@ -238,7 +213,7 @@ def _check_leases(
         if lease.state is LeaseState.DONE:
             done[lease.worker_id] = done.get(lease.worker_id, 0) + lease.stop - lease.start
     if done != counted:
-        report.add(round_number, "rows", f"leases say done {done}, contributions count {counted}")
+        report.add(number, "rows", f"leases say done {done}, contributions count {counted}")
 
 
 def _check_rows(
@@ -303,12 +278,10 @@ def _report_lost(report: AuditReport, rounds: Sequence[RoundRecord], start: int,
     report.add(planned, "row lost", f"rows [{start}, {stop}) are in no lease of any round")
 
 
-def _replay(
-    report: AuditReport, ledger: Ledger, replay: Replay, *, start: int, progress: Progress
-) -> None:
-    """The weights of every round from `start` on, and snapshots on the way, are the recorded."""
+def _replay(report: AuditReport, replay: Replay, *, start: int, progress: Progress) -> None:
+    """Replays every round after `start` and compares weights and snapshots with their records."""
     report.replayed_from = start
-    with ledger.reading() as t:
+    with replay.ledger.reading() as t:
         snapshots = {snapshot.version: snapshot for snapshot in t.snapshots.all()}
     reached = start  # the round that an error below belongs to
     try:

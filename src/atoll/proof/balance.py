@@ -121,16 +121,10 @@ def check_queues(
         if grouped[name][0].dataset_id in named:
             yield name, "leases lie in it and it has no entry"
     for name, queue in known.items():
-        again = units.rebuilt(queue.cut, _spans(grouped.get(name, [])))
-        for field, recorded, right in (
-            ("issued", queue.issued, again[0]),
-            ("done", queue.done, again[1]),
-        ):
+        spans = [(x.start, x.stop, x.state is LeaseState.DONE) for x in grouped.get(name, [])]
+        for field, right in zip(("issued", "done"), units.rebuilt(queue.cut, spans), strict=True):
+            recorded: bytes = getattr(queue, field)
             if recorded != right:
                 wrong = int.from_bytes(recorded, "little") ^ int.from_bytes(right, "little")
                 unit = (wrong & -wrong).bit_length() - 1
                 yield name, f"its bitmap {field!r} and the leases disagree from unit {unit} on"
-
-
-def _spans(leases: Iterable[LeaseRecord]) -> list[tuple[int, int, bool]]:
-    return [(lease.start, lease.stop, lease.state is LeaseState.DONE) for lease in leases]

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from torch import Tensor
+
 from atoll.blobs.base import Blobs
-from atoll.errors import ConfigError, StateDamaged
+from atoll.errors import ConfigError
 from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import RoundState
@@ -18,7 +20,7 @@ def version_at(ledger: Ledger, blobs: Blobs, *, layout: Layout, version: int | N
     """The weights after `version` (None: the newest), from the nearest snapshot before it."""
     with ledger.reading() as t:
         manifests, rounds = Manifests(t.manifests.all()), t.rounds.all()
-        first = retention.replay_start(t, retention.storage_of(rounds, manifests))
+        first = retention.replay_start(t, retention.storage_of(t))
         snapshots = t.snapshots.all()
     published = [r.round for r in rounds if r.state is RoundState.PUBLISHED]
     newest = published[-1] if published else 0
@@ -28,20 +30,9 @@ def version_at(ledger: Ledger, blobs: Blobs, *, layout: Layout, version: int | N
             f"round={wanted} is not kept; this run can export rounds {first} to {newest}"
         )
     nearest = next((s for s in reversed(snapshots) if s.version <= wanted), None)
-    start = 0 if nearest is None else nearest.version
     replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
     found = replay.restore(nearest)
-    if start == wanted:
-        return found
-    for replayed in replay.onward(found):
-        difference = replayed.difference()
-        if difference is not None:
-            raise StateDamaged(
-                f"round {replayed.record.round} replays to other bits ({difference}); "
-                f"run `atoll audit --replay` and export an earlier round"
-            )
-        if replayed.record.round == wanted:
-            break
+    replay.follow(found, last=wanted)
     return found
 
 
@@ -60,15 +51,9 @@ def export(
         run = t.run.get()
     assert run is not None
     which = "published" if published else "master"
-    metadata = {
-        "atoll.run": run.run_id,
-        "atoll.round": str(found.number),
-        "atoll.weights": which,
-        "atoll.digest": getattr(found.digests, which).root,
-    }
+    digest = getattr(found.digests, which).root
     flat = found.state.published if published else found.state.master
-    weights_file.write(path, flat, layout, metadata=metadata)
-    return metadata
+    return _write(path, flat, layout, (run.run_id, found.number, which, digest))
 
 
 def export_blob(blobs: Blobs, sha256: str, path: Path) -> dict[str, str]:
@@ -90,11 +75,14 @@ def export_blob(blobs: Blobs, sha256: str, path: Path) -> dict[str, str]:
             + "; only whole weights with that table can be written without a ledger"
         )
     layout = Layout.of((name, shape, dtype) for name, dtype, shape in header.tensors)
-    metadata = {
-        "atoll.run": header.run_id,
-        "atoll.round": str(header.round),
-        "atoll.weights": "blob",
-        "atoll.digest": str(header.result_digest),
-    }
-    weights_file.write(path, weights.load(blobs, names[0], layout), layout, metadata=metadata)
+    flat = weights.load(blobs, names[0], layout)
+    said = (header.run_id, header.round, "blob", header.result_digest)
+    return _write(path, flat, layout, said)
+
+
+def _write(path: Path, flat: Tensor, layout: Layout, said: tuple[object, ...]) -> dict[str, str]:
+    """Writes the file with what is `said` about it: run, round, which weights, and their digest."""
+    names = ("atoll.run", "atoll.round", "atoll.weights", "atoll.digest")
+    metadata = dict(zip(names, map(str, said), strict=True))
+    weights_file.write(path, flat, layout, metadata=metadata)
     return metadata

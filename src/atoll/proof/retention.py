@@ -1,11 +1,10 @@
 """What is kept: prunes blobs that no record needs for replay from the oldest kept snapshot."""
 
 import logging
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 
 from atoll.blobs.base import Blobs
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import RoundRecord
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import StorageSettings
 from atoll.versions.manifests import Manifests
@@ -15,10 +14,11 @@ log = logging.getLogger(__name__)
 REPLAY_FROM = "replay_from"  # in the ledger's control table
 
 
-def storage_of(rounds: Sequence[RoundRecord], manifests: Manifests) -> StorageSettings:
+def storage_of(t: Transaction) -> StorageSettings:
     """The storage settings in force: those of the latest round."""
-    latest = rounds[-1].round if rounds else 1
-    return manifests.of_round(latest).manifest.storage
+    latest = t.rounds.latest()
+    manifests = Manifests(t.manifests.all())
+    return manifests.of_round(0 if latest is None else latest.round).manifest.storage
 
 
 def replay_start(t: Transaction, storage: StorageSettings) -> int:

@@ -8,19 +8,14 @@ Reads a ledger and blobs; changes neither.
 import logging
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from atoll.blobs.base import Blobs
 from atoll.errors import AtollError, StateDamaged, StoreError
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import (
-    LedgerDamage,
-    RoundRecord,
-    RoundState,
-    SnapshotRecord,
-)
+from atoll.ledger.records import LedgerDamage, RoundRecord, RoundState, SnapshotRecord
 from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import retention
 from atoll.sums import digest as digests
@@ -43,37 +38,23 @@ class Damage:
     part: str
     detail: str
     round: int | None = None  # the first round that needs it; None: no round is lost by it
+    blob: str = ""  # its sha256, where the part is a blob
 
     def __str__(self) -> str:
         return f"{self.part}: {self.detail}" if self.detail else self.part
 
 
 @dataclass(frozen=True)
-class BlobFlaw:
-    """A stored blob that is missing, changed, or of a round that the ledger does not know."""
-
-    sha256: str
-    damage: Damage
-
-
-@dataclass
 class Findings:
     """What holds and what does not."""
 
-    run_id: str
     published: int  # the newest version by the ledger
     last_good: int | None  # the newest version that can be rebuilt; None: not one
     keeps_open: bool  # whether the round after it, if any, stands as it is
     replay_from: int  # the version that replay can begin at
-    damages: list[Damage] = field(default_factory=list)
-    records: list[LedgerDamage] = field(default_factory=list)
-    bad_blobs: set[str] = field(default_factory=set)
-    bad_snapshots: set[int] = field(default_factory=set)
-    newer_blobs: set[str] = field(default_factory=set)
-
-    @property
-    def sound(self) -> bool:
-        return not self.damages
+    damages: list[Damage]
+    bad_blobs: set[str]
+    bad_snapshots: set[int]
 
 
 def check_start(ledger: Ledger, blobs: Blobs) -> None:
@@ -83,11 +64,11 @@ def check_start(ledger: Ledger, blobs: Blobs) -> None:
         with ledger.reading() as t:
             found = _records(t)
     if not found:
-        found = [flaw.damage for flaw in _newer(ledger, blobs)]
+        found = _newer(ledger, blobs)
     if not found:
         with ledger.reading() as t:
             waiting = t.rounds.unpublished()  # their contributions are not folded yet
-        found = [flaw.damage for flaw in _contribution_flaws(ledger, blobs, waiting)]
+        found = _contribution_flaws(ledger, blobs, waiting)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise StateDamaged(f"{found[0]}{more}")
@@ -96,45 +77,38 @@ def check_start(ledger: Ledger, blobs: Blobs) -> None:
 def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout, told: int = 0) -> Findings:
     """Looks at every record and every blob that a record names.
 
-    Blobs of rounds up to `told` are no sign of lost records: of a ledger that was cut short here.
+    `told` is the newest round that was known before a repair cut the ledger short: blobs of rounds
+    up to it do not mean that records were lost.
     """
-    records = ledger.damage()
-    damages = [Damage(str(d), "", _round_of(d)) for d in records]
+    damages = [Damage(str(d), "", _round_of(d)) for d in ledger.damage()]
     with ledger.reading() as t:
-        run = t.run.get()
-        assert run is not None, "a ledger without a run has nothing to examine"
         manifests, rounds = Manifests(t.manifests.all()), t.rounds.all()
         damages += _records(t)
-        storage = retention.storage_of(rounds, manifests)
+        storage = retention.storage_of(t)
         kept = retention.kept_from(t, storage)
         # What an earlier repair had to do without is no news, and no less missing.
         known = retention.replay_start(t, storage)
     published = _published(rounds)
-    limit = min((d.round - 1 for d in damages if d.round is not None), default=None)
-    newer = _newer(ledger, blobs, told=told)
+    top = min([published, *(d.round - 1 for d in damages if d.round is not None)])
     flaws = _contribution_flaws(ledger, blobs, (r for r in rounds if r.round > kept))
     starts = _starts(ledger, blobs, manifests=manifests, layout=layout, start=kept)
-    bad_rounds = {flaw.damage.round for flaw in flaws}
-    top = published if limit is None else min(limit, published)
+    bad_rounds = {flaw.round for flaw in flaws}
     reach = {
         s: _reach(s, top, bad_rounds) for s, flaw in starts.items() if flaw is None and s <= top
     }
     last_good = max(reach.values(), default=None)
-    damages += [flaw.damage for flaw in flaws if (flaw.damage.round or 0) > known]
-    damages += [flaw.damage for flaw in newer]
+    damages += [flaw for flaw in flaws if (flaw.round or 0) > known]
+    damages += _newer(ledger, blobs, told=told)
     damages += [flaw for s, flaw in starts.items() if flaw is not None and s >= known]
     is_open_sound = not any(d.round is not None and d.round > published for d in damages)
     return Findings(
-        run_id=run.run_id,
         published=published,
         last_good=last_good,
         keeps_open=last_good == published and is_open_sound,
         replay_from=min((s for s, far in reach.items() if far == last_good), default=0),
         damages=damages,
-        records=records,
-        bad_blobs={flaw.sha256 for flaw in flaws},
+        bad_blobs={flaw.blob for flaw in flaws},
         bad_snapshots={s for s, flaw in starts.items() if flaw is not None and s},
-        newer_blobs={flaw.sha256 for flaw in newer},
     )
 
 
@@ -143,7 +117,7 @@ def _published(rounds: Iterable[RoundRecord]) -> int:
 
 
 def _matters(damage: LedgerDamage) -> bool:
-    """Whether anything may depend on it that does not look for damage itself."""
+    """False for tables whose entries are checked by whoever reads them; those are only logged."""
     if damage.place in BY_THEIR_READERS:
         log.warning("part of the ledger is damaged and not used", extra={"part": str(damage)})
         return False
@@ -167,9 +141,8 @@ def _records(t: Transaction) -> list[Damage]:
         broken = chain.check_chain(run, manifests, rounds, chain.in_order(contributions))
     found = []
     if broken is not None:
-        found.append(
-            Damage(f"the ledger's hash chain, {broken.field}", broken.reason, broken.round)
-        )
+        part = f"the ledger's hash chain, {broken.field}"
+        found.append(Damage(part, broken.reason, broken.round))
     for record in rounds:
         if record.state is RoundState.PUBLISHED:
             root = digests.root_of(record.leaves or b"")
@@ -181,10 +154,10 @@ def _records(t: Transaction) -> list[Damage]:
 
 def newer_blobs(ledger: Ledger, blobs: Blobs) -> set[str]:
     """Blobs of rounds that the ledger has not come to."""
-    return {flaw.sha256 for flaw in _newer(ledger, blobs)}
+    return {flaw.blob for flaw in _newer(ledger, blobs)}
 
 
-def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[BlobFlaw]:
+def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[Damage]:
     """Blobs of rounds that the ledger has not come to: it has lost what it once recorded."""
     with ledger.reading() as t:
         run, rounds = t.run.get(), t.rounds.all()
@@ -205,23 +178,15 @@ def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[BlobFlaw]:
             limit = 0  # a creation that was cut off leaves its initial weights
         if header.round > max(limit, told):
             what = f"a {header.kind} of round {header.round} of run {header.run_id!r}"
-            found.append(
-                BlobFlaw(
-                    ref.sha256,
-                    Damage(
-                        f"blob {ref.sha256}",
-                        f"it is {what}, and the ledger "
-                        + ("holds no run" if run is None else f"ends with round {latest}")
-                        + "; records have been lost",
-                    ),
-                )
-            )
+            end = "holds no run" if run is None else f"ends with round {latest}"
+            reason = f"it is {what}, and the ledger {end}; records have been lost"
+            found.append(Damage(f"blob {ref.sha256}", reason, blob=ref.sha256))
     return found
 
 
 def _contribution_flaws(
     ledger: Ledger, blobs: Blobs, rounds: Iterable[RoundRecord]
-) -> list[BlobFlaw]:
+) -> list[Damage]:
     """Contributions that `rounds` fold and whose blob is missing or changed."""
     with ledger.reading() as t:
         folded = [c for record in rounds for c in t.contributions.of_round(record.round)]
@@ -231,7 +196,7 @@ def _contribution_flaws(
             blobs.open(c.sha256).close()
         except StoreError as error:
             part = f"the contribution of {c.worker_id!r} to round {c.round}"
-            found.append(BlobFlaw(c.sha256, Damage(part, str(error), c.applied)))
+            found.append(Damage(part, str(error), c.applied, blob=c.sha256))
     return found
 
 

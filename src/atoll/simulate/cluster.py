@@ -13,9 +13,9 @@ from atoll import torch_threads
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.config import RunFile
 from atoll.coordinator import boot
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.stores import Stores
 from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
 from atoll.island import trainer
 from atoll.island.presence import Attending

@@ -95,17 +95,16 @@ class Manifests:
             )
         return found
 
-    def add(self, record: ManifestRecord) -> None:
-        """Knows a version that the ledger has just recorded."""
+    def record(self, ledger: Ledger, changed: Manifest) -> None:
+        """Records `changed`, the next version, from the first round that is not planned yet on."""
+        number = changed.manifest_version
+        assert number == self.newest.version + 1, number
+        with ledger.writing() as t:
+            latest = t.rounds.latest()
+            first = 1 if latest is None else latest.round + 1
+            record = ManifestRecord(number, changed.sha256(), changed.body(), from_round=first)
+            t.manifests.add(record)
         self._versions = (*self._versions, _recorded(record))
-
-
-def successor(newest: Recorded, changed: Manifest, *, from_round: int) -> ManifestRecord:
-    """The record of `changed`, which already carries its number, in force from `from_round`."""
-    assert changed.manifest_version == newest.version + 1, changed.manifest_version
-    return ManifestRecord(
-        changed.manifest_version, changed.sha256(), changed.body(), from_round=from_round
-    )
 
 
 def _recorded(record: ManifestRecord) -> Recorded:

@@ -4,12 +4,14 @@ The coordinator computes every round with this, live and after a restart, and au
 there is one way from contributions to weights. Reads ledger and blobs; writes neither.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TypeVar
+
+from torch import Tensor
 
 from atoll.blobs.base import Blobs
 from atoll.errors import BlobChanged, BlobMissing, StateDamaged
@@ -33,6 +35,31 @@ class Digests:
     master: ParamsDigest
     published: ParamsDigest
 
+    @classmethod
+    def of(cls, record: RoundRecord) -> "Digests":
+        """What the record of a published round says about its fragment."""
+        leaves = record.leaves or b""
+        published = ParamsDigest(record.published_digest or "", record.published_leaves or leaves)
+        return cls(ParamsDigest(record.master_digest or "", leaves), published)
+
+    def cut(self, fragments: Fragments) -> dict[int, "Digests"]:
+        """Those of each fragment, by number, out of the whole model's."""
+        layouts = [part.layout for part in fragments.parts]
+        both = zip(
+            digests.cut(self.master, layouts), digests.cut(self.published, layouts), strict=True
+        )
+        return {number: Digests(*part) for number, part in enumerate(both)}
+
+    def difference(self, other: "Digests", layout: Layout) -> str | None:
+        """Which weights and which tensor of `layout` differ in `other`; None when all agree."""
+        for which in ("master", "published"):
+            mine: ParamsDigest = getattr(self, which)
+            theirs: ParamsDigest = getattr(other, which)
+            if mine.root != theirs.root:
+                tensor = digests.first_difference(layout, mine.leaves, theirs.leaves)
+                return f"{which} weights, tensor {tensor!r}"
+        return None
+
 
 @dataclass
 class Version:
@@ -45,7 +72,7 @@ class Version:
 
     @property
     def digests(self) -> Digests:
-        """Of the whole model, out of those of its fragments."""
+        """The digests of the whole model, composed from those of its fragments."""
         master = digests.composed(part.master for part in self.parts)
         if self.state.published is self.state.master:
             return Digests(master, master)
@@ -63,7 +90,7 @@ class Replayed:
 
     def difference(self) -> str | None:
         """Where it differs from its record: which weights, which tensor; None when it does not."""
-        return _difference(self.fragment.layout, self.record, self.digests)
+        return self.digests.difference(Digests.of(self.record), self.fragment.layout)
 
 
 @dataclass(frozen=True)
@@ -100,7 +127,8 @@ class Replay:
     def onward(self, version: Version) -> Iterator[Replayed]:
         """Computes every published round after `version` on it in place, one by one.
 
-        Each under the manifest of its round. Of the round given, `version` is that version.
+        Each is computed under the manifest of its round. When a round is yielded, `version` has
+        just become the version that it made.
         """
         with self.ledger.reading() as t:
             rounds = t.rounds.all(first=version.number + 1)
@@ -111,8 +139,26 @@ class Replay:
                 contributions = t.contributions.of_round(record.round)
             with _naming(f"a contribution of round {record.round}"):
                 found = self.apply(version, record.round, contributions)
-            self.moved(version, record.round, contributions, found)
+            self.moved(version, record.round, len(contributions), found)
             yield Replayed(record, self.carried(record.round), contributions, found)
+
+    def follow(self, version: Version, *, last: int | None = None) -> None:
+        """Moves `version` on to round `last`, or as far as rounds are published.
+
+        StateDamaged for the first round that gives other bits than the ledger records.
+        """
+        if version.number == last:
+            return
+        for replayed in self.onward(version):
+            difference, number = replayed.difference(), replayed.record.round
+            if difference is not None:
+                raise StateDamaged(
+                    f"replay of round {number} gives other bits than the ledger records "
+                    f"({difference}); the last good round is {number - 1}; restore the state "
+                    f"directory from a copy, or export an earlier round"
+                )
+            if number == last:
+                return
 
     def apply(
         self,
@@ -150,38 +196,29 @@ class Replay:
         found = [first.joined(others) for first, *others in zip(*made, strict=True)]
         return Digests(found[0], found[-1])
 
-    def moved(
-        self,
-        version: Version,
-        round_number: int,
-        contributions: Sequence[ContributionRecord],
-        found: Digests,
-    ) -> None:
-        """The buffers hold the round that `apply` computed: `version` is that version now."""
+    def moved(self, version: Version, round_number: int, folded: int, found: Digests) -> None:
+        """The buffers hold the round that `apply` computed out of so many contributions.
+
+        From now on `version` is that version.
+        """
         carried = self.manifests.run_strategy.fragment(round_number)
         if carried == ALL:
             version.parts = self._measure(version.state)
         else:
             version.parts[carried] = found
-        version.number, version.ticks = round_number, version.ticks + len(contributions)
+        version.number, version.ticks = round_number, version.ticks + folded
 
     def snapshot_difference(self, version: Version, snapshot: SnapshotRecord) -> str | None:
         """Where a snapshot differs from the weights replayed to its version: buffer and tensor."""
-        stored, state = self._stored(snapshot), version.state
-        pairs = {
-            "master": (stored.master, state.master),
-            "published": (stored.published, state.published),
-        }
-        for name in sorted({*stored.slots, *state.slots}):
-            if name not in stored.slots or name not in state.slots:
-                return f"slot {name!r} is {'missing' if name in state.slots else 'unknown'}"
-            pairs[name] = (stored.slots[name], state.slots[name])
-        for name, (mine, theirs) in pairs.items():
-            tensor = digests.first_difference(
-                state.layout,
-                digests.digest(state.layout, mine).leaves,
-                digests.digest(state.layout, theirs).leaves,
-            )
+        stored, replayed = (
+            {"master": state.master, "published": state.published, **state.slots}
+            for state in (self._stored(snapshot), version.state)
+        )
+        for name in sorted(stored.keys() ^ replayed.keys()):
+            return f"slot {name!r} is {'missing' if name in replayed else 'unknown'}"
+        for name, buffer in stored.items():
+            mine, theirs = (digests.digest(self.layout, b) for b in (buffer, replayed[name]))
+            tensor = digests.first_difference(self.layout, mine.leaves, theirs.leaves)
             if tensor is not None:
                 return f"{name}, tensor {tensor!r}"
         return None
@@ -208,80 +245,63 @@ class Replay:
                 f"the initial weights have digest {found} where the manifest says "
                 f"{manifest.model.initial_digest}; restore blob {run.initial_sha256} from a copy"
             )
-        return fresh_state(
-            layout,
-            flat,
-            optimizer=manifest.outer.build(),
-            download=manifest.download.build(),
-        )
+        optimizer, download = manifest.outer.build(), manifest.download.build()
+        return fresh_state(layout, flat, optimizer=optimizer, download=download)
 
     def _stored(self, snapshot: SnapshotRecord) -> OuterState:
         """What `snapshot` holds; a blob that is missing or changed names the snapshot."""
-        layout = self.layout
+
+        def load(sha256: str) -> Tensor:
+            return weights.load(self.blobs, sha256, self.layout)
+
         with _naming(f"the snapshot of version {snapshot.version}"):
-            master = weights.load(self.blobs, snapshot.master_sha256, layout)
-            slots = {
-                name: weights.load(self.blobs, sha256, layout)
-                for name, sha256 in snapshot.slots_sha256
-            }
+            master = load(snapshot.master_sha256)
+            slots = {name: load(sha256) for name, sha256 in snapshot.slots_sha256}
             same = snapshot.published_sha256 == snapshot.master_sha256
-            published = (
-                master if same else weights.load(self.blobs, snapshot.published_sha256, layout)
-            )
-        return OuterState(layout, master, slots, published)
+            published = master if same else load(snapshot.published_sha256)
+        return OuterState(self.layout, master, slots, published)
 
     def _check_restored(self, version: Version) -> None:
-        for number, record in self._newest_rounds(version.number):
-            differing = _difference(
-                self.fragments[number].layout, self._part(record, number), version.parts[number]
+        """StateDamaged unless the weights of a snapshot are those that the ledger records."""
+
+        def record_of(number: int) -> RoundRecord:
+            with self.ledger.reading() as t:
+                for record in t.rounds.all(first=number, last=number):
+                    return record
+            raise StateDamaged(
+                f"version {version.number} was saved and the ledger has no round {number}; "
+                f"restore the state directory from a copy"
             )
+
+        rounds = range(version.number, 0, -1)
+        for number, recorded in self.recorded(rounds, record_of).items():
+            layout = self.fragments[number].layout
+            differing = version.parts[number].difference(recorded, layout)
             if differing is not None:
                 raise StateDamaged(
                     f"the snapshot of version {version.number} holds other weights than the ledger "
                     f"records ({differing}); restore the state directory from a copy"
                 )
 
-    def _part(self, record: RoundRecord, number: int) -> RoundRecord:
-        """The record as if its round had carried that fragment alone."""
-        if self.manifests.run_strategy.fragment(record.round) != ALL:
-            return record
-        layouts = [part.layout for part in self.fragments.parts]
-        leaves = record.leaves or b""
-        master = digests.cut(ParamsDigest("", leaves), layouts)[number]
-        published = digests.cut(ParamsDigest("", record.published_leaves or leaves), layouts)[
-            number
-        ]
-        return replace(
-            record,
-            master_digest=master.root,
-            published_digest=published.root,
-            leaves=master.leaves,
-            published_leaves=published.leaves,
-        )
+    def recorded(
+        self, rounds: Iterable[int], record_of: Callable[[int], RoundRecord | None]
+    ) -> dict[int, Digests]:
+        """What the records of `rounds`, newest first, say that each fragment is, by its number.
 
-    def _newest_rounds(self, version: int) -> Iterator[tuple[int, RoundRecord]]:
-        """Each fragment's number, and the record that says what it is at `version`.
-
-        That is its newest round's. One of the whole model speaks for the fragments that no later
-        round has moved.
+        That is in the record of the newest round that moved it: its own, or one of the whole model.
+        A fragment that no round has moved is left out.
         """
-        strategy = self.manifests.run_strategy
-        missing = set(range(len(self.fragments.parts)))
-        number = version
-        while missing and number:
-            carried = strategy.fragment(number)
-            if carried == ALL or carried in missing:
-                with self.ledger.reading() as t:
-                    records = t.rounds.all(first=number, last=number)
-                if not records:
-                    raise StateDamaged(
-                        f"version {version} was saved and the ledger has no round {number}; "
-                        f"restore the state directory from a copy"
-                    )
-                spoken_for = sorted(missing) if carried == ALL else [carried]
-                yield from ((fragment, records[0]) for fragment in spoken_for)
-                missing -= set(spoken_for)
-            number -= 1
+        found: dict[int, Digests] = {}
+        for number in rounds:
+            carried = self.manifests.run_strategy.fragment(number)
+            record = None if carried in found else record_of(number)
+            if record is not None:
+                said = Digests.of(record)
+                # Whatever a newer round said stays.
+                found = (said.cut(self.fragments) if carried == ALL else {carried: said}) | found
+            if len(found) == len(self.fragments.parts):
+                break
+        return found
 
 
 @contextmanager
@@ -301,20 +321,3 @@ def _each(make: Callable[[Span], T], spans: list[Span]) -> list[T]:
         others = [pool.submit(make, part) for part in spans[1:]]
         mine = make(spans[0])
     return [mine, *(other.result() for other in others)]
-
-
-def _difference(layout: Layout, record: RoundRecord, found: Digests) -> str | None:
-    pairs = (
-        ("master", record.master_digest, record.leaves, found.master),
-        (
-            "published",
-            record.published_digest,
-            record.published_leaves or record.leaves,
-            found.published,
-        ),
-    )
-    for which, expected, leaves, mine in pairs:
-        if expected != mine.root:
-            tensor = digests.first_difference(layout, mine.leaves, leaves or b"")
-            return f"{which} weights, tensor {tensor!r}"
-    return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
-from atoll.coordinator.boot import Stores
+from atoll.coordinator.stores import Stores
 from atoll.launch import state
 from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger

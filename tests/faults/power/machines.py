@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll import config, torch_threads
 from atoll.config import RunFile
-from atoll.coordinator.boot import Stores
+from atoll.coordinator.stores import Stores
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import state
 from atoll.protocol.messages import Status

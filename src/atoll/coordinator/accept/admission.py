@@ -1,6 +1,7 @@
 """What a contribution's header must say before any of its body is read."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 
 from atoll.codecs.base import Codec
 from atoll.coordinator.members.workers import Registry
@@ -21,8 +22,6 @@ from atoll.errors import (
 from atoll.layout import Layout
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
-from atoll.strategies.base import Fragments
-from atoll.versions.manifests import Manifests
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
@@ -37,6 +36,11 @@ class UploadRequest:
     nbytes: int
     offset: int = 0
 
+    @cached_property
+    def header(self) -> FrameHeader:
+        """What the preamble says."""
+        return frame.parse_preamble(self.preamble)[0]
+
 
 @dataclass(frozen=True)
 class Admission:
@@ -45,42 +49,30 @@ class Admission:
     registry: Registry
     rounds: Rounds
     weights: RunWeights
-    _: KW_ONLY
-    manifests: Manifests
-    fragments: Fragments
-    block: int
 
     def expected(self, round_number: int) -> tuple[Codec, Layout]:
         """How contributions made for a round travel, and what part of the model they are."""
-        recorded = self.manifests.of_round(round_number)
-        fragment = self.fragments[recorded.round_strategy.fragment(round_number)]
-        return recorded.manifest.upload.build(), fragment.layout
-
-    def destination(self, made_for: int) -> int | None:
-        """The round that a contribution made for `made_for` goes to now; None: it is stale."""
-        return self.rounds.destination(made_for)
+        upload = self.rounds.manifests.of_round(round_number).manifest.upload
+        return upload.build(), self.weights.replay.carried(round_number).layout
 
     def receipt(self, request: UploadRequest) -> ContributionRecord | None:
         """The accepted record when these very bytes are in; Conflict when others are."""
-        header, _ = frame.parse_preamble(request.preamble)
-        accepted = self.rounds.contribution(header.round, request.identity.worker_id)
-        if accepted is None:
-            return None
-        if accepted.sha256 != request.sha256:
+        made_for, worker_id = request.header.round, request.identity.worker_id
+        accepted = self.rounds.contribution(made_for, worker_id)
+        if accepted is not None and accepted.sha256 != request.sha256:
             raise Conflict(
-                f"round {header.round} already holds a contribution of "
-                f"{request.identity.worker_id!r} with sha256 {accepted.sha256}; "
-                f"{request.sha256} is refused and the first one stands"
+                f"round {made_for} already holds a contribution of {worker_id!r} with sha256 "
+                f"{accepted.sha256}; {request.sha256} is refused and the first one stands"
             )
         return accepted
 
-    def check_again(self, request: UploadRequest) -> FrameHeader:
-        """`check`, some time after who sends it was found good: it may be out or fenced by now."""
+    def check_again(self, request: UploadRequest) -> None:
+        """Checks later in an upload, when its sender may have been evicted or fenced meanwhile."""
         self.registry.check(request.identity)
-        return self.check(request)
+        self.check(request)
 
-    def check(self, request: UploadRequest) -> FrameHeader:
-        """The header, if a contribution that says this may be sent now by who sends it."""
+    def check(self, request: UploadRequest) -> None:
+        """Refuses a contribution that its sender may not send now; looks at the header alone."""
         header, payload_offset = frame.parse_preamble(request.preamble)
         if payload_offset != len(request.preamble):
             raise FrameError(
@@ -93,8 +85,12 @@ class Admission:
         self._check_rows(header)
         codec, layout = self.expected(header.round)
         frame.expect(header, layout=layout, codec=codec, kind="contribution")
-        self._check_size(header, request.nbytes)
-        return header
+        exact = frame.frame_bytes(header)
+        if request.nbytes != exact:
+            refusal = FrameTooLarge if request.nbytes > exact else FrameError
+            raise refusal(
+                f"nbytes={request.nbytes} announced where this run's frame has exactly {exact}"
+            )
 
     def _check_identity(self, header: FrameHeader, identity: Identity) -> None:
         # A persisted frame may be resent by a later incarnation of the same worker.
@@ -108,7 +104,7 @@ class Admission:
         self.registry.check_run_id(header.run_id)
 
     def _check_manifest(self, header: FrameHeader) -> None:
-        right = self.manifests.of_round(header.round)
+        right = self.rounds.manifests.of_round(header.round)
         if header.manifest_sha256 != right.sha256:
             raise ManifestMismatch(
                 f"manifest_sha256={header.manifest_sha256!r} of the contribution to round "
@@ -118,8 +114,8 @@ class Admission:
 
     def _check_round(self, header: FrameHeader) -> None:
         newest = self.rounds.newest
-        if newest is None or header.round > newest.round or header.round < 1:
-            latest = 0 if newest is None else newest.round
+        latest = 0 if newest is None else newest.round
+        if not 1 <= header.round <= latest:
             raise WrongRound(
                 f"round={header.round} is not open; the latest round is {latest}; "
                 f"ask for an assignment"
@@ -129,8 +125,7 @@ class Admission:
             raise WrongRound(
                 f"round={header.round} is planned but not open yet; wait for a later version"
             )
-        if self.destination(header.round) is None:
-            raise self.stale(header.round)
+        self.destination(header.round)
         carried = self.rounds.run_strategy.fragment(header.round)
         if header.fragment != carried:
             raise FrameError(
@@ -150,32 +145,25 @@ class Admission:
                 f"published); download them and train again"
             )
 
-    def stale(self, made_for: int) -> StaleContribution:
-        """The refusal of a contribution that no round takes any more."""
-        return StaleContribution(
-            f"round={made_for} closed without this contribution; its rows are open "
-            f"again; continue from version {self.weights.current.version}"
-        )
+    def destination(self, made_for: int) -> int:
+        """The round that a contribution made for `made_for` goes to; StaleContribution if none."""
+        found = self.rounds.destination(made_for)
+        if found is None:
+            raise StaleContribution(
+                f"round={made_for} closed without this contribution; its rows are open "
+                f"again; continue from version {self.weights.current.version}"
+            )
+        return found
 
     def _check_rows(self, header: FrameHeader) -> None:
         assert header.worker_id is not None
         leased = self.rounds.leased(header.round, header.worker_id)
         leases.check_named(header, leased)
         rows = sum(lease.stop - lease.start for lease in leased)
+        tokens = self.rounds.dispatch.tokens_of(leased)
         weight = self.rounds.strategy_of(header.round).weight(tokens=header.tokens)
-        if header.rows != rows or header.tokens != rows * self.block or header.weight != weight:
+        if (header.rows, header.tokens, header.weight) != (rows, tokens, weight):
             raise ContributionError(
                 f"rows={header.rows} tokens={header.tokens} weight={header.weight} do not fit "
-                f"the lease, which counts rows={rows} tokens={rows * self.block} weight={weight}"
-            )
-
-    def _check_size(self, header: FrameHeader, nbytes: int) -> None:
-        exact = frame.frame_bytes(header)
-        if nbytes > exact:
-            raise FrameTooLarge(
-                f"nbytes={nbytes} announced where this run's frame has exactly {exact}"
-            )
-        if nbytes != exact:
-            raise FrameError(
-                f"nbytes={nbytes} announced where this run's frame has exactly {exact}"
+                f"the lease, which counts rows={rows} tokens={tokens} weight={weight}"
             )

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from atoll.codecs import finite
 from atoll.codecs.base import Codec
 from atoll.coordinator.accept.admission import Admission, UploadRequest
 from atoll.errors import ContributionError, FrameError, NotFinite
-from atoll.layout import GROUP_ELEMENTS, Layout
+from atoll.layout import TILE_BYTES, Layout, Span
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
 from atoll.strategies.base import Lease
@@ -31,7 +31,7 @@ from atoll.wire.header import FrameHeader
 log = logging.getLogger(__name__)
 
 FIRST_STREAM = 1
-CHECK_GROUPS = 4  # groups decoded at a time while validating: 1 MiB of fp32
+NOTHING = Span(0, 0)
 # No outer step can overflow from it: its square (Adam), a rate of 100 on momentum of 1e9 rounds of
 # it, and a sum of 10,000 of them weighted by 1e15 tokens are all fp32 numbers. A model has left
 # every use long before.
@@ -46,26 +46,24 @@ class PayloadCheck:
 
     def __init__(self, codec: Codec, layout: Layout) -> None:
         self._codec = codec
-        self._left = layout.size
+        self._tiles = layout.tiles(TILE_BYTES)
         self._square_sum = 0.0
-        self._buffer = np.empty(codec.encoded_bytes(GROUP_ELEMENTS * CHECK_GROUPS), np.uint8)
-        self._values = torch.empty(GROUP_ELEMENTS * CHECK_GROUPS)
-        self._filled = 0
         self._expect()
+        self._buffer = np.empty(self._wanted, np.uint8)
+        self._values = torch.empty(self._elements)
 
     def _expect(self) -> None:
-        self._elements = min(self._left, GROUP_ELEMENTS * CHECK_GROUPS)
+        """The next tile begins; none is larger than the first."""
+        self._elements = len(next(self._tiles, NOTHING))
         self._wanted = self._codec.encoded_bytes(self._elements)
+        self._filled = 0
 
     def __call__(self, piece: memoryview) -> None:
         while piece:
-            taken = min(len(piece), self._wanted - self._filled)
-            self._buffer[self._filled : self._filled + taken] = np.frombuffer(
-                piece[:taken], np.uint8
-            )
-            self._filled += taken
-            piece = piece[taken:]
-            if self._filled == self._wanted:
+            start, stop = self._filled, min(self._filled + len(piece), self._wanted)
+            self._buffer[start:stop] = np.frombuffer(piece[: stop - start], np.uint8)
+            self._filled, piece = stop, piece[stop - start :]
+            if stop == self._wanted:
                 self._check_tile()
 
     def _check_tile(self) -> None:
@@ -76,8 +74,6 @@ class PayloadCheck:
             out = self._values[: self._elements]
             squares = finite.square_sum(self._codec.decode(payload, self._elements, out=out))
         self._square_sum += squares
-        self._left -= self._elements
-        self._filled = 0
         self._expect()
 
     def norm(self) -> float:
@@ -93,30 +89,28 @@ class PayloadCheck:
         norm = math.sqrt(self._square_sum)
         if norm > MAX_NORM:
             raise ContributionError(
-                f"norm={norm:.6g} of the contribution is above {MAX_NORM:.6g}, the most that an "
-                f"outer step takes; the model is unchanged; check the island's loss and learning "
-                f"rate"
+                f"norm={norm:.6g} of the contribution is above {MAX_NORM:.6g}, the most an outer "
+                f"step takes; the model is unchanged; check the island's loss and learning rate"
             )
         return norm
 
 
+@dataclass(eq=False)
 class Upload:
     """One frame on its way in. Used by one stream at a time; a later stream takes over.
 
     Whoever uses it holds `lock`: streams have threads of their own.
     """
 
-    def __init__(
-        self, request: UploadRequest, header: FrameHeader, writer: BlobWriter, check: PayloadCheck
-    ) -> None:
-        self.request = request
-        self.header = header
-        self.stream = FIRST_STREAM  # the number that may write; an older one is refused
-        self.lock = threading.Lock()
-        self._writer = writer
-        self._check = check
+    request: UploadRequest
+    writer: BlobWriter
+    check: PayloadCheck
+    stream: int = FIRST_STREAM  # the number that may write; an older one is refused
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
         # The writer hashes what it stores, so each byte is hashed once.
-        self._reader = frame.FrameReader(check, tee=writer)
+        self._reader = frame.FrameReader(self.check, tee=self.writer)
 
     @property
     def offset(self) -> int:
@@ -124,8 +118,7 @@ class Upload:
 
     def write(self, chunk: bytes | memoryview) -> None:
         """Hashes, stores and checks the next bytes."""
-        start = self.offset
-        announced = self.request.preamble[start:]
+        announced = self.request.preamble[self.offset :]
         if announced and not announced.startswith(bytes(chunk[: len(announced)])):
             raise FrameError("the frame's header differs from the announced one; send it again")
         self._reader.feed(chunk)
@@ -138,13 +131,9 @@ class Upload:
                 f"the frame's sha256 is {found}, announced was {self.request.sha256}; "
                 f"send the frame again"
             )
-        norm = self._check.norm()
-        self._writer.commit()
+        norm = self.check.norm()
+        self.writer.commit()
         return norm
-
-    def abort(self) -> None:
-        """Drops what has arrived."""
-        self._writer.abort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,41 +144,36 @@ class UploadStream:
     number: int
 
 
+@dataclass(eq=False)
 class Uploads:
     """Uploads under way: at most one per worker and open round. Thread-safe."""
 
-    def __init__(
-        self,
-        blobs: Blobs,
-        admission: Admission,
-        clock: Clock,
-        *,
-        record: Callable[[ContributionRecord, FrameHeader], ContributionRecord],
-    ) -> None:
-        self._blobs = blobs
-        self._admission = admission
-        self._clock = clock
-        self._record = record
+    blobs: Blobs
+    admission: Admission
+    clock: Clock
+    record: Callable[[ContributionRecord, FrameHeader], ContributionRecord]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[Lease, Upload] = {}  # by the round each was made for, and its worker
         self._recording: set[str] = set()
 
     def offset(self, request: UploadRequest) -> int:
-        """Where this very frame resumes; all of it when it is accepted already."""
-        if self._admission.receipt(request) is not None:
+        """The byte at which this frame resumes; its size when it is accepted already."""
+        if self.admission.receipt(request) is not None:
             return request.nbytes
-        self._admission.check(request)
+        self.admission.check(request)
         with self._lock:
             upload = self._open.get(_key(request))
             return upload.offset if upload is not None and _same(upload, request) else 0
 
     def begin(self, request: UploadRequest) -> UploadStream | ContributionRecord:
-        """The stream that writes from `request.offset`, or the record if it is accepted already."""
-        accepted = self._admission.receipt(request)
+        """A stream that writes from `request.offset` on, or the record once it is accepted."""
+        accepted = self.admission.receipt(request)
         if accepted is not None:
             return accepted
-        header = self._admission.check(request)
-        return self._resume(request) if request.offset else self._start(request, header)
+        self.admission.check(request)
+        return self._resume(request) if request.offset else self._start(request)
 
     def _resume(self, request: UploadRequest) -> UploadStream:
         with self._lock:
@@ -206,15 +190,12 @@ class Uploads:
             f"offset and resume there"
         )
 
-    def _start(self, request: UploadRequest, header: FrameHeader) -> UploadStream:
+    def _start(self, request: UploadRequest) -> UploadStream:
         # The earlier one goes first: its room on the disk may be needed.
         self._replace(_key(request), None)
-        upload = Upload(
-            request,
-            header,
-            self._blobs.writer(expect_bytes=request.nbytes),
-            PayloadCheck(*self._admission.expected(header.round)),
-        )
+        writer = self.blobs.writer(expect_bytes=request.nbytes)
+        check = PayloadCheck(*self.admission.expected(request.header.round))
+        upload = Upload(request, writer, check)
         self._replace(_key(request), upload)
         return UploadStream(upload, FIRST_STREAM)
 
@@ -236,11 +217,11 @@ class Uploads:
             self._check_stream(stream)
             try:
                 # The round may have closed while the body came in.
-                self._admission.check_again(upload.request)
+                self.admission.check_again(upload.request)
                 with self._lock:
                     self._recording.add(upload.request.sha256)
                 norm = upload.finish()
-                return self._record(self._contribution(upload, norm), upload.header)
+                return self.record(self._contribution(upload.request, norm), upload.request.header)
             finally:
                 self._forget(upload)
                 with self._lock:
@@ -251,15 +232,12 @@ class Uploads:
         with self._lock:
             return frozenset(self._recording)
 
-    def _contribution(self, upload: Upload, norm: float) -> ContributionRecord:
-        header, request = upload.header, upload.request
-        applied = self._admission.destination(header.round)
-        if applied is None:
-            raise self._admission.stale(header.round)
+    def _contribution(self, request: UploadRequest, norm: float) -> ContributionRecord:
+        header = request.header
         return ContributionRecord(
             round=header.round,
             worker_id=request.identity.worker_id,
-            applied=applied,
+            applied=self.admission.destination(header.round),
             first=header.first or header.round,
             fragment=header.fragment,
             base=header.base_digest or "",
@@ -272,13 +250,13 @@ class Uploads:
             loss_sum=header.loss_sum,
             norm=norm,
             receipt=receipt(request.identity, header.round, request.sha256),
-            accepted_wall=self._clock.wall(),
+            accepted_wall=self.clock.wall(),
         )
 
     def _check_stream(self, stream: UploadStream) -> None:
         if stream.number != stream.upload.stream or not self._is_open(stream.upload):
             # A round that closed meanwhile is the better reason: the sender can go on from it.
-            self._admission.check_again(stream.upload.request)
+            self.admission.check_again(stream.upload.request)
             raise FrameError("a later stream of this upload has taken over; ask for the offset")
 
     def _is_open(self, upload: Upload) -> bool:
@@ -290,7 +268,7 @@ class Uploads:
         with self._lock:
             if self._open.get(_key(upload.request)) is upload:
                 del self._open[_key(upload.request)]
-        upload.abort()
+        upload.writer.abort()
 
     def _replace(self, key: Lease, upload: Upload | None) -> None:
         with self._lock:
@@ -301,14 +279,14 @@ class Uploads:
             # Under its lock: a chunk on its way must not meet a closed file, whose number another
             # file may have by then.
             with earlier.lock:
-                earlier.abort()
+                earlier.writer.abort()
 
     def drop_stale(self) -> None:
         """A round closed: forgets the uploads that no open round takes any more."""
         with self._lock:
             keys = list(self._open)
         for key in keys:
-            if self._admission.destination(key[0]) is None:
+            if self.admission.rounds.destination(key[0]) is None:
                 self._replace(key, None)
 
 
@@ -319,8 +297,7 @@ def receipt(identity: Identity, round_number: int, sha256: str) -> str:
 
 
 def _key(request: UploadRequest) -> Lease:
-    header, _ = frame.parse_preamble(request.preamble)
-    return header.round, request.identity.worker_id
+    return request.header.round, request.identity.worker_id
 
 
 def _same(upload: Upload, request: UploadRequest) -> bool:

@@ -87,12 +87,10 @@ class Assignments:
     def take_evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
         worker_id, version = report.identity.worker_id, self.weights.current.version
-        asked = self.evaluation.has_asked(worker_id, version=report.version)
-        if report.version == version and not asked:
-            # An earlier life of the coordinator asked: the same share, unless others came.
+        if report.version == version:
+            # An earlier life of the coordinator may have asked: the same share, unless others came.
             self._evaluation_task(worker_id, version)
-        self.evaluation.check(report)
-        self.evaluation.add(report)
+        self.evaluation.take(report)
 
     def _next(self, worker_id: str, version: int, current: Current) -> Assignment:
         """The answer to a worker that holds `version`, which was or is the published one."""
@@ -133,9 +131,5 @@ class Assignments:
         members = self.rounds.members
         if not members:
             return None  # the first who ask would share the rows among none
-        return self.evaluation.task(
-            worker_id,
-            version=version,
-            members=members,
-            final=self.rounds.is_finished(),
-        )
+        final = self.rounds.is_finished()
+        return self.evaluation.task(worker_id, version=version, members=members, final=final)

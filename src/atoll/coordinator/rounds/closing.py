@@ -46,12 +46,9 @@ class Closing:
         StorageFull when there is no room to record it: it stays frozen and can be closed again.
         After any other error, the weights in memory may be torn.
         """
-        frozen = self._frozen_round()
-        if frozen is None:
-            if not self.rounds.is_due():
-                return False
-            frozen = self._freeze()
-        self._close(frozen)
+        if not self.is_due():
+            return False
+        self._close(self._frozen_round() or self._freeze())
         return True
 
     def _frozen_round(self) -> int | None:
@@ -89,9 +86,9 @@ class Closing:
     def _publish(self, round_number: int, link: Published) -> None:
         """Records the version, then offers it: what an island was given is there after a crash."""
         last = round_number + 1 + self.rounds.run_strategy.lead
-        planned = [r.number for r in self.rounds.under_way if r.is_planned]
+        opens = [r.number for r in self.rounds.under_way if r.is_planned and r.number <= last]
         with self.ledger.writing() as t:
-            t.rounds.publish(round_number, link, opens=[n for n in planned if n <= last])
+            t.rounds.publish(round_number, link, opens=opens)
         self.weights.publish()
 
     def _link(

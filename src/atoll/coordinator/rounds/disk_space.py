@@ -5,6 +5,7 @@ closes rounds asks before it tries again.
 """
 
 import logging
+from dataclasses import dataclass, field
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
@@ -15,35 +16,35 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 
 
+@dataclass
 class DiskSpace:
     """What is known about the room on the disk; any thread may tell, the closing thread looks.
 
     Without a lock: a refusal that is told just as room is found is told again by the next one.
     """
 
-    def __init__(self, blobs: Blobs, clock: Clock, *, needed_bytes: int) -> None:
-        self._blobs = blobs
-        self._clock = clock
-        self._needed_bytes = needed_bytes  # for the largest thing that is written in one piece
-        self._look_at = 0.0
-        self.reason = ""  # why there is none; empty while there is
+    blobs: Blobs
+    clock: Clock
+    needed_bytes: int  # for the largest thing that is written in one piece
+    reason: str = field(default="", init=False)  # why there is no room; empty while there is
+    _look_at: float = field(default=0.0, init=False)
 
     def ran_out(self, error: StorageFull) -> None:
         """Something found no room."""
         if not self.reason:
             log.warning("no room on the disk", extra={"reason": str(error)})
-            self._look_at = self._clock.now() + LOOK_SECONDS
+            self._look_at = self.clock.now() + LOOK_SECONDS
         self.reason = str(error)
 
     def is_there(self) -> bool:
         """Whether writing is worth trying: looks by reserving, once in a while, after a refusal."""
         if not self.reason:
             return True
-        if self._clock.now() < self._look_at:
+        if self.clock.now() < self._look_at:
             return False
-        self._look_at = self._clock.now() + LOOK_SECONDS
+        self._look_at = self.clock.now() + LOOK_SECONDS
         try:
-            self._blobs.writer(expect_bytes=self._needed_bytes).abort()
+            self.blobs.writer(expect_bytes=self.needed_bytes).abort()
         except StorageFull as error:
             self.reason = str(error)
             return False

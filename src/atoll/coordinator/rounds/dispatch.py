@@ -11,7 +11,7 @@ from dataclasses import replace
 from atoll.data import parts
 from atoll.data import plan as plans
 from atoll.data.parts import Part
-from atoll.data.plan import Plan, Source
+from atoll.data.plan import Source
 from atoll.errors import StateDamaged
 from atoll.ledger import units
 from atoll.ledger.ledger import Ledger
@@ -61,28 +61,24 @@ class Dispatch:
         cursor: int,
         tokens: int,
     ) -> RoundPlan:
-        """Leases of so many `rows` for each worker of a round, out of what `t` sees.
+        """The plan of a round that leases as many rows to each worker as `rows` says.
 
-        `cursor` is what the rounds so far have recorded; `tokens` is what the round's learning
-        rate starts from.
+        What is issued already is read from `t`. `cursor` is what the rounds so far have recorded;
+        `tokens` is what the round's learning rate starts from.
         """
         reopened = {lease.row_range: lease for lease in t.leases.reopened()}
         planned = plans.plan(rows, sources=self._sources(t, cursor), reopened=list(reopened))
+        taken = [reopened[span] for span in planned.taken]
+        manifest = recorded.manifest
         leases = [
-            self._lease(round_number, worker, span, recorded.manifest, planned, reopened)
+            self._lease(round_number, worker, span, manifest, taken)
             for worker, spans in sorted(planned.ranges.items())
             for span in spans
         ]
         # What is left of a reopened lease that was needed only in part stays reopened.
         left = [
-            replace(
-                (whole := reopened[planned.taken[-1]]),
-                start=span.start,
-                unit=self._queue(whole.dataset_id, span.start, recorded.manifest).cut.unit(
-                    span.start
-                ),
-            )
-            for span in planned.left
+            replace(taken[-1], start=s.start, unit=self._queue(s, manifest).cut.unit(s.start))
+            for s in planned.left
         ]
         return RoundPlan(
             round=round_number,
@@ -91,7 +87,7 @@ class Dispatch:
             fragment=recorded.round_strategy.fragment(round_number),
             tokens=tokens,
             leases=tuple(leases),
-            taken=tuple(reopened[span] for span in planned.taken),
+            taken=tuple(taken),
             left=tuple(left),
             queues=tuple(self._queues[name] for name in sorted({x.queue for x in leases})),
         )
@@ -116,31 +112,25 @@ class Dispatch:
         return sources
 
     def _lease(
-        self,
-        round_number: int,
-        worker_id: str,
-        span: RowRange,
-        manifest: Manifest,
-        planned: Plan,
-        reopened: dict[RowRange, LeaseRecord],
+        self, number: int, worker: str, span: RowRange, manifest: Manifest, taken: list[LeaseRecord]
     ) -> LeaseRecord:
-        queue = self._queue(span.dataset_id, span.start, manifest)
+        queue = self._queue(span, manifest)
         return LeaseRecord(
-            round_number,
-            worker_id,
+            number,
+            worker,
             span.start,
             span.stop,
             dataset_id=span.dataset_id,
             shuffle_seed=self._seed,
             epoch=queue.epoch,
             unit=queue.cut.unit(span.start),
-            lease_epoch=1 + _issued_before(span, planned, reopened),
+            lease_epoch=1 + _issued_before(span, taken),
         )
 
-    def _queue(self, dataset_id: str, position: int, manifest: Manifest) -> QueueRecord:
-        """The queue that `position` lies in, as it was made or as it would be made now."""
-        part = next(p for p in self.parts if p.dataset_id == dataset_id)
-        epoch = position // part.length if part.length else 0
+    def _queue(self, span: RowRange, manifest: Manifest) -> QueueRecord:
+        """The queue that `span` lies in, as it was made or as it would be made now."""
+        part = next(p for p in self.parts if p.dataset_id == span.dataset_id)
+        epoch = span.start // part.length if part.length else 0
         made = queue_of(part, self._seed, epoch, manifest)
         return self._queues.setdefault(made.name, made)
 
@@ -161,9 +151,9 @@ def queue_of(part: Part, shuffle_seed: int, epoch: int, manifest: Manifest) -> Q
     return QueueRecord(part.dataset_id, shuffle_seed, 0, 0, units=0, unit_rows=rows)
 
 
-def _issued_before(span: RowRange, planned: Plan, reopened: dict[RowRange, LeaseRecord]) -> int:
-    """The lease epoch that these rows had; 0 for fresh ones."""
-    for taken in planned.taken:
-        if taken.dataset_id == span.dataset_id and taken.start <= span.start < taken.stop:
-            return reopened[taken].lease_epoch
+def _issued_before(span: RowRange, taken: Iterable[LeaseRecord]) -> int:
+    """The lease epoch that these rows had in a lease that is `taken` again; 0 for fresh rows."""
+    for lease in taken:
+        if lease.dataset_id == span.dataset_id and lease.start <= span.start < lease.stop:
+            return lease.lease_epoch
     return 0

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from atoll.errors import ContributionError, WrongRound
 from atoll.ledger.ledger import Ledger
@@ -12,6 +13,7 @@ from atoll.protocol.messages import EvaluationReport, EvaluationTask
 MAX_MEAN_LOSS = 1e6  # a cross-entropy of 1e6 nats is no model's
 
 
+@dataclass(eq=False)
 class Evaluation:
     """Shares the held-out rows of a version between the workers of the round it begins.
 
@@ -19,29 +21,22 @@ class Evaluation:
     memory, never over a transaction.
     """
 
-    def __init__(
-        self, ledger: Ledger, *, manifest: Callable[[], Manifest], held_out_rows: int, block: int
-    ) -> None:
-        self._ledger = ledger
-        self._manifest = manifest  # the one in force
-        self._rows = held_out_rows
-        self._block = block
+    ledger: Ledger
+    manifest: Callable[[], Manifest]  # the one in force
+
+    def __post_init__(self) -> None:
+        identity = self.manifest().data.identity  # the same in every version
+        self._rows, self._block = int(identity["held_out_rows"]), int(identity["block"])
         self._lock = threading.Lock()
-        with ledger.reading() as t:
+        with self.ledger.reading() as t:
             self._reported = {(e.version, e.worker_id) for e in t.evaluations.all()}
         # Who shares a version's rows is fixed when it is first asked: a round that is filled up
         # later must not cut the rows anew.
         self._sharing: tuple[int, list[str]] = (-1, [])
         self._asked: dict[str, EvaluationTask] = {}  # the newest of each worker
 
-    def has_asked(self, worker_id: str, *, version: int) -> bool:
-        """Whether the share of this version was given to the worker in this life."""
-        with self._lock:
-            asked = self._asked.get(worker_id)
-        return asked is not None and asked.version == version
-
-    def check(self, report: EvaluationReport) -> None:
-        """Refuses a report of anything but what was last asked of that worker.
+    def take(self, report: EvaluationReport) -> None:
+        """Records the share that was last asked of that worker; the first report of it stands.
 
         WrongRound for another version, ContributionError for more tokens than its rows hold or a
         loss that no model has. What was recorded before may be sent again.
@@ -50,14 +45,21 @@ class Evaluation:
         with self._lock:
             is_known = (report.version, worker_id) in self._reported
             asked = self._asked.get(worker_id)
-        if is_known:
-            return
+        if not is_known:
+            self._check(report, asked)
+        found = EvaluationRecord(report.version, worker_id, report.loss_sum, report.tokens)
+        with self.ledger.writing() as t:
+            t.evaluations.add(found)
+        with self._lock:
+            self._reported.add((report.version, worker_id))
+
+    def _check(self, report: EvaluationReport, asked: EvaluationTask | None) -> None:
         if asked is None or asked.version != report.version:
             newest = "nothing" if asked is None else f"version {asked.version}"
             raise WrongRound(
                 f"version={report.version} of the evaluation was not asked of "
-                f"worker_id={worker_id!r}, which was last asked for {newest}; evaluate what an "
-                f"assignment asks for"
+                f"worker_id={report.identity.worker_id!r}, which was last asked for {newest}; "
+                f"evaluate what an assignment asks for"
             )
         tokens = (asked.stop - asked.start) * self._block
         if report.tokens > tokens:
@@ -80,7 +82,7 @@ class Evaluation:
         that are members when a version's first task is given. None also for a version that a later
         one has replaced: a request that was overtaken must not cut the newer one's rows anew.
         """
-        every = self._manifest().evaluate.every
+        every = self.manifest().evaluate.every
         if not (every > 0 and (final or version % every == 0)):
             return None
         with self._lock:
@@ -96,12 +98,3 @@ class Evaluation:
                 return None
             self._asked[worker_id] = EvaluationTask(version=version, start=start, stop=stop)
             return self._asked[worker_id]
-
-    def add(self, report: EvaluationReport) -> None:
-        """Records a share; the first report of it stands."""
-        worker_id = report.identity.worker_id
-        found = EvaluationRecord(report.version, worker_id, report.loss_sum, report.tokens)
-        with self._ledger.writing() as t:
-            t.evaluations.add(found)
-        with self._lock:
-            self._reported.add((report.version, worker_id))

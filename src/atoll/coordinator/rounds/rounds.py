@@ -8,6 +8,9 @@ The ledger is the truth; what is kept in memory is a copy of its unpublished rou
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from atoll.clock import Clock
 from atoll.coordinator.members.workers import Registry
@@ -19,14 +22,14 @@ from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundPlan, RoundRecord, RoundState
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
-from atoll.strategies.base import Lease, RoundView, Strategy
-from atoll.versions import manifests as versions
+from atoll.strategies.base import RoundView, Strategy
 from atoll.versions.manifests import Manifests, Recorded
 from atoll.wire.header import FrameHeader
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Rounds:
     """The rounds that are not published, and the moves between their states.
 
@@ -34,28 +37,27 @@ class Rounds:
     thread may read them at any time.
     """
 
-    def __init__(
-        self, ledger: Ledger, registry: Registry, clock: Clock, *, manifests: Manifests
-    ) -> None:
-        self._ledger = ledger
-        self._registry = registry
-        self._clock = clock
-        self._manifests = manifests
-        self.dispatch = Dispatch(ledger, manifests.newest.manifest)
-        self._deadlines = Deadlines(clock)
+    ledger: Ledger
+    registry: Registry
+    clock: Clock
+    manifests: Manifests
+
+    def __post_init__(self) -> None:
+        self.dispatch = Dispatch(self.ledger, self.manifests.newest.manifest)
+        self._deadlines = Deadlines(self.clock)
         self._lock = threading.RLock()
-        self._quorum_since: dict[int, float] = {}  # by round: since when enough are in
+        self._quorum_since: dict[int, float] = {}  # by open round: since when enough are in
         self.newest: RoundRecord | None = None  # the last one that was planned, whatever its state
         self.under_way: tuple[UnderWay, ...] = ()  # not published, oldest first
         self.members: list[str] = []  # who was given rows of the newest round, in order
-        with ledger.reading() as t:
+        with self.ledger.reading() as t:
             self.tokens = t.contributions.counted_tokens()
         self.refresh()
 
     def refresh(self) -> None:
         """Copies the unpublished rounds from the ledger."""
         with self._lock:
-            with self._ledger.reading() as t:
+            with self.ledger.reading() as t:
                 self.newest = newest = t.rounds.latest()
                 given = [] if newest is None else t.leases.of_round(newest.round)
                 self.members = sorted({lease.worker_id for lease in given})
@@ -70,29 +72,23 @@ class Rounds:
             self._deadlines.hold(
                 {(r.number, worker) for r in self.under_way if r.is_open for worker in r.holding}
             )
-            self._quorum_since = {
-                r.number: self._quorum_since[r.number]
-                for r in self.under_way
-                if r.number in self._quorum_since
-            }
-
             self._reach()
 
     def _reach(self) -> None:
         """The manifest of the newest round is in force; where none is under way, the next one's."""
         newest = self.newest
-        self._manifests.reach(1 if newest is None else newest.round + self._goes_on(newest))
+        self.manifests.reach(1 if newest is None else newest.round + self._goes_on(newest))
 
     # What is asked about rounds
 
     @property
     def run_strategy(self) -> Strategy:
         """What answers for the run."""
-        return self._manifests.run_strategy
+        return self.manifests.run_strategy
 
     def strategy_of(self, round_number: int) -> Strategy:
         """What answers for a round, under the manifest of that round."""
-        return self._manifests.of_round(round_number).round_strategy
+        return self.manifests.of_round(round_number).round_strategy
 
     def find(self, round_number: int) -> UnderWay | None:
         """The round of that number, while it is not published."""
@@ -106,20 +102,19 @@ class Rounds:
     @property
     def frozen(self) -> int | None:
         """The oldest round that is closed and not published yet."""
-        return next((r.number for r in self.under_way if r.state is RoundState.FROZEN), None)
+        return next((r.number for r in self.under_way if r.record.state is RoundState.FROZEN), None)
 
     def destination(self, made_for: int) -> int | None:
         """The round that a contribution made for `made_for` goes to now; None: it is stale."""
-        return self.strategy_of(made_for).destination(
-            made_for, [r.number for r in self.open_rounds]
-        )
+        open_rounds = [r.number for r in self.open_rounds]
+        return self.strategy_of(made_for).destination(made_for, open_rounds)
 
     def leased(self, round_number: int, worker_id: str) -> tuple[LeaseRecord, ...]:
         """The rows of a round that the worker has a lease of or has handed in, in order."""
         found = self.find(round_number)
         if found is not None:
             return found.ranges(worker_id)
-        with self._ledger.reading() as t:
+        with self.ledger.reading() as t:
             return under_way.held(t.leases.of_round(round_number), worker_id)
 
     def contribution(self, round_number: int, worker_id: str) -> ContributionRecord | None:
@@ -127,7 +122,7 @@ class Rounds:
         found = self._made(round_number, worker_id)
         if found is not None or self.find(round_number) is not None:
             return found
-        with self._ledger.reading() as t:
+        with self.ledger.reading() as t:
             return t.contributions.get(round_number, worker_id)
 
     def _made(self, round_number: int, worker_id: str) -> ContributionRecord | None:
@@ -144,7 +139,7 @@ class Rounds:
 
     def waiting_for(self) -> list[str]:
         """Live workers whose contribution the round that closes next lacks, in order."""
-        closing = self._closes_next()
+        closing = self._closes_next
         if closing is None:
             return []
         return sorted(self.strategy_of(closing.number).waiting_for(self._view(closing)))
@@ -156,21 +151,14 @@ class Rounds:
             return False
         return self._ends_after(newest.round, self.tokens)
 
-    def _view(self, round_: UnderWay) -> RoundView:
-        return RoundView(
-            round=round_.number,
-            planned=round_.holding,
-            accepted=round_.accepted,
-            live=self._registry.live(),
-        )
+    def _view(self, seen: UnderWay) -> RoundView:
+        number, live = seen.number, self.registry.live()
+        return RoundView(round=number, planned=seen.holding, accepted=seen.accepted, live=live)
 
+    @property
     def _closes_next(self) -> UnderWay | None:
         """The oldest round, if it is open: rounds close in order."""
-        oldest = self.under_way[0] if self.under_way else None
-        return oldest if oldest is not None and oldest.is_open else None
-
-    def _manifest_of(self, round_number: int) -> Manifest:
-        return self._manifests.of_round(round_number).manifest
+        return next((oldest for oldest in self.under_way[:1] if oldest.is_open), None)
 
     def _goes_on(self, record: RoundRecord) -> bool:
         """Whether a round follows the last published one because a new manifest moved the end."""
@@ -179,7 +167,7 @@ class Rounds:
 
     def _ends_after(self, round_number: int, tokens: int) -> bool:
         # Whether there is a next round is for the manifest to say that it would be under.
-        stop = self._manifest_of(round_number + 1).stop
+        stop = self.manifests.of_round(round_number + 1).manifest.stop
         return (0 < stop.rounds <= round_number) or (0 < stop.tokens <= tokens)
 
     # How rounds move
@@ -191,17 +179,13 @@ class Rounds:
         before this, and keeps its version, or after it. Nothing is recorded when nothing changes.
         """
         with self._lock:
-            newest = self._manifests.newest
+            newest = self.manifests.newest
             changed = change(newest.manifest)
             if changed == newest.manifest:
                 return newest
-            number = 1 if self.newest is None else self.newest.round + 1
-            record = versions.successor(newest, changed, from_round=number)
-            with self._ledger.writing() as t:
-                t.manifests.add(record)
-            self._manifests.add(record)
+            self.manifests.record(self.ledger, changed)
             self._reach()
-            return self._manifests.newest
+            return self.manifests.newest
 
     def admit(self) -> None:
         """Begins rounds that none before has planned, and fills up those that are short.
@@ -209,7 +193,7 @@ class Rounds:
         Called when a worker registers and on every tick, since a death can make a round short.
         """
         with self._lock:
-            live = self._registry.live()
+            live = self.registry.live()
             if self.newest is None or self._goes_on(self.newest):
                 self._begin(sorted(live))
                 return
@@ -218,11 +202,10 @@ class Rounds:
 
     def _begin(self, live: list[str]) -> None:
         """Begins the first rounds, or the next ones of a run that had come to its end before."""
-        before = self.newest
-        first = 1 if before is None else before.round + 1
-        if len(live) < self._manifest_of(first).membership.min_workers:
+        first = 1 if self.newest is None else self.newest.round + 1
+        if len(live) < self.manifests.of_round(first).manifest.membership.min_workers:
             return
-        with self._ledger.writing() as t:
+        with self.ledger.writing() as t:
             t.rounds.begin(self._first_plans(t, first, live))
         self.refresh()
 
@@ -244,7 +227,7 @@ class Rounds:
             found = self.find(number)
             if found is None or not self.strategy_of(number).is_short(self._view(found)):
                 return  # on every tick, however many wait for the next round
-            with self._ledger.writing() as t:
+            with self.ledger.writing() as t:
                 cursor, tokens = self._cursor(), found.record.tokens
                 t.rounds.extend(self._plan(t, number, [worker_id], cursor=cursor, tokens=tokens))
             log.info("round extended", extra={"round": number, "worker": worker_id})
@@ -253,8 +236,8 @@ class Rounds:
     def _plan(
         self, t: Transaction, round_number: int, live: list[str], *, cursor: int, tokens: int
     ) -> RoundPlan:
-        recorded = self._manifests.of_round(round_number)
-        rows = recorded.round_strategy.rows(round_number, live, self._registry.speeds())
+        recorded = self.manifests.of_round(round_number)
+        rows = recorded.round_strategy.rows(round_number, live, self.registry.speeds())
         return self.dispatch.plan(t, round_number, rows, recorded, cursor=cursor, tokens=tokens)
 
     def accept(self, contribution: ContributionRecord, header: FrameHeader) -> ContributionRecord:
@@ -267,7 +250,7 @@ class Rounds:
             key = contribution.round, contribution.worker_id
             if self.contribution(*key) is None and self.destination(contribution.round) is not None:
                 leases.check_named(header, self.leased(*key))
-            with self._ledger.writing() as t:
+            with self.ledger.writing() as t:
                 accepted = t.contributions.accept(contribution)
             self.under_way = tuple(
                 r.with_contribution(accepted) if r.number == accepted.applied else r
@@ -276,24 +259,20 @@ class Rounds:
             return accepted
 
     def expire(self) -> list[str]:
-        """Ends the leases that are held for too long; whose they were.
+        """Ends the leases that were held for too long, and gives the workers that held them.
 
         Their rounds go on without them; what comes of them later is refused.
         """
         with self._lock:
-            work = self._manifests.in_force.manifest.work
+            work = self.manifests.in_force.manifest.work
             if not work.lease_seconds:
                 return []
             overdue = self._deadlines.overdue(lease_seconds=work.lease_seconds)
-            late = {
-                (number, worker)
-                for number, worker in overdue
-                if self.contribution(number, worker) is None
-            }
+            late = [lease for lease in overdue if self.contribution(*lease) is None]
             if late:
-                with self._ledger.writing() as t:
-                    for number in sorted({number for number, _ in late}):
-                        workers = [worker for of, worker in late if of == number]
+                with self.ledger.writing() as t:
+                    for number, ended in groupby(late, key=itemgetter(0)):
+                        workers = [worker for _, worker in ended]
                         t.rounds.expire(number, workers, reissue=work.policy == "exactly_once")
                 self.refresh()
             return sorted({worker for _, worker in late})
@@ -306,34 +285,37 @@ class Rounds:
     def is_due(self) -> bool:
         """Whether the round that closes next closes now."""
         with self._lock:
-            now = self._clock.now()
-            for waiting in self.open_rounds:
-                if self.strategy_of(waiting.number).has_quorum(self._view(waiting)):
-                    self._quorum_since.setdefault(waiting.number, now)
-                else:
-                    self._quorum_since.pop(waiting.number, None)
-            closing = self._closes_next()
+            since, now = self._quorum_since, self.clock.now()
+            self._quorum_since = {
+                r.number: since.get(r.number, now)
+                for r in self.open_rounds
+                if self.strategy_of(r.number).has_quorum(self._view(r))
+            }
+            closing = self._closes_next
             if closing is None:
                 return False
             held = now - self._quorum_since.get(closing.number, now)
             return self.strategy_of(closing.number).is_due(self._view(closing), seconds=held)
 
     def freeze(self) -> int:
-        """Fixes the ordered set of the round that closes next, and plans another; its number.
+        """Fixes the ordered set of the round that closes next, and gives its number.
 
-        The other is the first that is not planned yet: with a lead, rounds between them are open.
+        In the same transaction the first round that is not planned yet is planned.
         """
         with self._lock:
-            closing = self._closes_next()
+            closing = self._closes_next
             assert closing is not None and self.newest is not None
             folded = sum(c.tokens for c in closing.contributions.values())
-            tokens = self.tokens + folded + self._tokens_after(closing)
-            live = self._registry.live()
-            ended = self.strategy_of(closing.number).ended(
-                self._unused(), closing=closing.number, live=live
-            )
-            policy = self._manifest_of(closing.number).work.policy
-            with self._ledger.writing() as t:
+            # With a lead, rounds between the one that closes and the one that is planned are open.
+            between = (lease for r in self.under_way[1:] for lease in r.leases)
+            tokens = self.tokens + folded + self.dispatch.tokens_of(between)
+            live = self.registry.live()
+            held = {(r.number, worker_id) for r in self.under_way for worker_id in r.holding}
+            unused = held.difference(*(r.contributions for r in self.under_way))
+            strategy = self.strategy_of(closing.number)
+            ended = strategy.ended(unused, closing=closing.number, live=live)
+            policy = self.manifests.of_round(closing.number).manifest.work.policy
+            with self.ledger.writing() as t:
                 next_plan = None
                 if not self._ends_after(self.newest.round, tokens):
                     # Before the freeze: rows that it reopens are given out from a later round on.
@@ -351,14 +333,3 @@ class Rounds:
         """Rows issued for the first time so far; a round that was filled up late may know best."""
         known = [r.record.cursor for r in self.under_way]
         return max([*known, 0 if self.newest is None else self.newest.cursor])
-
-    def _unused(self) -> set[Lease]:
-        """Leases of unpublished rounds that no contribution has used and that have not ended."""
-        held = {(r.number, worker_id) for r in self.under_way for worker_id in r.holding}
-        return held.difference(*(r.contributions for r in self.under_way))
-
-    def _tokens_after(self, closing: UnderWay) -> int:
-        """Tokens of the rounds between the one that closes and the one that is planned next."""
-        return sum(
-            self.dispatch.tokens_of(r.leases) for r in self.under_way if r.number > closing.number
-        )

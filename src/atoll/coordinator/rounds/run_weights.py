@@ -7,24 +7,20 @@ download or for what is published.
 
 import logging
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from atoll.blobs.base import Blobs
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
 from atoll.codecs.fp32.codec import Fp32
 from atoll.compiled.base import compiled
 from atoll.coordinator.rounds.spool import Spool, SpooledFrame
-from atoll.errors import Diverged, NotReady, StateDamaged
-from atoll.layout import TILE_BYTES, Fragment, Layout, Span
-from atoll.ledger.ledger import Ledger
+from atoll.errors import Diverged, NotReady
+from atoll.layout import TILE_BYTES, Fragment, Span
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
 from atoll.strategies.base import ALL
 from atoll.versions import weights
-from atoll.versions.manifests import Manifests
 from atoll.versions.replay import Digests, Replay, Version
 from atoll.wire.header import FrameHeader
 
@@ -47,6 +43,7 @@ class Current:
         return cls(version.number, version.digests, tuple(version.parts))
 
 
+@dataclass(eq=False)
 class RunWeights:
     """The published version and its weights.
 
@@ -54,59 +51,41 @@ class RunWeights:
     `current`, which is replaced whole, and calls `frame_for`.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        blobs: Blobs,
-        spool: Spool,
-        *,
-        manifests: Manifests,
-        layout: Layout,
-        run_id: str,
-        threads: int = 1,
-    ) -> None:
-        self._ledger = ledger
-        self._blobs = blobs
-        self._spool = spool
-        self._manifests = manifests
-        self._strategy = manifests.run_strategy
-        self._layout = layout
-        self._run_id = run_id
-        self._replay = Replay(ledger, blobs, manifests=manifests, layout=layout, threads=threads)
+    replay: Replay
+    spool: Spool
+    run_id: str
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()  # held while the buffers change or are read whole
-        self._settled = True  # whether the buffers hold `current`: not between compute and publish
         self._torn = False  # whether a compute ended halfway
         self._computed: _Computed | None = None  # the round that the buffers are ahead by
         # Published digests of the newest versions: islands may be behind by the strategy's lead.
         self._recent: dict[int, str] = {}
         self._initial: dict[int, str] = {}  # digests of version 0 by fragment, once asked for
-        manifests.newest.manifest.upload.build()  # so that its loops are compiled with the others
-        compiled.prepare(layout.size)
+        self._manifests, self._layout = self.replay.manifests, self.replay.layout
+        self._strategy = self._manifests.run_strategy
+        # So that its loops are compiled with the others
+        self._manifests.newest.manifest.upload.build()
+        compiled.prepare(self._layout.size)
         self._version = self._restore()
-        self.current = Current.of(self._version)
-        self._remember(self.current)
+        self._show()
+
+    def _show(self) -> None:
+        """The version in the buffers is the published one from now on."""
+        self.current = current = Current.of(self._version)
+        kept = {v: d for v, d in self._recent.items() if v >= current.version - self._strategy.lead}
+        self._recent = {**kept, current.version: current.digests.published.root}
 
     def _restore(self) -> Version:
-        with self._ledger.reading() as t:
+        with self.replay.ledger.reading() as t:
             snapshots = t.snapshots.all()
-        version = self._replay.restore(snapshots[-1] if snapshots else None)
-        for replayed in self._replay.onward(version):
-            difference = replayed.difference()
-            if difference is not None:
-                raise StateDamaged(
-                    f"replay of round {replayed.record.round} gives other bits than the ledger "
-                    f"records ({difference}); the last good round is "
-                    f"{replayed.record.round - 1}; restore the state directory from a copy"
-                )
+        version = self.replay.restore(snapshots[-1] if snapshots else None)
+        self.replay.follow(version)
         log.info(
             "weights restored",
             extra={"version": version.number, "digest": version.digests.master.root},
         )
         return version
-
-    def _remember(self, current: Current) -> None:
-        kept = {v: d for v, d in self._recent.items() if v >= current.version - self._strategy.lead}
-        self._recent = {**kept, current.version: current.digests.published.root}
 
     def has_been(self, version: int | None, digest: str | None) -> bool:
         """Whether `digest` is that of published `version`, one of the newest."""
@@ -125,7 +104,7 @@ class RunWeights:
             return found.published.root
         if base == 0:
             return self._initial_digest(carried)
-        with self._ledger.reading() as t:
+        with self.replay.ledger.reading() as t:
             [record] = t.rounds.all(first=base, last=base)
         return record.published_digest
 
@@ -134,7 +113,7 @@ class RunWeights:
         if carried == ALL:
             return self._manifests.first.manifest.model.initial_digest
         if carried not in self._initial:
-            parts = self._replay.restore(None).parts
+            parts = self.replay.restore(None).parts
             self._initial = {number: part.published.root for number, part in enumerate(parts)}
         return self._initial[carried]
 
@@ -155,22 +134,22 @@ class RunWeights:
         """
         if self._computed is not None and self._computed.round == round_number:
             return self._computed.digests
-        fragment = self._replay.carried(round_number)
+        fragment = self.replay.carried(round_number)
         download = self._manifests.of_round(round_number).manifest.download.build()
         header = self._header_of_round(round_number, fragment, download)
         with self._lock:
             self._mend()
-            with self._spool.spooler(fragment.layout, download, header) as spooler:
-                self._settled, self._torn = False, True
+            with self.spool.spooler(download, header) as spooler:
+                self._torn = True
 
                 def checked(span: Span, payload: Tensor) -> None:
                     self._check_finite(round_number, fragment, span)
                     spooler(span, payload)
 
-                digests = self._replay.apply(self._version, round_number, contributions, checked)
+                digests = self.replay.apply(self._version, round_number, contributions, checked)
                 frame = spooler.finish(result_digest=digests.published.root)
             self._torn = False
-            self._computed = _Computed(round_number, contributions, digests, frame)
+            self._computed = _Computed(round_number, len(contributions), digests, frame)
             return digests
 
     def _mend(self) -> None:
@@ -178,15 +157,12 @@ class RunWeights:
         if self._torn:
             self._version = self._restore()
             assert self._version.number == self.current.version, self._version.number
-            self._settled, self._torn = True, False
+            self._torn = False
 
     def _check_finite(self, round_number: int, fragment: Fragment, span: Span) -> None:
         """Looks at a tile that was just computed, while it is in the processor's cache."""
         state = self._version.state.of(fragment)
-        buffers = {"master": state.master, "published": state.published, **state.slots}
-        if state.published is state.master:
-            del buffers["published"]
-        for name, buffer in buffers.items():
+        for name, buffer in state.named.items():
             place = finite.first_not_finite(buffer[span.start : span.stop])
             if place is not None:
                 tensor = fragment.layout.name_at(span.start + place)
@@ -203,11 +179,9 @@ class RunWeights:
         with self._lock:
             done = self._computed
             assert done is not None, "only what was computed is published"
-            self._replay.moved(self._version, done.round, done.contributions, done.digests)
-            self._spool.put(done.frame)
-            self.current = Current.of(self._version)
-            self._remember(self.current)
-            self._settled = True
+            self.replay.moved(self._version, done.round, done.folded, done.digests)
+            self.spool.put(done.frame)
+            self._show()
             self._computed = None
 
     def _header_of_round(self, version: int, fragment: Fragment, download: Codec) -> FrameHeader:
@@ -216,7 +190,7 @@ class RunWeights:
             fragment.layout,
             download,
             kind="weights" if lossless else "update",
-            run_id=self._run_id,
+            run_id=self.run_id,
             manifest_sha256=self._manifests.of_round(version).sha256,
             round=version,
             fragment=self._strategy.fragment(version),
@@ -232,15 +206,15 @@ class RunWeights:
         first asks. NotReady while the buffers are ahead of the ledger.
         """
         if round_number:
-            layout = self._replay.carried(round_number).layout
+            layout = self.replay.carried(round_number).layout
             for kind in ("update", "weights"):
-                found = self._spool.get(kind, layout)
+                found = self.spool.get(kind, layout)
                 if found is not None and found.leads(round_number, have_digest):
                     return found
         return self._current_whole() or self._spool_whole()
 
     def _current_whole(self) -> SpooledFrame | None:
-        whole = self._spool.get("weights", self._layout)
+        whole = self.spool.get("weights", self._layout)
         return whole if whole is not None and whole.header.round == self.current.version else None
 
     def _spool_whole(self) -> SpooledFrame:
@@ -248,55 +222,50 @@ class RunWeights:
             current, whole = self.current, self._current_whole()
             if whole is not None:
                 return whole
-            if not self._settled:
+            if not self.is_settled:
                 raise NotReady(
                     f"version {current.version + 1} is computed and being recorded; ask again"
                 )
             codec = Fp32()
-            header = FrameHeader.of(
-                self._layout,
-                codec,
-                kind="weights",
-                run_id=self._run_id,
-                manifest_sha256=self._manifests.of_round(current.version).sha256,
-                round=current.version,
-                result_digest=STAND_IN_DIGEST,
-            )
-            with self._spool.spooler(self._layout, codec, header) as spooler:
+            header = self._header_of_whole(STAND_IN_DIGEST)
+            with self.spool.spooler(codec, header) as spooler:
                 for span in self._layout.tiles(TILE_BYTES):
                     tile = self._version.state.published[span.start : span.stop]
                     spooler(span, codec.encode(tile, noise=None, first_group=span.first_group))
                 spooled = spooler.finish(result_digest=current.digests.published.root)
-            self._spool.put(spooled)
+            self.spool.put(spooled)
             return spooled
 
     @property
     def is_settled(self) -> bool:
         """Whether the buffers hold the published version."""
-        return self._settled
+        return not self._torn and self._computed is None
 
     def snapshot(self) -> SnapshotRecord:
         """Writes the current version's buffers as blobs; the caller records them."""
-        assert self._settled, "a snapshot is of a published version"
-        version, state = self.current.version, self._version.state
+        assert self.is_settled, "a snapshot is of a published version"
+        current, state = self.current.digests, self._version.state
+        known = {"master": current.master.root, "published": current.published.root}
+        names: dict[str, str] = {}
+        for buffer, flat in state.named.items():
+            header = self._header_of_whole(known.get(buffer, STAND_IN_DIGEST))
+            names[buffer] = weights.store(self.replay.blobs, header, flat, layout=self._layout)
+        master = names.pop("master")
+        published = names.pop("published", master)
+        return SnapshotRecord(
+            self.current.version, master, published, slots_sha256=tuple(sorted(names.items()))
+        )
 
-        def stored(buffer: str, digest: str) -> str:
-            flat = {"master": state.master, "published": state.published}.get(buffer)
-            header = weights.weights_header(
-                self._layout,
-                run_id=self._run_id,
-                manifest_sha256=self._manifests.of_round(version).sha256,
-                version=version,
-                digest=digest,
-            )
-            source = flat if flat is not None else state.slots[buffer]
-            return weights.store(self._blobs, header, source, layout=self._layout)
-
-        master = stored("master", self.current.digests.master.root)
-        lossless = state.published is state.master
-        published = master if lossless else stored("published", self.current.digests.published.root)
-        slots = tuple((name, stored(name, STAND_IN_DIGEST)) for name in sorted(state.slots))
-        return SnapshotRecord(version, master, published, slots)
+    def _header_of_whole(self, digest: str) -> FrameHeader:
+        """The header of a whole buffer of the published version."""
+        version = self.current.version
+        return weights.weights_header(
+            self._layout,
+            run_id=self.run_id,
+            manifest_sha256=self._manifests.of_round(version).sha256,
+            version=version,
+            digest=digest,
+        )
 
 
 @dataclass(frozen=True)
@@ -304,6 +273,6 @@ class _Computed:
     """A round that is computed and not published yet."""
 
     round: int
-    contributions: Sequence[ContributionRecord]
+    folded: int  # contributions
     digests: Digests
     frame: SpooledFrame

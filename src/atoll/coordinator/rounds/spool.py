@@ -39,10 +39,6 @@ class SpooledFrame:
         header = self.header
         return header.round == round_number and header.base_digest in (None, have_digest)
 
-    def remove(self) -> None:
-        """Takes the file's name away; readers go on until they are done."""
-        self.path.unlink(missing_ok=True)
-
     def __del__(self) -> None:
         os.close(self._fd)
 
@@ -56,7 +52,6 @@ class FrameSpooler:
     """
 
     path: Path
-    layout: Layout
     codec: Codec
     header: FrameHeader  # result_digest is a stand-in of the right length until `finish`
 
@@ -124,12 +119,12 @@ class Spool:
         self._frames: dict[tuple[str, str], SpooledFrame] = {}  # by kind and layout
         self._serial = 0
 
-    def spooler(self, layout: Layout, codec: Codec, header: FrameHeader) -> FrameSpooler:
+    def spooler(self, codec: Codec, header: FrameHeader) -> FrameSpooler:
         """A new file to fill."""
         with self._lock:
             self._serial += 1
             path = self._directory / f"{header.kind}-{header.round}-{self._serial}.frame"
-        return FrameSpooler(path, layout, codec, header)
+        return FrameSpooler(path, codec, header)
 
     def put(self, spooled: SpooledFrame) -> None:
         """Offers `spooled` in place of the earlier frame of its kind and part of the model."""
@@ -138,7 +133,7 @@ class Spool:
             old = self._frames.get(key)
             self._frames[key] = spooled
         if old is not None:
-            old.remove()
+            old.path.unlink(missing_ok=True)  # readers go on until they are done
 
     def get(self, kind: str, layout: Layout) -> SpooledFrame | None:
         """The newest frame of `kind` over `layout`, a fragment's or the run's."""

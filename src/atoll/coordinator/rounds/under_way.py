@@ -26,21 +26,12 @@ class UnderWay:
         return self.record.round
 
     @property
-    def state(self) -> RoundState:
-        return self.record.state
-
-    @property
     def is_open(self) -> bool:
-        return self.state is RoundState.OPEN
+        return self.record.state is RoundState.OPEN
 
     @property
     def is_planned(self) -> bool:
-        return self.state is RoundState.PLANNED
-
-    @property
-    def planned(self) -> frozenset[str]:
-        """Workers that were ever given rows of the round."""
-        return frozenset(lease.worker_id for lease in self.leases)
+        return self.record.state is RoundState.PLANNED
 
     @property
     def holding(self) -> frozenset[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.coordinator import boot
-from atoll.coordinator.boot import Stores
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.stores import Stores
 from atoll.errors import AtollError, CoordinatorUnreachable
 from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
