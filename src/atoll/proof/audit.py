@@ -133,8 +133,8 @@ def _check_round(report: AuditReport, record: RoundRecord, *, fragment: int) -> 
         said = f"the round records {record.fragment}, its strategy says {fragment}"
         report.add(record.round, "fragment", said)
     if record.state is RoundState.PUBLISHED:
-        of = Digests.of(record)
-        for name, digest in (("leaves", of.master), ("published_leaves", of.published)):
+        both = Digests.of(record)
+        for name, digest in (("leaves", both.master), ("published_leaves", both.published)):
             found = digests.root_of(digest.leaves)
             if found != digest.root:
                 said = f"they hash to {found}, the round's digest is {digest.root}"

@@ -43,7 +43,7 @@ class Digests:
         return cls(ParamsDigest(record.master_digest or "", leaves), published)
 
     def cut(self, fragments: Fragments) -> dict[int, "Digests"]:
-        """Those of each fragment, by number, out of the whole model's."""
+        """The digests of each fragment, by its number, cut from those of the whole model."""
         layouts = [part.layout for part in fragments.parts]
         both = zip(
             digests.cut(self.master, layouts), digests.cut(self.published, layouts), strict=True
