@@ -122,7 +122,7 @@ def _definition(run_file: RunFile, *, known: ModelSettings | None) -> dict[str, 
 
 
 def _found(known: Manifest, run_file: RunFile) -> Manifest:
-    """The manifest that the file makes now, of the run that `known` belongs to."""
+    """The manifest that the run file gives now; `known` is the one that the run has on record."""
     dataset = datasets.open_dataset(run_file.data, location=run_file.data_location)
     return run_file.manifest(
         known.model.model_copy(update={"definition": _definition(run_file, known=known.model)}),

@@ -154,7 +154,7 @@ class Coordinator:
 
     @property
     def manifest(self) -> Manifest:
-        """The one in force: that of the latest round."""
+        """The manifest in force: that of the latest round."""
         return self.manifests.in_force.manifest
 
     # Workers
@@ -406,7 +406,7 @@ class Coordinator:
         return self.operator.command.action == "stop"
 
     def end_stop(self) -> None:
-        """The stop is carried out: saves, and the next start goes on."""
+        """Everybody has stopped: saves, and ends the order so that the next start goes on."""
         self.snapshots.save()
         self.operator.end()
 

@@ -187,7 +187,7 @@ def _check_contribution(
 
 
 def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> Iterator[Problem]:
-    """The rows that a frame says it was trained on are those that its leases made done."""
+    """Compares the rows that a frame names with those that its leases call done."""
     if header is None:
         return
     done = balance.merged(
@@ -207,7 +207,7 @@ def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> I
 def _check_leases(
     report: AuditReport, number: int, counted: Mapping[str, int], leases: Sequence[LeaseRecord]
 ) -> None:
-    """What the leases of a round call done is what contributions made for it count."""
+    """Compares the rows that a round's leases call done with those its contributions count."""
     done: dict[str, int] = {}
     for lease in leases:
         if lease.state is LeaseState.DONE:
@@ -219,7 +219,7 @@ def _check_leases(
 def _check_rows(
     report: AuditReport, leases: Sequence[LeaseRecord], rounds: Sequence[RoundRecord]
 ) -> None:
-    """Every row that was ever issued is done, leased, open again or given up: in one lease."""
+    """Every row ever issued is in exactly one lease: done, leased, open again or given up."""
     current = [lease for lease in leases if lease.state is not LeaseState.TAKEN]
     current.sort(key=lambda lease: (lease.dataset_id, lease.start, lease.stop))
     reached = sum(
@@ -237,7 +237,7 @@ def _check_rows(
 def _check_sequence(
     report: AuditReport, leases: Iterable[LeaseRecord], rounds: Sequence[RoundRecord]
 ) -> int:
-    """Finds rows of one dataset that are in no lease or in two; where its leases end."""
+    """Finds rows of one dataset that are in no lease or in two; returns where its leases end."""
     reached, before = 0, None
     for lease in leases:
         if lease.start > reached:

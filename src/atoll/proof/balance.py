@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class EpochBalance:
-    """The rows of one epoch of one dataset; of a stream those that were ever issued."""
+    """The rows of one epoch of one dataset; for a stream, all rows issued so far."""
 
     dataset_id: str
     name: str
@@ -96,7 +96,7 @@ def depths(spans: Sequence[Span]) -> tuple[int, int]:
 
 
 def merged(ranges: Iterable[RowRange]) -> list[RowRange]:
-    """The ranges in order, with those that touch made one."""
+    """The ranges in order, with neighbours that touch joined."""
     found: list[RowRange] = []
     for one in sorted(ranges):
         if found and (found[-1].dataset_id, found[-1].stop) == (one.dataset_id, one.start):
@@ -109,7 +109,7 @@ def merged(ranges: Iterable[RowRange]) -> list[RowRange]:
 def check_queues(
     queues: Queues, leases: Iterable[LeaseRecord], datasets: Sequence[DatasetRecord]
 ) -> Iterator[tuple[str, str]]:
-    """The name of every queue that is damaged or says something else than the leases, and what."""
+    """Every queue that is damaged or disagrees with the leases: its name, and what is wrong."""
     for entry in queues.damaged:
         yield entry.name, entry.reason
     grouped: dict[str, list[LeaseRecord]] = {}

@@ -31,7 +31,7 @@ def replay_start(t: Transaction, storage: StorageSettings) -> int:
 
 
 def kept_from(t: Transaction, storage: StorageSettings | None) -> int:
-    """The version that pruning leaves everything after."""
+    """The version after which every round still has all its blobs."""
     pruned = storage is not None and storage.retain == "snapshots"
     snapshots = t.snapshots.all() if pruned else []
     return snapshots[0].version if snapshots else 0

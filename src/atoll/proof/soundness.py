@@ -58,7 +58,7 @@ class Findings:
 
 
 def check_start(ledger: Ledger, blobs: Blobs) -> None:
-    """Raises StateDamaged unless every record is as it was written and blobs tell of no more."""
+    """StateDamaged when a record is not as it was written or a blob is of a lost round."""
     found = [Damage(str(d), "", _round_of(d)) for d in ledger.damage() if _matters(d)]
     if not found:
         with ledger.reading() as t:

@@ -90,7 +90,7 @@ class Strategy(Protocol):
         """
 
     def weight(self, *, tokens: int) -> int:
-        """What the fold multiplies a contribution over so many tokens by."""
+        """The factor by which the fold weighs a contribution over so many tokens."""
 
     def has_quorum(self, view: RoundView) -> bool:
         """Whether enough contributions are in for the grace period of the round to run."""
@@ -128,7 +128,7 @@ class Fragments:
         return cls(layout, cut(layout, strategy.cut(layout)))
 
     def __getitem__(self, number: int) -> Fragment:
-        """The fragment of that number; of ALL the whole layout."""
+        """The fragment of that number; for ALL the whole layout."""
         if number == ALL:
             return Fragment(self.layout, Span(0, self.layout.size))
         return self.parts[number]

@@ -29,7 +29,7 @@ class Recorded:
 
     @cached_property
     def round_strategy(self) -> Strategy:
-        """What answers for the rounds under this version."""
+        """The strategy of the rounds under this version."""
         return registry.of(self.manifest)
 
 
@@ -64,7 +64,7 @@ class Manifests:
 
     @property
     def run_strategy(self) -> Strategy:
-        """What answers for the run: its lead and its fragments are the same in every version."""
+        """The strategy of the run: its lead and its fragments are the same in every version."""
         return self.first.round_strategy
 
     @property

@@ -55,7 +55,7 @@ class Assignments:
     begun: dict[str, int] = field(default_factory=dict, init=False)
 
     def forget(self, worker_id: str) -> None:
-        """A new life of a worker begins, which was given nothing yet."""
+        """Forgets which round an earlier life of the worker was given."""
         self.begun.pop(worker_id, None)
 
     def answer(self, request: AssignmentRequest) -> Assignment:

@@ -37,7 +37,7 @@ class DiskSpace:
         self.reason = str(error)
 
     def is_there(self) -> bool:
-        """Whether writing is worth trying: looks by reserving, once in a while, after a refusal."""
+        """Whether a write is worth trying; after a refusal, room is looked for once a second."""
         if not self.reason:
             return True
         if self.clock.now() < self._look_at:
@@ -53,7 +53,7 @@ class DiskSpace:
         return True
 
     def check(self) -> None:
-        """Raises StorageFull while there is none."""
+        """Raises StorageFull while there is no room."""
         if self.reason:
             raise StorageFull(
                 "the coordinator's disk is full; no contribution is taken and no round closes "

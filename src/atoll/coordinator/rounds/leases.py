@@ -31,7 +31,7 @@ class Deadlines:
         self._since: dict[Lease, float] = {}
 
     def hold(self, leases: Iterable[Lease]) -> None:
-        """These, and no others, are the leases of open rounds."""
+        """Sets the leases of open rounds; the time of those known before runs on."""
         now = self._clock.now()
         self._since = {lease: self._since.get(lease, now) for lease in leases}
 
@@ -40,6 +40,6 @@ class Deadlines:
         self._since = dict.fromkeys(self._since, self._clock.now())
 
     def overdue(self, *, lease_seconds: float) -> list[Lease]:
-        """Leases that have been held for so long, in order."""
+        """Leases that have been held for `lease_seconds` or longer, in order."""
         now = self._clock.now()
         return sorted(x for x, since in self._since.items() if now - since >= lease_seconds)

@@ -75,7 +75,7 @@ class Rounds:
             self._reach()
 
     def _reach(self) -> None:
-        """The manifest of the newest round is in force; where none is under way, the next one's."""
+        """Puts the newest round's manifest in force, or the next one's where another follows it."""
         newest = self.newest
         self.manifests.reach(1 if newest is None else newest.round + self._goes_on(newest))
 
@@ -83,11 +83,11 @@ class Rounds:
 
     @property
     def run_strategy(self) -> Strategy:
-        """What answers for the run."""
+        """The strategy, for questions whose answer is the same in every round."""
         return self.manifests.run_strategy
 
     def strategy_of(self, round_number: int) -> Strategy:
-        """What answers for a round, under the manifest of that round."""
+        """The strategy of a round, under the manifest of that round."""
         return self.manifests.of_round(round_number).round_strategy
 
     def find(self, round_number: int) -> UnderWay | None:
@@ -278,7 +278,7 @@ class Rounds:
             return sorted({worker for _, worker in late})
 
     def restart_deadlines(self) -> None:
-        """Every lease has its full time again, as after a time in which nobody could use it."""
+        """Gives every lease its full time again, after a time in which nobody could use it."""
         with self._lock:
             self._deadlines.restart()
 
@@ -330,6 +330,6 @@ class Rounds:
             return closing.number
 
     def _cursor(self) -> int:
-        """Rows issued for the first time so far; a round that was filled up late may know best."""
+        """How many rows were ever issued; a round that was extended late may know of the most."""
         known = [r.record.cursor for r in self.under_way]
         return max([*known, 0 if self.newest is None else self.newest.cursor])

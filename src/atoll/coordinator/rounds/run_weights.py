@@ -39,7 +39,7 @@ class Current:
 
     @classmethod
     def of(cls, version: Version) -> "Current":
-        """What `version` is now; it may move on afterwards."""
+        """A copy of what `version` is now; `version` itself may move on."""
         return cls(version.number, version.digests, tuple(version.parts))
 
 
@@ -88,7 +88,7 @@ class RunWeights:
         return version
 
     def has_been(self, version: int | None, digest: str | None) -> bool:
-        """Whether `digest` is that of published `version`, one of the newest."""
+        """Whether `version` is one of the newest published ones and has this `digest`."""
         return version is not None and self._recent.get(version) == digest
 
     def base_digest(self, round_number: int) -> str | None:
@@ -153,7 +153,7 @@ class RunWeights:
             return digests
 
     def _mend(self) -> None:
-        """Puts `current` back into buffers that a compute without room left half done."""
+        """Restores `current` where a compute that found no room has left the buffers half done."""
         if self._torn:
             self._version = self._restore()
             assert self._version.number == self.current.version, self._version.number

@@ -58,7 +58,7 @@ class Snapshots:
         self._is_owed = False
 
     def save(self) -> None:
-        """Writes a snapshot of the newest version, unless there is one; when nothing closes."""
+        """Writes a snapshot of the newest version unless there is one; while no round closes."""
         if not self.weights.is_settled:
             return  # a round was computed and found no room to be recorded: the next start does it
         try:

@@ -35,7 +35,7 @@ class SpooledFrame:
         return os.pread(self._fd, nbytes, offset)
 
     def leads(self, round_number: int, have_digest: str) -> bool:
-        """Whether it brings an island that has `have_digest` of its part to that round."""
+        """Whether it brings an island, whose part of the model has `have_digest`, to that round."""
         header = self.header
         return header.round == round_number and header.base_digest in (None, have_digest)
 

@@ -44,7 +44,7 @@ class UnderWay:
         return frozenset(worker_id for _, worker_id in self.contributions)
 
     def with_contribution(self, accepted: ContributionRecord) -> "UnderWay":
-        """The round once it folds this one too."""
+        """A copy of the round that folds this contribution too."""
         known = {**self.contributions, (accepted.round, accepted.worker_id): accepted}
         return replace(self, contributions=known)
 
@@ -54,7 +54,7 @@ class UnderWay:
 
 
 def held(leases: Iterable[LeaseRecord], worker_id: str) -> tuple[LeaseRecord, ...]:
-    """Those of one worker that have not come to an end without a contribution."""
+    """The leases of one worker, except those that ended without a contribution."""
     mine = (lease for lease in leases if lease.worker_id == worker_id)
     return tuple(lease for lease in mine if _is_held(lease))
 
