@@ -6,7 +6,7 @@ from dataclasses import replace
 from atoll.codecs.fp32.codec import Fp32
 from atoll.layout import Layout
 from atoll.rows import RowRange
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import FrameHeader, Told
 
 LAYOUT = Layout.of([("embed", (4, 3), "float32"), ("norm", (3,), "float32")])
 CODEC = Fp32()
@@ -19,9 +19,7 @@ def ranges(*spans: tuple[int, int], dataset_id: str = DATASET_ID) -> tuple[RowRa
 
 
 def contribution(layout=LAYOUT, codec=CODEC, **changes) -> FrameHeader:
-    header = FrameHeader.of(
-        layout,
-        codec,
+    header = Told(
         kind="contribution",
         run_id="run-1",
         manifest_sha256="a" * 64,
@@ -34,7 +32,7 @@ def contribution(layout=LAYOUT, codec=CODEC, **changes) -> FrameHeader:
         tokens=1536,
         loss_sum=2048.5,
         ranges=ranges((0, 4), (8, 10)),
-    )
+    ).header(layout, codec)
     return replace(header, **changes)
 
 

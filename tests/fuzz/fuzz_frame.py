@@ -33,9 +33,7 @@ CODECS: list[Codec] = [
     Int8(block=16),
 ]
 REFUSALS = (FrameError, LayoutMismatch, VersionMismatch)
-HEADER = header.FrameHeader.of(
-    LAYOUT,
-    CODECS[0],
+HEADER = header.Told(
     kind="contribution",
     run_id="run-1",
     manifest_sha256="a" * 64,
@@ -48,7 +46,7 @@ HEADER = header.FrameHeader.of(
     tokens=1,
     loss_sum=1.5,
     ranges=(RowRange("d" * 16, 0, 1),),
-)
+).header(LAYOUT, CODECS[0])
 PLAIN = json.loads(HEADER.to_json())
 NAMES = sorted(PLAIN)
 refused = 0

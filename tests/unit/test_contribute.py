@@ -19,7 +19,7 @@ from atoll.island.state.weights import IslandWeights
 from atoll.models import registry as models
 from atoll.protocol.messages import Info
 from atoll.strategies.diloco.sync import Sync
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import Told
 from tests import links
 from tests.clusters import SMALL, info_of, manifest_for
 from tests.frames import ranges
@@ -88,9 +88,7 @@ def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> 
     model = nn.Linear(5, 3)
     strategy = Sync(manifest_for(SMALL))
     weights = IslandWeights(model, models.layout_of(model), strategy=strategy, download=Bf16())
-    header = FrameHeader.of(
-        weights.layout,
-        Bf16(),
+    header = Told(
         kind="contribution",
         run_id="run",
         manifest_sha256="a" * 64,
@@ -103,7 +101,7 @@ def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> 
         tokens=8,
         loss_sum=1.0,
         ranges=ranges((0, 1)),
-    )
+    ).header(weights.layout, Bf16())
     return island.driver.run(hand_in.contribute(island.session, continuity, weights, header))
 
 

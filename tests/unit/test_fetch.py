@@ -19,7 +19,7 @@ from atoll.protocol.messages import Identity, Info, InfoRequest
 from atoll.strategies.diloco.sync import Sync
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import Told
 from tests import clusters, links
 from tests.clusters import info_of, manifest_for
 from tests.frames import ranges
@@ -49,7 +49,8 @@ def whole(*, layout: Layout = LAYOUT, result_digest: str | None = DIGEST, **chan
     """A frame of VALUES; `changes` go to its header."""
     codec = changes.pop("codec", Fp32())
     fields = {"kind": "weights", "run_id": "run", "manifest_sha256": "a" * 64, "round": 1}
-    head = FrameHeader.of(layout, codec, **{**fields, "result_digest": result_digest, **changes})
+    told = Told(**{**fields, "result_digest": result_digest, **changes})
+    head = told.header(layout, codec)
     made = bytearray()
     writer = FrameWriter(head, made.extend)
     writer.payload(bytes(codec.encode(VALUES, noise=None, first_group=0).numpy()))

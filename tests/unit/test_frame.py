@@ -12,7 +12,7 @@ from atoll.codecs.int8.codec import Int8
 from atoll.errors import FrameError, FrameTooLarge, LayoutMismatch, VersionMismatch
 from atoll.layout import GROUP_ELEMENTS, Layout, Span
 from atoll.wire import frame
-from atoll.wire.header import MAX_WITH_TABLE_BYTES, FrameHeader
+from atoll.wire.header import MAX_WITH_TABLE_BYTES, FrameHeader, Told
 from tests.frames import CODEC, LAYOUT, contribution, discard, framed, ranges
 from tests.frames import DATASET_ID as ID
 
@@ -20,15 +20,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "wire-format.md"
 
 
 def weights(**changes) -> FrameHeader:
-    header = FrameHeader.of(
-        LAYOUT,
-        CODEC,
+    header = Told(
         kind="weights",
         run_id="run-1",
         manifest_sha256="a" * 64,
         round=3,
         result_digest="c" * 64,
-    )
+    ).header(LAYOUT, CODEC)
     return replace(header, **changes)
 
 
@@ -325,13 +323,13 @@ def test_header_is_ascii_with_sorted_keys_and_no_spaces():
         ({"ranges": [[ID, 4, 4]]}, FrameError, r"ranges entry=.*4, 4\] must be a range that"),
         ({"ranges": [[ID, 0, 4], [ID, 3, 5]]}, FrameError, "3, 5.* a range of rows from 4"),
         ({"ranges": [[ID, -2, 4]]}, FrameError, "ranges start=-2 must be"),
-        ({"ranges": [[1, 0, 4]]}, FrameError, "ranges dataset_id=1 must be a string"),
+        ({"ranges": [[1, 0, 4]]}, FrameError, "ranges dataset_id=1 must be 16 hex"),
         ({"ranges": [["D" * 16, 0, 4]]}, FrameError, "dataset_id='D*' must be 16 hex digits"),
         ({"ranges": [[ID, 0, 4], ["0" * 16, 4, 5]]}, FrameError, "in ascending order"),
         ({"datasets": [ID, ID]}, FrameError, "unknown 'datasets'"),
         ({"tensors": {}}, FrameError, "tensors={} must be a list"),
-        ({"tensors": [["w", "float32"]]}, FrameError, "tensors row=.* must be"),
-        ({"tensors": [["w", "float32", 15]]}, FrameError, "tensors row=.* must be"),
+        ({"tensors": [["w", "float32"]]}, FrameError, "tensors entry=.* must be"),
+        ({"tensors": [["w", "float32", 15]]}, FrameError, "tensors entry=.* must be"),
         ({"tensors": [["w", "float32", [-15]]]}, FrameError, "tensors dimension=-15 must be"),
         ({"tensors": [["w", "float32", [True, 15]]]}, FrameError, "dimension=True must be"),
         ({"tensors": [[7, "float32", [15]]]}, FrameError, "tensors name=7 must be a string"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.errors import FrameError, FrameTooLarge, LayoutMismatch, VersionMismatch
 from atoll.layout import Layout
 from atoll.wire import frame
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import FrameHeader, Told
 from tests.frames import CODEC, contribution, discard, framed, ranges
 
 LAYOUT = Layout.of([("w", (2, 2), "float32")])
@@ -187,15 +187,13 @@ def test_a_header_that_claims_more_than_the_layout_is_refused(claim):
 def test_reader_keeps_nothing_of_a_long_payload():
     size = 32 << 20
     layout = Layout.of([("w", (size // 4,), "float32")])
-    header = FrameHeader.of(
-        layout,
-        CODEC,
+    header = Told(
         kind="weights",
         run_id="r",
         manifest_sha256="a" * 64,
         round=1,
         result_digest="c" * 64,
-    )
+    ).header(layout, CODEC)
     reader = frame.FrameReader(discard)
     reader.feed(frame.preamble(header))
     chunk = bytes(1 << 20)

@@ -19,7 +19,7 @@ from atoll.layout import Layout, Span, byte_view
 from atoll.strategies.base import ALL, Fragments
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import Told
 from tests.clusters import flat_of, manifest_for, module_of
 from tests.frames import ranges
 from tests.outside.relay import Relay
@@ -32,7 +32,8 @@ NEW = OLD * 2 + 1
 
 
 def framed(layout: Layout, codec: Codec, payload: Tensor, **said: object) -> bytes:
-    header = FrameHeader.of(layout, codec, run_id="run", manifest_sha256="a" * 64, **said)  # type: ignore[arg-type] # fields of any type
+    told = Told(run_id="run", manifest_sha256="a" * 64, **said)  # type: ignore[arg-type] # fields of any type
+    header = told.header(layout, codec)
     made = bytearray()
     writer = FrameWriter(header, made.extend)
     writer.payload(byte_view(payload))
@@ -232,9 +233,7 @@ def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
     fragment, other = PARTS[number], PARTS[1 - number]
     before = (torch.linspace(-1, 1, LAYOUT.size) * 0.01).bfloat16()
     after, kept, sent = torch.zeros_like(before), bytearray(), bytearray()
-    header = FrameHeader.of(
-        fragment.layout,
-        Bf16(),
+    header = Told(
         kind="contribution",
         run_id="run",
         manifest_sha256="a" * 64,
@@ -248,7 +247,7 @@ def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
         tokens=4,
         loss_sum=1.0,
         ranges=ranges((0, 1)),
-    )
+    ).header(fragment.layout, Bf16())
 
     encoded = encoding.encode(
         island.weights,

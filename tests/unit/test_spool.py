@@ -14,7 +14,7 @@ from atoll.coordinator.rounds.spool import Spool, SpooledFrame
 from atoll.errors import StorageFull, StoreError
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.wire import frame
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import FrameHeader, Told
 
 LAYOUT = Layout.of([("matrix", (GROUP_ELEMENTS + 100,), "float32")])
 OTHER = Layout.of([("vector", (100,), "float32")])
@@ -23,16 +23,14 @@ STAND_IN, RESULT, BASE = "0" * 64, "a" * 64, "c" * 64
 
 
 def header(*, version: int = 1, kind: str = "weights", layout: Layout = LAYOUT) -> FrameHeader:
-    return FrameHeader.of(
-        layout,
-        Fp32(),
+    return Told(
         kind=kind,
         run_id="run",
         manifest_sha256="b" * 64,
         round=version,
         base_digest=BASE if kind == "update" else None,
         result_digest=STAND_IN,
-    )
+    ).header(layout, Fp32())
 
 
 def spooled(

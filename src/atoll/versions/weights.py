@@ -8,22 +8,20 @@ from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import StateDamaged
 from atoll.layout import TILE_BYTES, Layout, byte_view
 from atoll.wire import frame
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import FrameHeader, Told
 
 
 def weights_header(
     layout: Layout, *, run_id: str, manifest_sha256: str, version: int, digest: str
 ) -> FrameHeader:
     """The header of a frame that holds whole fp32 weights."""
-    return FrameHeader.of(
-        layout,
-        Fp32(),
+    return Told(
         kind="weights",
         run_id=run_id,
         manifest_sha256=manifest_sha256,
         round=version,
         result_digest=digest,
-    )
+    ).header(layout, Fp32())
 
 
 def store(blobs: Blobs, header: FrameHeader, flat: Tensor, *, layout: Layout) -> str:

@@ -5,15 +5,16 @@ keys, no spaces): one header has one spelling. `wire.frame.expect` says whether 
 """
 
 import json
+import reprlib
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, Required, Self, TypedDict, Unpack
+from typing import Annotated, Any, Self, get_type_hints
 
 from atoll.codecs.base import Codec
 from atoll.errors import FrameError
 from atoll.layout import Layout
 from atoll.rows import RowRange
 from atoll.wire import schema
-from atoll.wire.schema import TensorRow
+from atoll.wire.schema import Natural, Sha256, TensorRow, Whole, Word
 
 KINDS = ("contribution", "weights", "update")
 SPELLED_WHERE_NOT_0 = ("fragment", "first")
@@ -21,100 +22,83 @@ SPELLED_WHERE_NOT_0 = ("fragment", "first")
 # the header then always fits the frame's limit of 64 KiB.
 MAX_WITH_TABLE_BYTES = 48 * 1024
 
-
-class Told(TypedDict, total=False):
-    """The fields of a header that do not follow from layout and codec; `FrameHeader` says more."""
-
-    kind: Required[str]
-    run_id: Required[str]
-    manifest_sha256: Required[str]
-    round: Required[int]
-    worker_id: str | None
-    incarnation: int | None
-    base_digest: str | None
-    result_digest: str | None
-    fragment: int
-    first: int
-    weight: int
-    rows: int
-    tokens: int
-    loss_sum: float
-    ranges: tuple[RowRange, ...]
+# The rules of the fields that only some kinds carry; in the others they keep their default.
+_RULES_OF_KIND: dict[str, dict[str, schema.Rule]] = {
+    "contribution": {
+        "worker_id": schema.WORKER_ID,
+        "incarnation": schema.NATURAL,
+        "base_digest": schema.SHA256,
+        "first": schema.WHOLE,
+        "ranges": schema.TUPLE,
+    },
+    "weights": {"result_digest": schema.SHA256},
+    "update": {"base_digest": schema.SHA256, "result_digest": schema.SHA256},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrameHeader:
-    """What a frame says about its payload before the first byte of it."""
+class Told:
+    """The fields of a header that do not follow from layout and codec; checked in the header."""
 
-    kind: str
-    run_id: str
-    manifest_sha256: str
-    round: int  # a contribution's round; the version that weights or an update give
-    codec: str  # its format: the name and the settings that change the bytes
-    elements: int
-    layout_digest: str
-    payload_bytes: int
+    kind: Annotated[str, schema.one_of(KINDS)]
+    run_id: Annotated[str, schema.RUN_ID]
+    manifest_sha256: Sha256
+    round: Whole  # a contribution's round; the version that weights or an update give
     worker_id: str | None = None  # contribution only, as are incarnation and ranges
     incarnation: int | None = None
     base_digest: str | None = None  # published weights this started from or applies to
     result_digest: str | None = None  # published weights after; not in a contribution
-    tensors: tuple[TensorRow, ...] | None = None
-    fragment: int = 0  # which part of the model the payload is; spelled where it is not 0
-    first: int = 0  # contribution only: the first round whose rows it contains; 0: its own
-    weight: int = 0
-    rows: int = 0
-    tokens: int = 0
-    loss_sum: float = 0.0
+    # Which part of the model the payload is; spelled where it is not 0.
+    fragment: Annotated[int, schema.integer(-1)] = 0
+    first: Whole = 0  # contribution only: the first round whose rows it contains; 0: its own
+    weight: Whole = 0
+    rows: Whole = 0
+    tokens: Whole = 0
+    loss_sum: Annotated[float, schema.REAL] = 0.0
     ranges: tuple[RowRange, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Raises FrameError or LayoutMismatch naming the field that breaks its rule."""
-        schema.choice("kind", self.kind, among=KINDS)
-        schema.run_id(self.run_id)
-        schema.sha256("manifest_sha256", self.manifest_sha256)
-        schema.word("codec", self.codec)
-        schema.sha256("layout_digest", self.layout_digest)
-        for name in ("round", "weight", "rows", "tokens", "first"):
-            schema.integer(name, getattr(self, name))
-        schema.integer("fragment", self.fragment, minimum=-1)
-        schema.integer("elements", self.elements, minimum=1)
-        schema.integer("payload_bytes", self.payload_bytes, minimum=1)
-        schema.real("loss_sum", self.loss_sum)
-        if self.tensors is not None:
-            schema.tensor_table(self.tensors, elements=self.elements)
-        self._check_kind()
-
-    def _check_kind(self) -> None:
-        if self.kind == "contribution":
-            schema.worker_id(self.worker_id)
-            schema.integer("incarnation", self.incarnation, minimum=1)
-            schema.sha256("base_digest", self.base_digest)
-            schema.absent("result_digest", self.result_digest, kind=self.kind)
-            schema.ordered_ranges(self.ranges)
-            return
-        schema.absent("first", self.first or None, kind=self.kind)
-        for name in ("worker_id", "incarnation", "ranges"):
-            schema.absent(name, getattr(self, name), kind=self.kind)
-        schema.sha256("result_digest", self.result_digest)
-        if self.kind == "update":
-            schema.sha256("base_digest", self.base_digest)
-        else:
-            schema.absent("base_digest", self.base_digest, kind=self.kind)
-
-    @classmethod
-    def of(cls, layout: Layout, codec: Codec, **told: Unpack[Told]) -> Self:
+    def header(self, layout: Layout, codec: Codec) -> "FrameHeader":
         """The header of a frame of all of `layout` in `codec`, with the table where it fits."""
-        told["loss_sum"] = float(told.get("loss_sum", 0.0))  # a sum of nothing may be a plain 0
-        bare = cls(
+        told = {field.name: getattr(self, field.name) for field in fields(Told)}
+        told["loss_sum"] = float(self.loss_sum)  # a sum of nothing may be a plain 0
+        bare = FrameHeader(
             codec=codec.format,
             elements=layout.size,
             layout_digest=layout.digest,
             payload_bytes=codec.encoded_bytes(layout.size),
             **told,
         )
-        table = tuple((t.name, t.dtype, t.shape) for t in layout.tensors)
-        full = replace(bare, tensors=table)
+        full = replace(bare, tensors=tuple((t.name, t.dtype, t.shape) for t in layout.tensors))
         return full if len(full.to_json()) <= MAX_WITH_TABLE_BYTES else bare
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameHeader(Told):
+    """What a frame says about its payload before the first byte of it."""
+
+    codec: Word  # its format: the name and the settings that change the bytes
+    elements: Natural
+    layout_digest: Sha256
+    payload_bytes: Natural
+    tensors: tuple[TensorRow, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises FrameError or LayoutMismatch naming the field that breaks its rule."""
+        for name, rule in _RULES.items():
+            rule.check(name, getattr(self, name))
+        rules = _RULES_OF_KIND[self.kind]
+        for name, default in _NOT_IN_ALL.items():
+            value = getattr(self, name)
+            if name in rules:
+                rules[name].check(name, value)
+            elif value != default:
+                raise FrameError(
+                    f"frame header {name}={reprlib.repr(value)} stands in a frame of kind "
+                    f"{self.kind!r}, which carries none"
+                )
+        schema.ordered_ranges(self.ranges)
+        if self.tensors is not None:
+            schema.tensor_table(self.tensors, elements=self.elements)
 
     def table(self) -> list[list[object]] | None:
         """The tensors as `Layout.table` gives them, or None when they were left out."""
@@ -142,13 +126,10 @@ class FrameHeader:
         for name in SPELLED_WHERE_NOT_0:
             found.setdefault(name, 0)
         schema.keys(found, known=FIELDS)
-        tensors = found["tensors"]
         # Of any type until `__post_init__` has held each field to its rule.
-        unchecked: dict[str, Any] = {
-            **found,
-            "tensors": None if tensors is None else schema.tensor_rows(tensors),
-            "ranges": schema.row_ranges(found["ranges"]),
-        }
+        unchecked: dict[str, Any] = {**found, "ranges": schema.row_ranges(found["ranges"])}
+        if found["tensors"] is not None:
+            unchecked["tensors"] = schema.tensor_rows(found["tensors"])
         header = cls(**unchecked)
         if header.to_json() != data:
             raise FrameError(
@@ -159,3 +140,13 @@ class FrameHeader:
 
 
 FIELDS = tuple(field.name for field in fields(FrameHeader))
+_RULES: dict[str, schema.Rule] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(FrameHeader, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
+_NOT_IN_ALL = {
+    field.name: field.default
+    for field in fields(FrameHeader)
+    if any(field.name in rules for rules in _RULES_OF_KIND.values())
+}

@@ -1,4 +1,4 @@
-"""Rules for single header fields: each returns the value it checked, or raises naming the field.
+"""Rules for single header fields, and what else the JSON of a header must be.
 
 Owns no header. Every message shows at most a short piece of what was sent.
 """
@@ -7,48 +7,94 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Sequence
-from dataclasses import astuple
-from math import prod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Annotated, Any
 
 from atoll import ids
-from atoll.errors import ConfigError, FrameError, LayoutMismatch
+from atoll.errors import FrameError, LayoutMismatch
 from atoll.rows import RowRange
 
 TensorRow = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 
 MAX_INT = 2**63 - 1  # what every store and language on the way can hold
 MAX_DIMENSIONS = 16
-_HEX_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_DATASET_ID = re.compile(r"[0-9a-f]{16}\Z")
-_WORD = re.compile(r"[a-z0-9_]{1,32}\Z")
-_RUN_ID = re.compile(r"[!-~]{1,128}\Z")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a field must be, in words and as a check of a value that may be of any type."""
+
+    text: str
+    holds: Callable[[Any], object]
+
+    def check(self, name: str, value: object) -> None:
+        """FrameError naming the field, unless `value` keeps the rule."""
+        if not self.holds(value):
+            raise _refusal(name, value, self.text)
+
+
+def _refusal(name: str, value: object, text: str) -> FrameError:
+    return FrameError(f"frame header {name}={reprlib.repr(value)} must be {text}")
+
+
+def integer(minimum: int) -> Rule:
+    """An integer from `minimum` to 2^63 - 1; True and False are refused."""
+    return Rule(
+        f"an integer from {minimum} to 2^63 - 1",
+        lambda v: type(v) is int and minimum <= v <= MAX_INT,
+    )
+
+
+def one_of(words: Sequence[str]) -> Rule:
+    """One of the strings in `words`."""
+    return Rule(f"one of {', '.join(words)}", lambda v: v in words)
+
+
+def matching(pattern: str | re.Pattern[str], text: str) -> Rule:
+    """A string that `pattern` matches from end to end."""
+    return Rule(text, lambda v: isinstance(v, str) and re.fullmatch(pattern, v))
+
+
+WHOLE, NATURAL = integer(0), integer(1)
+# 1 is refused where 1.0 is meant: a value has one spelling.
+REAL = Rule("a finite float", lambda v: type(v) is float and math.isfinite(v))
+TEXT = Rule("a string", lambda v: isinstance(v, str))
+TUPLE = Rule("a tuple", lambda v: isinstance(v, tuple))
+SHA256 = matching("[0-9a-f]{64}", "64 lower-case hex digits")
+WORD = matching("[a-z0-9_]{1,32}", "1 to 32 characters out of a-z 0-9 _")
+RUN_ID = matching("[!-~]{1,128}", "1 to 128 printable ASCII characters without spaces")
+WORKER_ID = matching(ids.WORKER_ID, "1 to 64 characters out of A-Z a-z 0-9 . _ -")
+_DATASET_ID = matching("[0-9a-f]{16}", "16 hex digits")
+_RANGE = Rule("[dataset_id, start, stop]", lambda v: isinstance(v, list) and len(v) == 3)
+_TENSOR = Rule("[name, dtype, [sizes]]", lambda v: _RANGE.holds(v) and isinstance(v[2], list))
+
+Whole = Annotated[int, WHOLE]
+Natural = Annotated[int, NATURAL]
+Sha256 = Annotated[str, SHA256]
+Word = Annotated[str, WORD]
 
 
 def object_of(data: bytes) -> dict[str, object]:
     """The JSON object in `data`; refuses duplicate keys, NaN, Infinity and everything not ASCII."""
     try:
         # Nesting beyond the interpreter's limit, and integers beyond its digit limit, raise here.
-        value = json.loads(
-            data.decode("ascii"), object_pairs_hook=_unique, parse_constant=_no_constant
-        )
+        text = data.decode("ascii")
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
-        reason = str(exc)[:200] or type(exc).__name__
-        raise FrameError(
-            f"frame header is not ASCII JSON ({reason}); the sender is damaged"
-        ) from exc
+        why = str(exc)[:200] or type(exc).__name__
+        raise FrameError(f"frame header is not ASCII JSON ({why}); the sender is damaged") from exc
     if not isinstance(value, dict):
         raise FrameError(f"frame header is {reprlib.repr(value)}; it must be a JSON object")
     return value
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        if key in found:
+    for key, number in Counter(key for key, _ in pairs).items():
+        if number > 1:
             raise FrameError(f"frame header has {reprlib.repr(key)} twice; each key stands once")
-        found[key] = value
-    return found
+    return dict(pairs)
 
 
 def _no_constant(text: str) -> object:
@@ -60,102 +106,36 @@ def keys(found: dict[str, object], *, known: Sequence[str]) -> None:
     for name in known:
         if name not in found:
             raise FrameError(f"frame header lacks {name!r}; it needs {', '.join(known)}")
-    for name in found:
-        if name not in known:
-            raise FrameError(
-                f"frame header has unknown {reprlib.repr(name)}; known are {', '.join(known)}"
-            )
-
-
-def _refuse(name: str, value: object, rule: str) -> FrameError:
-    return FrameError(f"frame header {name}={reprlib.repr(value)} must be {rule}")
-
-
-def integer(name: str, value: object, *, minimum: int = 0) -> int:
-    """An integer from `minimum` to 2^63 - 1; True and False are refused."""
-    if type(value) is not int or not minimum <= value <= MAX_INT:
-        raise _refuse(name, value, f"an integer from {minimum} to 2^63 - 1")
-    return value
-
-
-def real(name: str, value: object) -> float:
-    """A finite float. 1 is refused where 1.0 is meant: a value has one spelling."""
-    if type(value) is not float or not math.isfinite(value):
-        raise _refuse(name, value, "a finite float")
-    return value
-
-
-def text(name: str, value: object) -> str:
-    """Any string."""
-    if not isinstance(value, str):
-        raise _refuse(name, value, "a string")
-    return value
-
-
-def _matching(pattern: re.Pattern[str], name: str, value: object, rule: str) -> str:
-    if not isinstance(value, str) or not pattern.match(value):
-        raise _refuse(name, value, rule)
-    return value
-
-
-def sha256(name: str, value: object) -> str:
-    """64 lower-case hex digits."""
-    return _matching(_HEX_SHA256, name, value, "64 lower-case hex digits")
-
-
-def word(name: str, value: object) -> str:
-    """A short lower-case name."""
-    return _matching(_WORD, name, value, "1 to 32 characters out of a-z 0-9 _")
-
-
-def choice(name: str, value: object, *, among: Sequence[str]) -> None:
-    """One of the strings in `among`."""
-    if value not in among:
-        raise _refuse(name, value, f"one of {', '.join(among)}")
-
-
-def run_id(value: object) -> str:
-    """1 to 128 printable ASCII characters without spaces."""
-    rule = "1 to 128 printable ASCII characters without spaces"
-    return _matching(_RUN_ID, "run_id", value, rule)
-
-
-def worker_id(value: object) -> str:
-    """A worker_id by the rule of `atoll.ids`."""
-    try:
-        return ids.worker_id(text("worker_id", value))
-    except ConfigError as exc:
-        raise _refuse("worker_id", value, "1 to 64 characters out of A-Z a-z 0-9 . _ -") from exc
-
-
-def absent(name: str, value: object, *, kind: str) -> None:
-    """Refuses a field that a frame of this kind does not carry."""
-    if value is not None and value != ():
+    for name in sorted(found.keys() - set(known)):
         raise FrameError(
-            f"frame header {name}={reprlib.repr(value)} stands in a frame of kind {kind!r}, "
-            f"which carries none"
+            f"frame header has unknown {reprlib.repr(name)}; known are {', '.join(known)}"
         )
+
+
+def _entries(name: str, value: object, rule: Rule) -> list[Any]:
+    """The entries of the list `value` out of JSON, each of which keeps `rule`."""
+    if not isinstance(value, list):
+        raise _refusal(name, value, f"a list of {rule.text}")
+    for entry in value:
+        rule.check(f"{name} entry", entry)
+    return value
 
 
 def tensor_rows(value: object) -> tuple[TensorRow, ...]:
     """`[name, dtype, [shape]]` rows out of JSON; their content is checked by `tensor_table`."""
-    if not isinstance(value, list):
-        raise _refuse("tensors", value, "a list of [name, dtype, shape] or null")
-    rows: list[TensorRow] = []
-    for row in value:
-        if not isinstance(row, list) or len(row) != 3 or not isinstance(row[2], list):
-            raise _refuse("tensors row", row, "[name, dtype, [dimensions]]")
-        name, dtype, shape = row
-        dims = tuple(integer("tensors dimension", dim, minimum=1) for dim in shape)
-        rows.append((text("tensors name", name), word("tensors dtype", dtype), dims))
-    return tuple(rows)
+    rows = _entries("tensors", value, _TENSOR)
+    return tuple((name, dtype, tuple(shape)) for name, dtype, shape in rows)
 
 
 def tensor_table(rows: Sequence[TensorRow], *, elements: int) -> None:
     """Refuses a table with duplicate names, too many dimensions or another sum than `elements`."""
     seen: set[str] = set()
     total = 0
-    for name, _, shape in rows:
+    for name, dtype, shape in rows:
+        TEXT.check("tensors name", name)
+        WORD.check("tensors dtype", dtype)
+        for dimension in shape:
+            NATURAL.check("tensors dimension", dimension)
         if name in seen:
             raise LayoutMismatch(
                 f"frame header lists tensor {reprlib.repr(name)} twice; each name must be unique"
@@ -166,7 +146,7 @@ def tensor_table(rows: Sequence[TensorRow], *, elements: int) -> None:
                 f"at most {MAX_DIMENSIONS} are allowed"
             )
         seen.add(name)
-        total += prod(shape)
+        total += math.prod(shape)
     if total != elements:
         raise LayoutMismatch(
             f"frame header lists tensors of {total} elements but says elements={elements}; "
@@ -176,28 +156,24 @@ def tensor_table(rows: Sequence[TensorRow], *, elements: int) -> None:
 
 def row_ranges(value: object) -> tuple[RowRange, ...]:
     """`[dataset_id, start, stop]` rows out of JSON; `ordered_ranges` says which make sense."""
-    if not isinstance(value, list):
-        raise _refuse("ranges", value, "a list of [dataset_id, start, stop]")
-    return tuple(map(_row_range, value))
-
-
-def _row_range(row: object) -> RowRange:
-    if not isinstance(row, list) or len(row) != 3:
-        raise _refuse("ranges entry", row, "[dataset_id, start, stop]")
-    start, stop = integer("ranges start", row[1]), integer("ranges stop", row[2])
-    if start >= stop:
-        raise _refuse("ranges entry", row, "a range that holds a row")
-    return RowRange(text("ranges dataset_id", row[0]), start, stop)
+    entries = _entries("ranges", value, _RANGE)
+    for entry in entries:
+        WHOLE.check("ranges start", entry[1])
+        WHOLE.check("ranges stop", entry[2])
+        if entry[1] >= entry[2]:
+            raise _refusal("ranges entry", entry, "a range that holds a row")
+    return tuple(RowRange(*entry) for entry in entries)
 
 
 def ordered_ranges(ranges: Sequence[RowRange]) -> None:
     """Refuses ranges unless datasets ascend and the rows of each ascend without overlap."""
     reached, before = 0, ""
     for one in ranges:
-        if not (_DATASET_ID.match(one.dataset_id) and before <= one.dataset_id):
-            raise _refuse("ranges dataset_id", one.dataset_id, "16 hex digits, in ascending order")
+        if not (_DATASET_ID.holds(one.dataset_id) and before <= one.dataset_id):
+            text = "16 hex digits, in ascending order"
+            raise _refusal("ranges dataset_id", one.dataset_id, text)
         if one.dataset_id != before:
             reached, before = 0, one.dataset_id
         if one.start < reached:
-            raise _refuse("ranges entry", astuple(one), f"a range of rows from {reached} on")
+            raise _refusal("ranges entry", astuple(one), f"a range of rows from {reached} on")
         reached = one.stop

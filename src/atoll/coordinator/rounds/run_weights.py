@@ -22,7 +22,7 @@ from atoll.ledger.records import ContributionRecord, SnapshotRecord
 from atoll.strategies.base import ALL
 from atoll.versions import weights
 from atoll.versions.replay import Digests, Replay, Version
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import FrameHeader, Told
 
 log = logging.getLogger(__name__)
 
@@ -186,9 +186,7 @@ class RunWeights:
 
     def _header_of_round(self, version: int, fragment: Fragment, download: Codec) -> FrameHeader:
         lossless = download.lossless
-        return FrameHeader.of(
-            fragment.layout,
-            download,
+        return Told(
             kind="weights" if lossless else "update",
             run_id=self.run_id,
             manifest_sha256=self._manifests.of_round(version).sha256,
@@ -196,7 +194,7 @@ class RunWeights:
             fragment=self._strategy.fragment(version),
             base_digest=None if lossless else self.base_digest(version),
             result_digest=STAND_IN_DIGEST,
-        )
+        ).header(fragment.layout, download)
 
     def frame_for(self, *, round_number: int, have_digest: str) -> SpooledFrame:
         """The frame of a round for an island that lacks it, or the current weights whole.

@@ -24,7 +24,7 @@ from atoll.island.state.weights import IslandWeights
 from atoll.layout import Fragment
 from atoll.protocol.messages import Assignment
 from atoll.strategies import build
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import FrameHeader, Told
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,7 @@ def header_of(
     assert given.round is not None
     info, standing, strategy = session.adopted.info, session.standing, session.adopted.asked
     carried, first = strategy.fragment(given.round), strategy.first(given.round, began)
-    return FrameHeader.of(
-        weights.fragment(carried).layout,
-        session.adopted.upload,
+    return Told(
         kind="contribution",
         run_id=info.run_id,
         manifest_sha256=info.manifest_sha256,
@@ -76,7 +74,7 @@ def header_of(
         tokens=trained.tokens,
         loss_sum=trained.loss_sum,
         ranges=given.ranges,
-    )
+    ).header(weights.fragment(carried).layout, session.adopted.upload)
 
 
 def hand_in(
