@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from atoll import cli
-from atoll.coordinator.members.liveness import Liveness
+from atoll.coordinator.members import liveness
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults.invariants.base import INVARIANTS
@@ -96,7 +96,7 @@ def test_command_shows_what_happened_and_the_digest(monkeypatch, capsys):
 
 
 def test_failing_seed_shows_the_command_that_repeats_it(monkeypatch, capsys):
-    monkeypatch.setattr(Liveness, "scan", lambda _: False)
+    monkeypatch.setattr(liveness, "scan", lambda *_: False)
 
     code = atoll(monkeypatch, "simulate", "--faults", 2, "--islands", 4, "--seeds", "1")
 
@@ -107,7 +107,7 @@ def test_failing_seed_shows_the_command_that_repeats_it(monkeypatch, capsys):
 
 
 def test_failing_seed_is_told_as_json(monkeypatch, capsys):
-    monkeypatch.setattr(Liveness, "scan", lambda _: False)
+    monkeypatch.setattr(liveness, "scan", lambda *_: False)
 
     code = atoll(monkeypatch, "simulate", "--faults", 2, "--json")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -26,10 +26,8 @@ class Echo(Message):
     looks: Whole
 
 
-class EchoRequest(Waiting[Echo]):
+class EchoRequest(Waiting[Echo], route=Route("POST", "/echo/{worker_id}")):
     """Says it again, once it was looked at so often."""
-
-    route: ClassVar[Route] = Route("POST", "/echo/{worker_id}")
 
     worker_id: WorkerName
     said: str
@@ -39,10 +37,8 @@ class EchoRequest(Waiting[Echo]):
         return reply.looks >= self.looks
 
 
-class WhisperRequest(Ask[Echo]):
+class WhisperRequest(Ask[Echo], route=Route("GET", "/whisper", sender="admin", leader_alone=True)):
     """The leader's alone, and an admin's."""
-
-    route: ClassVar[Route] = Route("GET", "/whisper", sender="admin", leader_alone=True)
 
     said: str = "psst"
 
@@ -177,8 +173,6 @@ def test_every_message_has_a_handler_and_every_handler_a_message() -> None:
 
 def test_two_messages_cannot_have_one_route() -> None:
     with pytest.raises(AssertionError, match="is the route of"):
-        type(
-            "Second",
-            (Ask[Echo],),
-            {"route": Route("GET", "/info"), "__annotations__": {"route": ClassVar[Route]}},
-        )
+
+        class Second(Ask[Echo], route=Route("GET", "/info")):
+            pass

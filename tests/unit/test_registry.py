@@ -51,7 +51,7 @@ class Bench:
             worker_id=worker_id,
             incarnation=record.incarnation,
             island_key=key,
-            generation=self.registry.generations.current.number,
+            generation=self.registry.generation.number,
         )
 
 

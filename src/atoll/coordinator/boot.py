@@ -5,8 +5,27 @@ from typing import Any
 
 from atoll.clock import Clock
 from atoll.config import RunFile
+from atoll.coordinator.accept.admission import Admission
+from atoll.coordinator.accept.uploads import Uploads
+from atoll.coordinator.changes import Changes
+from atoll.coordinator.counters import Counters
+from atoll.coordinator.members.barriers import Barriers
+from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.dialback import Dialback
+from atoll.coordinator.members.heartbeats import Heartbeats
+from atoll.coordinator.members.membership import Membership
+from atoll.coordinator.members.presence import Presence
+from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds import dispatch
+from atoll.coordinator.rounds.assignments import Assignments
+from atoll.coordinator.rounds.closing import Closing
+from atoll.coordinator.rounds.disk_space import DiskSpace
+from atoll.coordinator.rounds.evaluation import Evaluation
+from atoll.coordinator.rounds.rounds import Rounds
+from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.shown.status import Report
 from atoll.coordinator.stores import Stores
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError
@@ -22,6 +41,7 @@ from atoll.strategies.base import run_layout
 from atoll.sums import digest as digests
 from atoll.versions import manifest_change, recorded, weights, weights_file
 from atoll.versions.manifests import Manifests, Recorded
+from atoll.versions.replay import Replay
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +79,108 @@ def open_coordinator(
     assert run is not None, "a run is created before a coordinator opens it"
     manifests = Manifests.of(stores.ledger)
     layout = recorded.layout_of(manifests.newest.manifest) if layout is None else layout
-    return Coordinator(stores, clock, run=run, manifests=manifests, layout=layout, threads=threads)
+    return _wired(stores, clock, run=run, manifests=manifests, layout=layout, threads=threads)
+
+
+def _wired(
+    stores: Stores,
+    clock: Clock,
+    *,
+    run: RunRecord,
+    manifests: Manifests,
+    layout: Layout,
+    threads: int,
+) -> Coordinator:
+    """Restores the weights of the run in `stores` and wires the parts together."""
+    ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
+    membership = _membership(ledger, clock, run, manifests, layout, changed)
+    registry, heartbeats = membership.registry, membership.registry.heartbeats
+    rounds = Rounds(ledger, registry, clock, manifests)
+    heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
+    replay = Replay(ledger, blobs, manifests=manifests, layout=layout, threads=threads)
+    weights = RunWeights(replay, stores.spool, run.run_id)
+    admission = Admission(registry, rounds, weights)
+    uploads = Uploads(blobs, admission, clock, record=rounds.accept)
+    evaluation = Evaluation(ledger, manifest=lambda: manifests.in_force.manifest)
+    assignments = Assignments(rounds, weights, membership.control, evaluation, counters)
+    disk = DiskSpace(blobs, clock, needed_bytes=layout.nbytes)
+    snapshots = Snapshots(
+        ledger, blobs, weights, disk, manifests=manifests, in_flight=uploads.in_flight
+    )
+    return Coordinator(
+        run_id=run.run_id,
+        layout=layout,
+        ledger=ledger,
+        manifests=manifests,
+        samples=stores.samples,
+        counters=counters,
+        changed=changed,
+        heartbeats=heartbeats,
+        registry=registry,
+        operator=membership.control,
+        presence=membership.presence,
+        membership=membership,
+        barriers=Barriers(on_complete=changed),
+        rounds=rounds,
+        weights=weights,
+        uploads=uploads,
+        assignments=assignments,
+        disk=disk,
+        snapshots=snapshots,
+        closing=Closing(
+            ledger,
+            clock,
+            rounds,
+            weights,
+            run=run,
+            manifests=manifests,
+            end_uploads=uploads.drop_stale,
+            snapshots=snapshots,
+            changed=changed,
+        ),
+        report=Report(
+            run_id=run.run_id,
+            ledger=ledger,
+            membership=membership,
+            manifests=manifests,
+            rounds=rounds,
+            weights=weights,
+            assignments=assignments,
+            counters=counters,
+            disk=disk,
+        ),
+    )
+
+
+def _membership(
+    ledger: Ledger,
+    clock: Clock,
+    run: RunRecord,
+    manifests: Manifests,
+    layout: Layout,
+    changed: Changes,
+) -> Membership:
+    """Who takes part, with what knows of it."""
+    heartbeats = Heartbeats(clock, timeout_seconds=manifests.newest.manifest.heartbeat_timeout)
+    registry = Registry(
+        ledger,
+        heartbeats,
+        clock,
+        run_id=run.run_id,
+        manifest=lambda: manifests.in_force.sha256,
+    )
+    membership = Membership(
+        registry,
+        Presence(clock),
+        Control(ledger),
+        Dialback(clock),
+        clock=clock,
+        manifests=manifests,
+        layout=layout,
+        changed=changed,
+    )
+    membership.finish_kicks()
+    return membership
 
 
 def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> Manifest:

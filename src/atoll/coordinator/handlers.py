@@ -53,7 +53,7 @@ on(messages.LeaveRequest, lambda c, m, _: c.deregister(m.identity))
 on(samples.SamplesRequest, lambda c, m, _: c.keep_samples(m))
 
 on(messages.StatusRequest, lambda c, _, __: c.status())
-on(messages.WorkersRequest, lambda c, _, __: c.table.workers())
+on(messages.WorkersRequest, lambda c, _, __: c.workers())
 on(messages.ReadyRequest, lambda c, m, _: c.ready(m.min_workers))
 on(work.WorkRequest, lambda c, _, __: c.work())
 on(

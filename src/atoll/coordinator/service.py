@@ -8,37 +8,34 @@ synchronous and thread-safe; `advance` belongs to one thread.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
-from atoll.clock import Clock
-from atoll.coordinator.accept.admission import Admission, UploadRequest
+from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.changes import Changes
 from atoll.coordinator.counters import Counters
-from atoll.coordinator.members import readiness
+from atoll.coordinator.members import liveness, readiness
 from atoll.coordinator.members.barriers import Barriers
 from atoll.coordinator.members.control import Control
-from atoll.coordinator.members.dialback import Dialback
 from atoll.coordinator.members.heartbeats import Heartbeats
-from atoll.coordinator.members.liveness import Liveness
 from atoll.coordinator.members.membership import Membership
 from atoll.coordinator.members.presence import Presence, Stream
-from atoll.coordinator.members.readiness import MemberTable
 from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
 from atoll.coordinator.rounds.disk_space import DiskSpace
-from atoll.coordinator.rounds.evaluation import Evaluation
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.shown import queues
+from atoll.coordinator.shown.samples import SampleStore
 from atoll.coordinator.shown.status import Report
-from atoll.coordinator.stores import Stores
 from atoll.errors import AtollError, DiskFailed, ProtocolError, StorageFull
 from atoll.layout import Layout
-from atoll.ledger.records import ContributionRecord, RunRecord
+from atoll.ledger.ledger import Ledger
+from atoll.ledger.records import ContributionRecord
 from atoll.protocol.control import Action, ControlReply, OuterRateReply
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
@@ -55,16 +52,17 @@ from atoll.protocol.messages import (
     RegisterReply,
     RegisterRequest,
     Status,
+    Workers,
 )
 from atoll.protocol.samples import SamplesRequest
 from atoll.protocol.work import Work
 from atoll.versions import manifest_change
 from atoll.versions.manifests import Manifests
-from atoll.versions.replay import Replay
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class Coordinator:
     """One run's authority. Thread-safe.
 
@@ -72,83 +70,29 @@ class Coordinator:
     `end_stop` to whoever has ended it.
     """
 
-    def __init__(
-        self,
-        stores: Stores,
-        clock: Clock,
-        *,
-        run: RunRecord,
-        manifests: Manifests,
-        layout: Layout,
-        threads: int = 1,
-    ) -> None:
-        """Restores the weights of the run in `stores` and wires the parts together."""
-        ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
-        self.run_id, self.manifests, self.layout = run.run_id, manifests, layout
-        self.ledger, self.samples, self.counters = ledger, stores.samples, counters
-        self.changed, self.transfer_port = changed, 0
-        self._disk_failure: DiskFailed | None = None
-        # Who takes part
-        newest = manifests.newest.manifest
-        self.heartbeats = Heartbeats(clock, timeout_seconds=newest.heartbeat_timeout)
-        self.registry = registry = Registry(
-            ledger,
-            self.heartbeats,
-            clock,
-            run_id=run.run_id,
-            manifest=lambda: manifests.in_force.sha256,
-        )
-        self.presence, self.operator = Presence(clock), Control(ledger)
-        who = (registry, self.heartbeats, self.presence)
-        dialback = Dialback(clock)
-        self.membership = Membership(
-            *who,
-            self.operator,
-            dialback,
-            clock=clock,
-            manifests=manifests,
-            layout=layout,
-            changed=changed,
-        )
-        self.membership.finish_kicks()
-        self.liveness = Liveness(*who)
-        self.barriers = Barriers(on_complete=changed)
-        self.table = MemberTable(*who, dialback, heartbeat_interval=newest.heartbeat_interval)
-        # What they do, and what comes of it
-        self.rounds = rounds = Rounds(ledger, registry, clock, manifests)
-        self.heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
-        replay = Replay(ledger, blobs, manifests=manifests, layout=layout, threads=threads)
-        self.weights = weights = RunWeights(replay, stores.spool, run.run_id)
-        admission = Admission(registry, rounds, weights)
-        self.uploads = uploads = Uploads(blobs, admission, clock, record=rounds.accept)
-        evaluation = Evaluation(ledger, manifest=lambda: manifests.in_force.manifest)
-        self.assignments = Assignments(rounds, weights, self.operator, evaluation, counters)
-        self.disk = DiskSpace(blobs, clock, needed_bytes=layout.nbytes)
-        self.snapshots = Snapshots(
-            ledger, blobs, weights, self.disk, manifests=manifests, in_flight=uploads.in_flight
-        )
-        self.closing = Closing(
-            ledger,
-            clock,
-            rounds,
-            weights,
-            run=run,
-            manifests=manifests,
-            end_uploads=uploads.drop_stale,
-            snapshots=self.snapshots,
-            changed=changed,
-        )
-        self.report = Report(
-            run_id=run.run_id,
-            ledger=ledger,
-            membership=self.membership,
-            manifests=manifests,
-            rounds=rounds,
-            weights=weights,
-            assignments=self.assignments,
-            counters=counters,
-            disk=self.disk,
-        )
+    run_id: str
+    layout: Layout
+    ledger: Ledger
+    manifests: Manifests
+    samples: SampleStore
+    counters: Counters
+    changed: Changes
+    heartbeats: Heartbeats
+    registry: Registry
+    operator: Control
+    presence: Presence
+    membership: Membership
+    barriers: Barriers
+    rounds: Rounds
+    weights: RunWeights
+    uploads: Uploads
+    assignments: Assignments
+    disk: DiskSpace
+    snapshots: Snapshots
+    closing: Closing
+    report: Report
+    transfer_port: int = 0
+    _disk_failure: DiskFailed | None = field(default=None, init=False)
 
     # The manifest
 
@@ -192,7 +136,7 @@ class Coordinator:
         self.changed()
         return RegisterReply(
             incarnation=record.incarnation,
-            generation=self.registry.generations.current.number,
+            generation=self.registry.generation.number,
             version=current.version,
             digest=current.digests.published.root,
         )
@@ -230,16 +174,25 @@ class Coordinator:
         """A presence stream ended; harmless when repeated."""
         self.membership.absent(stream)
 
+    def workers(self) -> Workers:
+        """Every worker that ever registered, and how it fares."""
+        return readiness.workers(
+            self.registry,
+            self.presence,
+            self.membership.dialback,
+            heartbeat_interval=self.manifest.heartbeat_interval,
+        )
+
     def ready(self, min_workers: int | None = None) -> Ready:
         """Whether so many workers are in (the manifest's `min_workers` if none is given)."""
         wanted = self.manifest.membership.min_workers if min_workers is None else min_workers
-        found = readiness.ready(self.registry.generations.current, min_workers=wanted)
+        found = readiness.ready(self.registry.generation, min_workers=wanted)
         return found.model_copy(update={"ready": False}) if self.disk.reason else found
 
     @property
     def generation(self) -> int:
         """The number that messages carry now."""
-        return self.registry.generations.current.number
+        return self.registry.generation.number
 
     def barrier(self, request: BarrierRequest) -> BarrierReply:
         """The worker has come to a barrier of its generation; says who is missing."""
@@ -288,7 +241,7 @@ class Coordinator:
 
     def _advance(self) -> bool:
         self.heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
-        if self.liveness.scan():
+        if liveness.scan(self.registry, self.presence):
             self.changed()
         was_full = bool(self.disk.reason)
         if not self.disk.is_there():

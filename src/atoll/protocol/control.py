@@ -1,6 +1,6 @@
 """What an operator asks of a run, and how islands learn of it and answer."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from atoll.optim.settings import OuterRate
 from atoll.protocol.exchange import Ask, Route
@@ -25,32 +25,24 @@ class ControlReply(Message):
     kicked: tuple[str, ...]
 
 
-class CommandRequest(Ask[ControlReply]):
+class CommandRequest(Ask[ControlReply], route=Route("GET", "/control", sender="admin")):
     """Which command is in force?"""
 
-    route: ClassVar[Route] = Route("GET", "/control", sender="admin")
 
-
-class ControlRequest(Ask[ControlReply]):
+class ControlRequest(Ask[ControlReply], route=Route("POST", "/control", sender="admin")):
     """`run` resumes, `pause` hands out no more rounds, `stop` ends the run after this round."""
-
-    route: ClassVar[Route] = Route("POST", "/control", sender="admin")
 
     action: Action
 
 
-class KickRequest(Ask[ControlReply]):
+class KickRequest(Ask[ControlReply], route=Route("POST", "/control/kick", sender="admin")):
     """Take this worker out of the run, and refuse it until it is allowed again."""
-
-    route: ClassVar[Route] = Route("POST", "/control/kick", sender="admin")
 
     worker_id: WorkerName
 
 
-class AllowRequest(Ask[ControlReply]):
+class AllowRequest(Ask[ControlReply], route=Route("POST", "/control/allow", sender="admin")):
     """Let a kicked worker register again."""
-
-    route: ClassVar[Route] = Route("POST", "/control/allow", sender="admin")
 
     worker_id: WorkerName
 
@@ -61,9 +53,9 @@ class OuterRateReply(Message):
     manifest_sha256: str
 
 
-class OuterRateRequest(Ask[OuterRateReply]):
+class OuterRateRequest(
+    Ask[OuterRateReply], route=Route("POST", "/control/outer-lr", sender="admin")
+):
     """A new outer learning rate, from the next round that is not planned yet."""
-
-    route: ClassVar[Route] = Route("POST", "/control/outer-lr", sender="admin")
 
     lr: OuterRate

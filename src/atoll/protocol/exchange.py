@@ -42,16 +42,18 @@ class Ask(Message, Generic[R]):
 
     route: ClassVar[Route]
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        if "route" in cls.__dict__:
-            before = TABLE.setdefault((cls.route.method, cls.route.path), cls)
-            assert before is cls, f"{cls.route} is the route of {before} and of {cls}"
+    def __init_subclass__(cls, *, route: Route | None = None) -> None:
+        super().__init_subclass__()
+        if route is not None:
+            cls.route = route
+            before = TABLE.setdefault((route.method, route.path), cls)
+            assert before is cls, f"{route} is the route of {before} and of {cls}"
 
     @classmethod
     def reply(cls) -> type[R]:
         """What it is answered with."""
-        found = (base.__pydantic_generic_metadata__["args"] for base in _models(cls))
+        models = (base for base in cls.__mro__ if issubclass(base, Ask))
+        found = (base.__pydantic_generic_metadata__["args"] for base in models)
         return cast(type[R], next(args[0] for args in found if args))
 
     def is_answered(self, reply: R) -> bool:  # noqa: ARG002  # what a message that waits asks
@@ -91,7 +93,3 @@ class Waiting(Ask[R]):
 
 
 TABLE: dict[tuple[str, str], type[Ask[Any]]] = {}  # every message, by method and path
-
-
-def _models(cls: type[BaseModel]) -> list[type[BaseModel]]:
-    return [base for base in cls.__mro__ if issubclass(base, BaseModel) and base is not BaseModel]

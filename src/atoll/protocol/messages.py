@@ -3,7 +3,7 @@
 Sizes are bounded here, so a body can be refused by its schema before anything looks at it.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -24,10 +24,8 @@ class Done(Message):
     ok: Literal[True] = True
 
 
-class HealthRequest(Ask[Done]):
+class HealthRequest(Ask[Done], route=Route("GET", "/health", sender="anyone", in_loop=True)):
     """Is the coordinator well? Anyone may ask, without a token."""
-
-    route: ClassVar[Route] = Route("GET", "/health", sender="anyone", in_loop=True)
 
 
 class Identity(Message):
@@ -48,10 +46,8 @@ class RegisterReply(Message):
     digest: Sha256
 
 
-class RegisterRequest(Ask[RegisterReply]):
+class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register")):
     """A worker asks to take part; the island key proves a restarted one."""
-
-    route: ClassVar[Route] = Route("POST", "/workers/register")
 
     run_id: RunName
     manifest_sha256: Sha256
@@ -85,12 +81,11 @@ class HeartbeatReply(Message):
     command: Command = Command()
 
 
-class HeartbeatRequest(Ask[HeartbeatReply]):
+class HeartbeatRequest(
+    Ask[HeartbeatReply],
+    route=Route("POST", "/workers/{worker_id}/heartbeat", leader_alone=True, in_loop=True),
+):
     """A sign of life, and what the island tells about itself."""
-
-    route: ClassVar[Route] = Route(
-        "POST", "/workers/{worker_id}/heartbeat", leader_alone=True, in_loop=True
-    )
 
     identity: Identity
     telemetry: Telemetry = Telemetry()
@@ -128,10 +123,10 @@ class Assignment(Message):
     upcoming_ranges: tuple[RowRange, ...] = ()
 
 
-class AssignmentRequest(Waiting[Assignment]):
+class AssignmentRequest(
+    Waiting[Assignment], route=Route("POST", "/workers/{worker_id}/assignment")
+):
     """What next? `version` and `digest` say which published weights the island holds."""
-
-    route: ClassVar[Route] = Route("POST", "/workers/{worker_id}/assignment")
 
     identity: Identity
     version: Whole | None = None
@@ -144,10 +139,8 @@ class AssignmentRequest(Waiting[Assignment]):
         return reply.action != "wait" or reply.upcoming > self.upcoming
 
 
-class EvaluationReport(Ask[Done]):
+class EvaluationReport(Ask[Done], route=Route("POST", "/workers/{worker_id}/evaluation")):
     """A partial sum of held-out loss with its honest count."""
-
-    route: ClassVar[Route] = Route("POST", "/workers/{worker_id}/evaluation")
 
     identity: Identity
     version: Whole
@@ -155,10 +148,8 @@ class EvaluationReport(Ask[Done]):
     tokens: Annotated[int, Field(ge=1, le=2**53)]
 
 
-class LeaveRequest(Ask[Done]):
+class LeaveRequest(Ask[Done], route=Route("DELETE", "/workers/{worker_id}")):
     """The sender takes part no more."""
-
-    route: ClassVar[Route] = Route("DELETE", "/workers/{worker_id}")
 
     identity: Identity
 
@@ -173,10 +164,10 @@ class BarrierReply(Message):
     missing: tuple[WorkerName, ...]
 
 
-class BarrierRequest(Waiting[BarrierReply]):
+class BarrierRequest(
+    Waiting[BarrierReply], route=Route("POST", "/generations/{generation}/barriers/{name}")
+):
     """The sender has come to a barrier; the answer waits for the others, up to `wait_seconds`."""
-
-    route: ClassVar[Route] = Route("POST", "/generations/{generation}/barriers/{name}")
 
     identity: Identity
     name: BarrierName
@@ -205,10 +196,8 @@ class Ready(Message):
     workers: tuple[ReadyMember, ...]
 
 
-class ReadyRequest(Ask[Ready]):
+class ReadyRequest(Ask[Ready], route=Route("GET", "/training/ready")):
     """Are at least `min_workers` in? Without a number: as many as the manifest asks for."""
-
-    route: ClassVar[Route] = Route("GET", "/training/ready")
 
     min_workers: Annotated[int, Field(ge=1, le=2**31)] | None = None
 
@@ -238,10 +227,8 @@ class Workers(Message):
     workers: tuple[WorkerEntry, ...]
 
 
-class WorkersRequest(Ask[Workers]):
+class WorkersRequest(Ask[Workers], route=Route("GET", "/workers")):
     """Who ever registered, and how does each fare?"""
-
-    route: ClassVar[Route] = Route("GET", "/workers")
 
 
 class Info(Manifest):
@@ -276,10 +263,8 @@ class Info(Manifest):
         )
 
 
-class InfoRequest(Ask[Info]):
+class InfoRequest(Ask[Info], route=Route("GET", "/info")):
     """Which settings does the run have? Those in force, or of the version with a given hash."""
-
-    route: ClassVar[Route] = Route("GET", "/info")
 
     manifest: Sha256 | None = None
 
@@ -349,10 +334,8 @@ class Status(Message):
     storage_full: str = ""  # why nothing can be written, while the disk has no room
 
 
-class StatusRequest(Ask[Status]):
+class StatusRequest(Ask[Status], route=Route("GET", "/status")):
     """What an operator sees."""
-
-    route: ClassVar[Route] = Route("GET", "/status")
 
 
 class ErrorReply(Message):

@@ -1,6 +1,6 @@
 """Telemetry in batches: what an island measured, kept for people and never used for the model."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -26,14 +26,14 @@ class Sample(Message):
     received_per_second: NotNegative = 0.0
 
 
-class SamplesRequest(Ask[Done]):
+class SamplesRequest(
+    Ask[Done], route=Route("POST", "/workers/{worker_id}/samples", leader_alone=True)
+):
     """Samples in order; one that came before is known by life and sequence and not kept twice.
 
     `life` is the incarnation under which the process first handed samples in. It stays when the
     process registers again, so that a batch whose answer was lost is known afterwards too.
     """
-
-    route: ClassVar[Route] = Route("POST", "/workers/{worker_id}/samples", leader_alone=True)
 
     identity: Identity
     life: Annotated[int, Field(ge=1, le=2**53)]
@@ -57,10 +57,8 @@ class SampleHistory(Message):
     limit: Whole  # how many are kept at most
 
 
-class HistoryRequest(Ask[SampleHistory]):
+class HistoryRequest(Ask[SampleHistory], route=Route("GET", "/metrics/history")):
     """A page of the samples that are kept, of one worker or of all."""
-
-    route: ClassVar[Route] = Route("GET", "/metrics/history")
 
     worker_id: Annotated[str, Field(max_length=64)] | None = None
     after: Whole = 0

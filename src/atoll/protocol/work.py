@@ -1,6 +1,6 @@
 """What the coordinator tells about its queues; one reply has all that a picture of them needs."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -74,7 +74,5 @@ class Work(Message):
     expired_leases: Whole  # since the coordinator started
 
 
-class WorkRequest(Ask[Work]):
+class WorkRequest(Ask[Work], route=Route("GET", "/work")):
     """How far are the queues, and who has which rows?"""
-
-    route: ClassVar[Route] = Route("GET", "/work")

@@ -3,10 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from atoll.coordinator.members import liveness
 from atoll.coordinator.members.control import Control
-from atoll.coordinator.members.generations import Generations
 from atoll.coordinator.members.heartbeats import Heartbeats
-from atoll.coordinator.members.liveness import Liveness
 from atoll.coordinator.members.membership import Membership
 from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.workers import Registry
@@ -80,7 +79,7 @@ def a_new_life_gets_the_old_number(patch: Patch) -> None:
 
 @mutant("generation-current")
 def an_old_generation_is_answered(patch: Patch) -> None:
-    patch.setattr(Generations, "check", lambda self, _: self.current)
+    patch.setattr(Registry, "check_generation", lambda self, _: self.generation)
 
 
 @mutant("generation-moves")
@@ -110,7 +109,7 @@ def an_order_is_kept_in_memory_only(patch: Patch) -> None:
 
 @mutant("silent-is-evicted")
 def nobody_is_ever_evicted(patch: Patch) -> None:
-    patch.setattr(Liveness, "scan", answering(False))
+    patch.setattr(liveness, "scan", answering(False))
 
 
 @mutant("silent-is-evicted")

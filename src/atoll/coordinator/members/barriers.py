@@ -6,6 +6,7 @@ process means the same one.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from atoll.errors import ProtocolError, StaleGeneration
@@ -13,7 +14,7 @@ from atoll.ledger.records import GenerationRecord
 from atoll.protocol.messages import BarrierReply
 
 MAX_OPEN = 64  # barriers that still wait, in one generation
-MAX_COMPLETE = 256  # kept, so that an arrival whose answer was lost is answered again
+MAX_COMPLETE = 256  # newest kept, so that an arrival whose answer was lost is answered again
 
 
 class Barriers:
@@ -24,7 +25,7 @@ class Barriers:
         self._lock = threading.Lock()
         self._generation = 0
         self._open: dict[str, set[str]] = {}
-        self._complete: dict[str, None] = {}
+        self._complete: deque[str] = deque(maxlen=MAX_COMPLETE)
 
     def arrive(self, generation: GenerationRecord, name: str, worker_id: str) -> BarrierReply:
         """`worker_id` has come to barrier `name`; the same arrival again changes nothing."""
@@ -36,7 +37,8 @@ class Barriers:
             missing = tuple(m for m in members if m not in arrived)
             last = not missing and name not in self._complete
             if last:
-                self._finish(name)
+                del self._open[name]
+                self._complete.append(name)
         if last:
             self._on_complete()
         return BarrierReply(
@@ -66,9 +68,3 @@ class Barriers:
                 f"{self._generation}; complete the earlier ones first"
             )
         return self._open.setdefault(name, set())
-
-    def _finish(self, name: str) -> None:
-        del self._open[name]
-        self._complete[name] = None
-        while len(self._complete) > MAX_COMPLETE:
-            del self._complete[next(iter(self._complete))]

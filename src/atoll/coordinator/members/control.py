@@ -30,7 +30,8 @@ class Control:
         self._command = Command(
             number=int(kept.get(_NUMBER, "0")), action=cast(Action, kept.get(_ACTION, "run"))
         )
-        self._kicked = {name.removeprefix(_KICKED) for name in kept if name.startswith(_KICKED)}
+        # Replaced whole, so that it is read without the lock.
+        self._kicked = frozenset(n.removeprefix(_KICKED) for n in kept if n.startswith(_KICKED))
         if self._command.action == "stop":
             if kept.get(_ENDED) == str(self._command.number):
                 self.order("run")  # it has stopped; starting it again is the wish to go on
@@ -44,8 +45,7 @@ class Control:
     @property
     def kicked(self) -> tuple[str, ...]:
         """Workers that are kept out, in order."""
-        with self._lock:
-            return tuple(sorted(self._kicked))
+        return tuple(sorted(self._kicked))
 
     def order(self, action: Action) -> Command:
         """The command in force from now on; the same one again changes nothing."""
@@ -66,13 +66,13 @@ class Control:
         """Keeps a worker out until it is allowed again."""
         with self._lock:
             self._record({f"{_KICKED}{worker_id}": f"{wall:.3f}"})
-            self._kicked.add(worker_id)
+            self._kicked |= {worker_id}
 
     def allow(self, worker_id: str) -> None:
         """Lets a worker in again; harmless when it was not kept out."""
         with self._lock:
             self._record({f"{_KICKED}{worker_id}": None})
-            self._kicked.discard(worker_id)
+            self._kicked -= {worker_id}
 
     def _record(self, values: Mapping[str, str | None]) -> None:
         with self._ledger.writing() as t:
@@ -80,9 +80,7 @@ class Control:
 
     def check(self, worker_id: str) -> None:
         """Forbidden for a worker that the operator took out."""
-        with self._lock:
-            kicked = worker_id in self._kicked
-        if kicked:
+        if worker_id in self._kicked:
             raise Forbidden(
                 f"worker_id={worker_id!r} was taken out of the run by its operator; only "
                 f"`atoll allow URL {worker_id}` lets it in again"

@@ -48,8 +48,8 @@ class Heartbeats:
     def speeds(self) -> dict[str, float]:
         """Tokens per second that workers tell of themselves, where they do."""
         with self._lock:
-            told = {worker: found.tokens_per_second for worker, found in self._telemetry.items()}
-        return {worker: speed for worker, speed in told.items() if speed > 0}
+            told = self._telemetry.items()
+            return {name: t.tokens_per_second for name, t in told if t.tokens_per_second > 0}
 
     def telemetry(self, worker_id: str) -> Telemetry:
         """What `worker_id` last reported."""

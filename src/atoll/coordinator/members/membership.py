@@ -12,7 +12,6 @@ from atoll.clock import Clock
 from atoll.coordinator.members import agreement
 from atoll.coordinator.members.control import Control
 from atoll.coordinator.members.dialback import Dialback
-from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.presence import Presence, Stream
 from atoll.coordinator.members.workers import Registry
 from atoll.errors import AtollError
@@ -29,7 +28,6 @@ class Membership:
     """What a worker's standing in the run becomes by a message. Thread-safe."""
 
     registry: Registry
-    heartbeats: Heartbeats
     presence: Presence
     control: Control
     dialback: Dialback
@@ -45,7 +43,7 @@ class Membership:
         A message belongs to the generation in which it began: what takes long is not asked again.
         """
         self.registry.check(identity)
-        return self.registry.generations.check(identity.generation)
+        return self.registry.check_generation(identity.generation)
 
     def register(self, request: RegisterRequest, in_force: Recorded, *, peer: str) -> WorkerRecord:
         """Takes a worker in, if it agrees with the manifest in force; a new generation."""
@@ -71,14 +69,14 @@ class Membership:
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """A sign of life, what the worker tells about itself, and which command it knows."""
         generation = self.enter(request.identity)
-        self.heartbeats.hear(request.identity.worker_id, request.telemetry)
+        self.registry.heartbeats.hear(request.identity.worker_id, request.telemetry)
         self.control.acknowledge(request.identity.worker_id, request.acknowledged)
         return HeartbeatReply(generation=generation.number, command=self.control.command)
 
     def attend(self, identity: Identity, *, close: Callable[[], None]) -> Stream:
         """A presence stream begins; `close` ends it from this side, from any thread."""
         self.enter(identity)
-        self.heartbeats.hear(identity.worker_id)
+        self.registry.heartbeats.hear(identity.worker_id)
         stream = self.presence.open(identity.worker_id, identity.incarnation, close)
         try:
             # That life may have ended in between; its stream would hide the end of the next.
@@ -106,6 +104,6 @@ class Membership:
 
     def finish_kicks(self) -> None:
         """Takes out who was to be kept out when an earlier life ended between the two."""
-        for worker_id in self.control.kicked:
-            if any(worker.worker_id == worker_id for worker in self.registry.active()):
-                self.registry.remove(worker_id)
+        for worker in self.registry.active():
+            if worker.worker_id in self.control.kicked:
+                self.registry.remove(worker.worker_id)

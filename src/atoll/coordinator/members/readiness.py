@@ -1,9 +1,8 @@
 """What is told about the membership: whether enough are in, and how each worker fares."""
 
-from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 from atoll.coordinator.members.dialback import Dialback
-from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.workers import Registry
 from atoll.ledger.records import GenerationRecord, WorkerRecord
@@ -26,56 +25,35 @@ def ready(generation: GenerationRecord, *, min_workers: int) -> Ready:
     )
 
 
-@dataclass(frozen=True)
-class MemberTable:
-    """Every worker that ever registered, as an operator sees it.
+def workers(
+    registry: Registry, presence: Presence, dialback: Dialback, *, heartbeat_interval: float
+) -> Workers:
+    """Every worker that ever registered, in worker_id order, as an operator sees it."""
+    generation, pings = registry.generation, dialback.pings_ms()
+    members = {member.worker_id: member for member in generation.members}
 
-    Reads, from request threads; changes nothing.
-    """
-
-    registry: Registry
-    heartbeats: Heartbeats
-    presence: Presence
-    dialback: Dialback
-    _: KW_ONLY
-    heartbeat_interval: float
-
-    def workers(self) -> Workers:
-        """In worker_id order."""
-        generation, pings = self.registry.generations.current, self.dialback.pings_ms()
-        return Workers(
-            generation=generation.number,
-            workers=tuple(
-                self._entry(worker, generation, pings.get(worker.worker_id))
-                for worker in self.registry.known()
-            ),
-        )
-
-    def _entry(
-        self, worker: WorkerRecord, generation: GenerationRecord, ping_ms: float | None
-    ) -> WorkerEntry:
-        name = worker.worker_id
-        member = next((m for m in generation.members if m.worker_id == name), None)
-        presence = self.presence.state(name)
-        seconds = self.heartbeats.seconds_since(name)
-        reason = self.registry.eviction(name)
+    def entry(worker: WorkerRecord) -> WorkerEntry:
+        name, member = worker.worker_id, members.get(worker.worker_id)
+        seconds, reason = registry.heartbeats.seconds_since(name), registry.eviction(name)
+        stream = presence.state(name)
+        state: Literal["live", "late", "evicted", "left"]
         if member is None:
             state = "left" if reason is None else "evicted"
         else:
-            overdue = seconds is None or seconds > LATE_INTERVALS * self.heartbeat_interval
-            state = "late" if overdue or presence == "lost" else "live"
-        return WorkerEntry.model_validate(
-            {
-                "worker_id": name,
-                "incarnation": worker.incarnation,
-                "state": state,
-                "presence": presence,
-                "seconds_since_heard": seconds,
-                "rank": None if member is None else member.rank,
-                "ip_address": "" if member is None else member.ip_address,
-                "port": 0 if member is None else member.port,
-                "hostname": self.registry.hostname(name),
-                "ping_ms": ping_ms,
-                "reason": reason or "",
-            }
+            overdue = seconds is None or seconds > LATE_INTERVALS * heartbeat_interval
+            state = "late" if overdue or stream == "lost" else "live"
+        return WorkerEntry(
+            worker_id=name,
+            incarnation=worker.incarnation,
+            state=state,
+            presence=stream,
+            seconds_since_heard=seconds,
+            rank=None if member is None else member.rank,
+            ip_address="" if member is None else member.ip_address,
+            port=0 if member is None else member.port,
+            hostname=registry.hostname(name),
+            ping_ms=pings.get(name),
+            reason=reason or "",
         )
+
+    return Workers(generation=generation.number, workers=tuple(map(entry, registry.known())))

@@ -1,6 +1,7 @@
 """Workers: who is in, in which incarnation, with which key.
 
-Owns registration and the identity check of every mutating message. Knows nothing of rounds.
+Owns registration and the check of who speaks, in which life and generation, of every mutating
+message. Knows nothing of rounds.
 """
 
 import hashlib
@@ -10,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atoll.clock import Clock
-from atoll.coordinator.members.generations import Generations
 from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.errors import (
     Evicted,
     Fenced,
     ManifestMismatch,
+    StaleGeneration,
     TooManyWorkers,
     UnknownWorker,
     WorkerTaken,
 )
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import WorkerRecord
+from atoll.ledger.records import GenerationRecord, WorkerRecord
 from atoll.protocol.messages import Identity, RegisterRequest
 
 # Every name costs memory, a row and a line of /workers for as long as the run lasts.
@@ -46,14 +47,15 @@ class Registry:
         manifest: Callable[[], str],
     ) -> None:
         self._ledger = ledger
-        self._heartbeats = heartbeats
+        self.heartbeats = heartbeats
         self._clock = clock
         self._run_id = run_id
         self._manifest = manifest  # hash of the one in force
         self._lock = threading.Lock()
         with ledger.reading() as t:
             self._workers = {w.worker_id: w for w in t.members.workers()}
-        self.generations = Generations(ledger)
+            # The newest: who is in, by rank. Replaced whole, so it is read without the lock.
+            self.generation = t.members.generation()
         self._hostnames: dict[str, str] = {}
         self._evictions: dict[str, str] = {}  # why, of those that have not come back
         for worker in self._workers.values():
@@ -92,38 +94,34 @@ class Registry:
         `check` refuses by raising; nobody is removed between it and the registration.
         """
         self.check_run(request.run_id, request.manifest_sha256)
-        hashed = key_hash(request.island_key)
+        name, hashed = request.worker_id, key_hash(request.island_key)
         with self._lock:
             check()
-            known = self._workers.get(request.worker_id)
+            known = self._workers.get(name)
             if known is None and len(self._workers) >= MAX_NAMES:
                 raise TooManyWorkers(
-                    f"worker_id={request.worker_id!r} would be the run's name number "
-                    f"{len(self._workers) + 1}; it takes {MAX_NAMES}; join with --worker-id and a "
-                    f"name that `atoll workers` shows as left or evicted"
+                    f"worker_id={name!r} would be the run's name number {len(self._workers) + 1}; "
+                    f"it takes {MAX_NAMES}; join with --worker-id and a name that `atoll workers` "
+                    f"shows as left or evicted"
                 )
             if known is not None and known.active and not _same(known.key_sha256, hashed):
-                silent = self._heartbeats.seconds_since(request.worker_id)
-                if request.worker_id in self._heartbeats.live([request.worker_id]):
+                silent = self.heartbeats.seconds_since(name)
+                if name in self.heartbeats.live([name]):
                     raise WorkerTaken(
-                        f"worker_id={request.worker_id!r} is held by a live process heard "
-                        f"{silent:.1f} s ago under another island key; choose another --worker-id "
-                        f"or stop that process"
+                        f"worker_id={name!r} is held by a live process heard {silent:.1f} s ago "
+                        f"under another island key; choose another --worker-id or stop that process"
                     )
+            address = request.ip_address or peer
             with self._ledger.writing() as t:
                 record = t.members.register(
-                    request.worker_id,
-                    hashed,
-                    wall=self._clock.wall(),
-                    ip_address=request.ip_address or peer,
-                    port=request.port,
+                    name, hashed, wall=self._clock.wall(), ip_address=address, port=request.port
                 )
                 generation = t.members.generation()
-            self.generations.renew(generation)
-            self._workers[request.worker_id] = record
-            self._evictions.pop(request.worker_id, None)
-            self._hostnames[request.worker_id] = request.hostname
-            self._heartbeats.hear(request.worker_id)
+            self.generation = generation
+            self._workers[name] = record
+            self._evictions.pop(name, None)
+            self._hostnames[name] = request.hostname
+            self.heartbeats.hear(name)
             return record
 
     def deregister(self, identity: Identity) -> None:
@@ -145,32 +143,25 @@ class Registry:
         with self._ledger.writing() as t:
             t.members.deregister(known.worker_id, known.incarnation, wall=self._clock.wall())
             generation = t.members.generation()
-        self.generations.renew(generation)
+        self.generation = generation
         self._workers[known.worker_id] = replace(known, active=False)
-        self._heartbeats.forget(known.worker_id)
+        self.heartbeats.forget(known.worker_id)
 
     def eviction(self, worker_id: str) -> str | None:
         """Why the worker was taken for dead, if it was and has not come back."""
         with self._lock:
             return self._evictions.get(worker_id)
 
-    def must_know(self, worker_id: str) -> WorkerRecord:
-        """The record of a worker that registered once, or UnknownWorker."""
-        with self._lock:
-            known = self._workers.get(worker_id)
-        if known is None:
+    def must_know(self, worker_id: str) -> None:
+        """UnknownWorker for a name that never registered."""
+        if worker_id not in self._workers:
             raise UnknownWorker(
                 f"worker_id={worker_id!r} has never registered in run {self._run_id!r}; "
                 f"`atoll workers` lists those that have"
             )
-        return known
 
     def remove(self, worker_id: str) -> int:
-        """Takes a worker out without its asking; which life that ended.
-
-        UnknownWorker when there is no such one.
-        """
-        self.must_know(worker_id)
+        """Takes a worker that registered once out without its asking; which life that ended."""
         with self._lock:
             known = self._workers[worker_id]
             if known.active:
@@ -183,47 +174,52 @@ class Registry:
         # Without the lock, which a registration holds for a whole transaction: every message of
         # every worker comes here. In this order: a worker that comes back is active before its
         # eviction is forgotten.
-        evicted = self._evictions.get(identity.worker_id)
-        known = self._workers.get(identity.worker_id)
+        name = identity.worker_id
+        evicted, known = self._evictions.get(name), self._workers.get(name)
         if known is None or not (known.active or evicted):
             raise UnknownWorker(
-                f"worker_id={identity.worker_id!r} is not registered in run {self._run_id!r}; "
-                f"register first"
+                f"worker_id={name!r} is not registered in run {self._run_id!r}; register first"
             )
         if not _same(known.key_sha256, key_hash(identity.island_key)):
             raise Fenced(
-                f"worker_id={identity.worker_id!r} belongs to another island key now; "
-                f"this process must stop"
+                f"worker_id={name!r} belongs to another island key now; this process must stop"
             )
         if identity.incarnation != known.incarnation:
             raise Fenced(
-                f"incarnation={identity.incarnation} of worker_id={identity.worker_id!r} was "
-                f"followed by {known.incarnation}; this process must stop"
+                f"incarnation={identity.incarnation} of worker_id={name!r} was followed by "
+                f"{known.incarnation}; this process must stop"
             )
         if evicted:
             raise Evicted(
-                f"worker_id={identity.worker_id!r} was taken for dead, since {evicted}; register "
-                f"again and repeat the message, the work done so far still counts"
+                f"worker_id={name!r} was taken for dead, since {evicted}; register again and "
+                f"repeat the message, the work done so far still counts"
             )
         return known
 
+    def check_generation(self, number: int) -> GenerationRecord:
+        """The present generation, if it is the message's; else StaleGeneration with its number."""
+        present = self.generation
+        if number != present.number:
+            raise StaleGeneration(
+                f"generation={number} is not the present one, which is {present.number}: a worker "
+                f"joined, left or was evicted; repeat the message in generation {present.number}, "
+                f"and ask /training/ready where ranks and addresses matter",
+                present=present.number,
+            )
+        return present
+
     def active(self) -> list[WorkerRecord]:
         """Registered workers, in worker_id order."""
-        with self._lock:
-            return [self._workers[w] for w in sorted(self._workers) if self._workers[w].active]
+        return [worker for worker in self.known() if worker.active]
 
     def known(self) -> list[WorkerRecord]:
         """Every worker that ever registered, in worker_id order."""
         with self._lock:
             return [self._workers[w] for w in sorted(self._workers)]
 
-    def speeds(self) -> dict[str, float]:
-        """Tokens per second of workers that tell them."""
-        return self._heartbeats.speeds()
-
     def live(self) -> frozenset[str]:
         """Registered workers that are heard from."""
-        return self._heartbeats.live(w.worker_id for w in self.active())
+        return self.heartbeats.live(w.worker_id for w in self.active())
 
     def hostname(self, worker_id: str) -> str:
         """The name the worker's machine gave."""

@@ -237,7 +237,7 @@ class Rounds:
         self, t: Transaction, round_number: int, live: list[str], *, cursor: int, tokens: int
     ) -> RoundPlan:
         recorded = self.manifests.of_round(round_number)
-        rows = recorded.round_strategy.rows(round_number, live, self.registry.speeds())
+        rows = recorded.round_strategy.rows(round_number, live, self.registry.heartbeats.speeds())
         return self.dispatch.plan(t, round_number, rows, recorded, cursor=cursor, tokens=tokens)
 
     def accept(self, contribution: ContributionRecord, header: FrameHeader) -> ContributionRecord:

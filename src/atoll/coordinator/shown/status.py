@@ -66,7 +66,7 @@ class Report:
         if oldest is None:
             return True
         # An earlier life of the coordinator may have given it; the worker tells what it trains.
-        told = self.membership.heartbeats.telemetry(worker_id).round
+        told = self.membership.registry.heartbeats.telemetry(worker_id).round
         return oldest.number in (self.assignments.begun.get(worker_id), told)
 
     def _state(self, *, is_paused: bool) -> Literal["waiting", "training", "paused", "finished"]:
@@ -84,10 +84,12 @@ class Report:
                 incarnation=worker.incarnation,
                 active=worker.active,
                 live=worker.worker_id in live,
-                seconds_since_heard=self.membership.heartbeats.seconds_since(worker.worker_id)
+                seconds_since_heard=self.membership.registry.heartbeats.seconds_since(
+                    worker.worker_id
+                )
                 or 0.0,
                 hostname=self.membership.registry.hostname(worker.worker_id),
-                telemetry=self.membership.heartbeats.telemetry(worker.worker_id),
+                telemetry=self.membership.registry.heartbeats.telemetry(worker.worker_id),
             )
             for worker in self.membership.registry.known()
         )
