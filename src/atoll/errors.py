@@ -12,7 +12,7 @@
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
                                   LeaseLost, StaleGeneration, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
-      CoordinatorUnreachable      the network, a dead or restarting coordinator
+      CoordinatorUnreachable      the network, a dead or restarting coordinator; Accident
 
 `code` is stable and crosses the wire; `retry` tells the sender whether the same message can succeed
 later; where the sender met the error on its own machine it is set to False. Statuses of HTTP and
@@ -212,6 +212,12 @@ class GroupBroken(AtollError, code="GROUP_BROKEN"):
 
 class CoordinatorUnreachable(AtollError, code="UNREACHABLE", retry=True):
     """The coordinator does not answer."""
+
+
+class Accident(CoordinatorUnreachable, code="INTERNAL", retry=True):
+    """The coordinator met an error of its own; its log says which; send the message again."""
+
+    # Stands for an exception that nobody expected, whose text stays in the log.
 
 
 def tree(root: type[AtollError]) -> list[type[AtollError]]:

@@ -13,6 +13,7 @@ import pytest
 from atoll import errors
 from atoll.coordinator.planes import transfer
 from atoll.errors import (
+    Accident,
     AtollError,
     Conflict,
     CoordinatorUnreachable,
@@ -25,7 +26,7 @@ from atoll.errors import (
     StoreError,
 )
 from atoll.island.link.base import DownloadProgress
-from atoll.wire import frame, statuses
+from atoll.wire import frame
 from atoll.wire.proto import transfer_pb2
 from tests import served
 from tests.frames import ranges
@@ -578,8 +579,8 @@ def test_unexpected_error_is_logged_and_its_text_stays_here(
         list(call(requests[method], metadata=served.metadata()))
 
     found: Any = raised.value
-    assert (found.code(), found.details()) == (grpc.StatusCode.INTERNAL, statuses.ACCIDENT)
-    assert dict(found.trailing_metadata())["atoll-code"] == statuses.INTERNAL
+    assert (found.code(), found.details()) == (grpc.StatusCode.INTERNAL, str(Accident()))
+    assert dict(found.trailing_metadata())["atoll-code"] == "INTERNAL"
     [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert record.exc_info is not None
     assert "password" in str(record.exc_info[1])

@@ -34,7 +34,7 @@ def test_authorization_without_a_token_has_no_role(value: str | None) -> None:
     nobody_has_the_empty_token = Access({"admin": access.token_hash("")})
 
     with pytest.raises(Unauthenticated):
-        nobody_has_the_empty_token.role(value)
+        nobody_has_the_empty_token.require(value)
 
 
 def test_unknown_token_is_compared_with_every_known_hash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +48,6 @@ def test_unknown_token_is_compared_with_every_known_hash(monkeypatch: pytest.Mon
     monkeypatch.setattr("atoll.coordinator.planes.access.hmac.compare_digest", compare)
 
     with pytest.raises(Unauthenticated):
-        roles.role("Bearer something")
+        roles.require("Bearer something")
 
     assert len(compared) == 2

@@ -106,7 +106,7 @@ class Coordinator:
     def info(self, manifest_sha256: str | None = None) -> Info:
         """The manifest in force, or the version of that hash, and where the data plane is."""
         asked, known = manifest_sha256, self.manifests
-        with self._refusals():
+        with self.refusals():
             found = known.in_force if asked is None else known.get(asked)
         return Info.model_validate(
             {
@@ -124,7 +124,7 @@ class Coordinator:
 
         `peer` is the address the request came from.
         """
-        with self._refusals():
+        with self.refusals():
             record = self.membership.register(request, self.manifests.in_force, peer=peer)
             self.assignments.forget(request.worker_id)
             self.rounds.admit()
@@ -143,18 +143,18 @@ class Coordinator:
 
     def deregister(self, identity: Identity) -> None:
         """Lets a worker go; the round no longer waits for it."""
-        with self._refusals():
+        with self.refusals():
             self.membership.deregister(identity)
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """A sign of life and what the worker tells about itself."""
-        with self._refusals():
+        with self.refusals():
             return self.membership.heartbeat(request)
 
     def keep_samples(self, request: SamplesRequest) -> None:
         """Keeps what a worker measured; a sign of life, also when there is no room to keep it."""
         identity = request.identity
-        with self._refusals():
+        with self.refusals():
             self.membership.enter(identity)
             self.heartbeats.hear(identity.worker_id)
             if request.life > identity.incarnation:
@@ -167,7 +167,7 @@ class Coordinator:
 
     def attend(self, identity: Identity, *, close: Callable[[], None]) -> Stream:
         """A presence stream begins; `close` ends it from this side, from any thread."""
-        with self._refusals():
+        with self.refusals():
             return self.membership.attend(identity, close=close)
 
     def absent(self, stream: Stream) -> None:
@@ -197,7 +197,7 @@ class Coordinator:
     def barrier(self, request: BarrierRequest) -> BarrierReply:
         """The worker has come to a barrier of its generation; says who is missing."""
         identity = request.identity
-        with self._refusals():
+        with self.refusals():
             generation = self.membership.enter(identity)
             self.heartbeats.hear(identity.worker_id)
             return self.barriers.arrive(generation, request.name, identity.worker_id)
@@ -209,7 +209,7 @@ class Coordinator:
 
         `begun` says that this is the same request looked at again: its generation was checked.
         """
-        with self._refusals():
+        with self.refusals():
             if begun:
                 self.registry.check(request.identity)
             else:
@@ -220,7 +220,7 @@ class Coordinator:
 
     def evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
-        with self._refusals():
+        with self.refusals():
             self.membership.enter(report.identity)
             self.assignments.take_evaluation(report)
 
@@ -262,13 +262,13 @@ class Coordinator:
 
     def upload_offset(self, request: UploadRequest) -> int:
         """Where an upload of this frame resumes."""
-        with self._refusals():
+        with self.refusals():
             self.membership.enter(request.identity)
             return self.uploads.offset(request)
 
     def begin_upload(self, request: UploadRequest) -> UploadStream | ContributionRecord:
         """Checks everything that can be checked without a body."""
-        with self._refusals():
+        with self.refusals():
             self.membership.enter(request.identity)
             found = self.uploads.begin(request)
             self.heartbeats.hear(request.identity.worker_id)
@@ -276,14 +276,14 @@ class Coordinator:
 
     def write_upload(self, stream: UploadStream, chunk: bytes | memoryview) -> None:
         """Takes the next bytes of a frame; progress counts as a sign of life."""
-        with self._refusals():
+        with self.refusals():
             self.uploads.write(stream, chunk)
         self.heartbeats.hear(stream.upload.request.identity.worker_id)
         self.counters.add("bytes_received", len(chunk))
 
     def commit_upload(self, stream: UploadStream) -> ContributionRecord:
         """Validates, stores and records; returns once the contribution is durable."""
-        with self._refusals():
+        with self.refusals():
             record = self.uploads.commit(stream)
         log.info(
             "contribution accepted",
@@ -294,7 +294,7 @@ class Coordinator:
 
     def download(self, identity: Identity, *, round_number: int, have_digest: str) -> SpooledFrame:
         """The frame of a round for a worker that lacks it, or the current weights whole."""
-        with self._refusals():
+        with self.refusals():
             self.membership.enter(identity)
             self.heartbeats.hear(identity.worker_id)
             return self.weights.frame_for(round_number=round_number, have_digest=have_digest)
@@ -328,7 +328,7 @@ class Coordinator:
 
     def kick(self, worker_id: str) -> ControlReply:
         """Takes a worker out at once and keeps it out; rounds no longer wait for it."""
-        with self._refusals():
+        with self.refusals():
             self.membership.kick(worker_id)
         return self.control()
 
@@ -344,7 +344,7 @@ class Coordinator:
         Rounds that are planned keep theirs, so contributions made or under way stay good. Islands
         learn of it when that round is planned. ConfigError for a rate that breaks its rule.
         """
-        with self._refusals():
+        with self.refusals():
             made = self.rounds.add_manifest(partial(manifest_change.with_outer_lr, lr=lr))
         log.info(
             "outer learning rate changed",
@@ -399,7 +399,8 @@ class Coordinator:
         self.counters.refused(error)
 
     @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def refusals(self) -> Iterator[None]:
+        """Counts what is refused inside; adapters use it for what they refuse themselves."""
         try:
             yield
         except AtollError as exc:

@@ -13,7 +13,13 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from atoll.errors import AtollError, CoordinatorUnreachable, ProtocolError, StaleGeneration
+from atoll.errors import (
+    Accident,
+    AtollError,
+    CoordinatorUnreachable,
+    ProtocolError,
+    StaleGeneration,
+)
 from atoll.wire import chunks, statuses
 
 log = logging.getLogger(__name__)
@@ -28,14 +34,11 @@ if TYPE_CHECKING:  # grpc's classes are generic in their stubs only
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses every call whose `authorization` is not admitted, before its handler runs.
 
-    `admit` raises a typed error for what it refuses; `count` is told of it.
+    `admit` raises a typed error for what it refuses.
     """
 
-    def __init__(
-        self, *, admit: Callable[[str | None], object], count: Callable[[AtollError], None]
-    ) -> None:
+    def __init__(self, admit: Callable[[str | None], None]) -> None:
         self._admit = admit
-        self._count = count
 
     async def intercept_service(
         self,
@@ -47,17 +50,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         try:
             self._admit(metadata.get("authorization"))
         except AtollError as error:
-            self._count(error)
             return _refusing(handler, error)
         return handler
-
-
-def trailing(error: AtollError) -> tuple[tuple[str, str], ...]:
-    """The trailing metadata of a refused call; the sentence itself travels as the status detail."""
-    said = [("atoll-code", error.code), ("atoll-retry", str(error.retry).lower())]
-    if isinstance(error, StaleGeneration):
-        said.append(("atoll-generation", str(error.present)))
-    return tuple(said)
 
 
 def error_of(exc: grpc.RpcError) -> AtollError:
@@ -79,7 +73,11 @@ def _number(text: str) -> int:
 
 
 async def _abort(context: "Context", error: AtollError) -> NoReturn:
-    await context.abort(statuses.rpc(error), statuses.sentence(error), trailing(error))
+    """Ends a call: the sentence as the status detail, the rest as trailing metadata."""
+    said = [("atoll-code", error.code), ("atoll-retry", str(error.retry).lower())]
+    if isinstance(error, StaleGeneration):
+        said.append(("atoll-generation", str(error.present)))
+    await context.abort(statuses.rpc(error), statuses.sentence(error), tuple(said))
 
 
 @asynccontextmanager
@@ -95,11 +93,7 @@ async def answering(context: "Context") -> AsyncIterator[None]:
         raise
     except Exception:
         log.exception("a transfer met an unexpected error")
-        await context.abort(
-            grpc.StatusCode.INTERNAL,
-            statuses.ACCIDENT,
-            (("atoll-code", statuses.INTERNAL), ("atoll-retry", "true")),
-        )
+        await _abort(context, Accident())
 
 
 def _refusing(handler: "Handler | None", error: AtollError) -> "Handler":

@@ -17,7 +17,7 @@ _ROWS: dict[tuple[int, grpc.StatusCode], str] = {
     (413, grpc.StatusCode.OUT_OF_RANGE): "OVERSIZED",
     (422, grpc.StatusCode.INVALID_ARGUMENT): "ADDRESS_UNREACHABLE FRAME LAYOUT_MISMATCH "
     "CONTRIBUTION NOT_FINITE CONFIG PROTOCOL",
-    (500, grpc.StatusCode.INTERNAL): "ATOLL STORE DIVERGED GROUP_BROKEN",
+    (500, grpc.StatusCode.INTERNAL): "ATOLL STORE DIVERGED GROUP_BROKEN INTERNAL",
     (500, grpc.StatusCode.DATA_LOSS): "BLOB_CHANGED STATE_DAMAGED",
     (500, grpc.StatusCode.FAILED_PRECONDITION): "LEDGER_VERSION STATE_HELD",
     (503, grpc.StatusCode.UNAVAILABLE): "SUPERSEDED NOT_READY UNREACHABLE STORE_AWAY DISK_FAILED",
@@ -25,9 +25,6 @@ _ROWS: dict[tuple[int, grpc.StatusCode], str] = {
 }
 TABLE = {code: row for row, codes in _ROWS.items() for code in codes.split()}
 _UNLISTED = (500, grpc.StatusCode.INTERNAL)
-
-INTERNAL = "INTERNAL"  # the code of an exception that nobody expected; its text stays here
-ACCIDENT = "the coordinator met an error of its own; its log says which; send the message again"
 
 # A gRPC status travels in trailers, of which a peer takes 8 KiB; one character may need 12 bytes.
 MAX_SENTENCE = 600

@@ -2,16 +2,16 @@
 
 import asyncio
 import inspect
-import itertools
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
@@ -43,13 +43,9 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # once somebody waits
         self._event = asyncio.Event()
         self.closed = False
-
-    def attach(self) -> None:
-        """Binds to the running loop."""
-        self._loop = asyncio.get_running_loop()
 
     def notify(self) -> None:
         """Called by the coordinator from whatever thread."""
@@ -67,29 +63,16 @@ class Changes:
 
     def next(self) -> asyncio.Event:
         """Set at the first change from now on; taken before looking, no change can be missed."""
+        self._loop = asyncio.get_running_loop()
         return self._event
-
-
-async def _within(event: asyncio.Event, seconds: float) -> None:
-    """Returns once `event` is set or after `seconds`."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
     """The application of one coordinator."""
     changes = Changes()
     coordinator.on_change(changes.notify)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        changes.attach()
-        yield
-
     # What the API looks like is told to nobody without a token; FastAPI's own page would be open.
-    app = FastAPI(title="Atoll coordinator", lifespan=lifespan, openapi_url=None)
+    app = FastAPI(title="Atoll coordinator", openapi_url=None)
     app.state.changes = changes
     _install_errors(app, coordinator)
     app.add_middleware(
@@ -98,45 +81,44 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
         count=coordinator.refused,
         open_paths={k.route.path for k in handlers.HANDLERS if k.route.sender == "anyone"},
     )
-    admin = Depends(_admins_only(coordinator, access))
+
+    def admins_only(request: Request) -> None:
+        with coordinator.refusals():
+            access.require(request.headers.get("authorization"), Role.ADMIN)
+
+    admin = [Depends(admins_only)]
     for kind in handlers.HANDLERS:
-        _add_route(app, kind, coordinator, changes, clock, admin=admin)
-    app.include_router(_special_routes(coordinator, app, admin=admin))
+        route = kind.route
+        app.add_api_route(
+            route.path,
+            _endpoint(kind, coordinator, changes, clock),
+            methods=[route.method],
+            name=kind.__name__,
+            description=kind.__doc__ or "",
+            response_model=kind.reply(),
+            dependencies=admin if route.sender == "admin" else [],
+            # Who is not just anyone: the guard has seen a token of either role.
+            responses={} if route.sender == "anyone" else _REFUSALS,
+        )
+    _add_special_routes(app, coordinator, admin)
     return app
 
 
-def _admins_only(coordinator: Coordinator, access: Access) -> Callable[..., None]:
-    def check(request: Request) -> None:
-        try:
-            access.require(request.headers.get("authorization"), Role.ADMIN)
-        except AtollError as error:
-            coordinator.refused(error)
-            raise
-
-    return check
-
-
-def _add_route(
-    app: FastAPI,
-    kind: type[Ask[Any]],
-    coordinator: Coordinator,
-    changes: Changes,
-    clock: Clock,
-    *,
-    admin: Any,
-) -> None:
-    """The route of one message, whatever it says."""
-    route = kind.route
+def _endpoint(
+    kind: type[Ask[Any]], coordinator: Coordinator, changes: Changes, clock: Clock
+) -> Callable[..., Any]:
+    """What answers one message, whatever it says."""
 
     # Our own answers are not checked again: that would cost more than most of them take to make.
     async def endpoint(http: Request, message: Ask[Any] | None = None, **path: str) -> Response:
         message = message or kind()
-        _check_path(coordinator, message, path)
+        with coordinator.refusals():
+            message.check_path(path)
         arrival = Arrival(peer="" if http.client is None else http.client.host)
         deadline = clock.now() + (message.wait_seconds if isinstance(message, Waiting) else 0.0)
         while True:
             changed = changes.next()
-            if route.in_loop:
+            if kind.route.in_loop:
                 reply = handlers.answer(coordinator, message, arrival)
             else:
                 reply = await run_in_threadpool(handlers.answer, coordinator, message, arrival)
@@ -144,20 +126,11 @@ def _add_route(
             if message.is_answered(reply) or left <= 0 or changes.closed:
                 return Response(reply.model_dump_json(), media_type="application/json")
             arrival = replace(arrival, again=True)
-            await _within(changed, left)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
 
     endpoint.__signature__ = _signature(kind)  # type: ignore[attr-defined]  # what FastAPI reads
-    is_open = route.sender == "anyone"
-    app.add_api_route(
-        route.path,
-        endpoint,
-        methods=[route.method],
-        name=kind.__name__,
-        description=kind.__doc__ or "",
-        response_model=kind.reply(),
-        dependencies=[admin] if route.sender == "admin" else [],
-        responses={} if is_open else _REFUSALS,  # the guard has seen a token of either role
-    )
+    return endpoint
 
 
 def _signature(kind: type[Ask[Any]]) -> inspect.Signature:
@@ -171,36 +144,23 @@ def _signature(kind: type[Ask[Any]]) -> inspect.Signature:
     )
 
 
-def _check_path(coordinator: Coordinator, message: Ask[Any], path: dict[str, str]) -> None:
-    try:
-        message.check_path(path)
-    except ProtocolError as error:
-        coordinator.refused(error)
-        raise
-
-
-def _special_routes(coordinator: Coordinator, app: FastAPI, *, admin: Any) -> APIRouter:
+def _add_special_routes(app: FastAPI, coordinator: Coordinator, admin: list[Any]) -> None:
     """What is answered with something else than a message."""
-    router = APIRouter(responses=_REFUSALS)
 
-    @router.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=Response, responses=_REFUSALS)
     def prometheus() -> Response:
         return Response(metrics.render(coordinator.status()), media_type=metrics.CONTENT_TYPE)
 
-    @router.get("/openapi.json", include_in_schema=False, dependencies=[admin])
+    @app.get("/openapi.json", include_in_schema=False, dependencies=admin)
     def openapi() -> JSONResponse:
         return JSONResponse(app.openapi())
 
-    @router.get("/ledger", response_class=StreamingResponse, dependencies=[admin])
+    @app.get("/ledger", response_class=StreamingResponse, responses=_REFUSALS, dependencies=admin)
     def ledger() -> StreamingResponse:
         """A consistent copy of the ledger as an SQLite file, for audit and export of a live run."""
         pieces = _ledger_copy(coordinator)
-        first = next(pieces)  # a copy that cannot be made is refused before the answer begins
-        return StreamingResponse(
-            itertools.chain([first], pieces), media_type="application/vnd.sqlite3"
-        )
-
-    return router
+        first = [next(pieces)]  # a copy that cannot be made is refused before the answer begins
+        return StreamingResponse(chain(first, pieces), media_type="application/vnd.sqlite3")
 
 
 def _ledger_copy(coordinator: Coordinator) -> Iterator[bytes]:

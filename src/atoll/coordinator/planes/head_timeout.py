@@ -44,7 +44,10 @@ class TimedHeads(H11Protocol):
 
     def _keep_time(self) -> None:
         """Runs the limit exactly while the client owes a head."""
-        if self._is_answering() or self._is_idle() or self.transport.is_closing():
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        # uvicorn's own timer runs after an answer and until the next byte.
+        is_idle = self.timeout_keep_alive_task is not None
+        if is_answering or is_idle or self.transport.is_closing():
             self._stop_time()
         elif self._limit is None:
             self._limit = self.loop.call_later(self.head_seconds, self.timeout_keep_alive_handler)
@@ -53,13 +56,6 @@ class TimedHeads(H11Protocol):
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
-
-    def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _is_idle(self) -> bool:
-        # uvicorn's own timer runs after an answer and until the next byte.
-        return self.timeout_keep_alive_task is not None
 
 
 def within(head_seconds: float) -> type[TimedHeads]:

@@ -5,6 +5,7 @@ may be sent by anyone. Which role it needs beyond a known token is the route's o
 """
 
 import logging
+import re
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 
@@ -13,14 +14,14 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.coordinator.planes.access import Access
-from atoll.errors import AtollError, FrameTooLarge, StaleGeneration
+from atoll.errors import Accident, AtollError, FrameTooLarge, StaleGeneration
 from atoll.protocol.messages import ErrorReply
 from atoll.wire import statuses
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
-_MAX_DIGITS = 10  # of a Content-Length; longer ones need not be read to be too large
+_SHORT_NUMBER = re.compile("[0-9]{1,10}")  # longer ones need not be read to be too large
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             if scope["path"] not in self.open_paths:
-                self.access.role(headers.get("authorization"))
+                self.access.require(headers.get("authorization"))
             _check_size(headers)
         except AtollError as error:
             self.count(error)
@@ -66,7 +67,7 @@ class RequestGuard:
             )
             if started:
                 raise  # the server breaks the connection off, so that half an answer is no answer
-            await _accident()(scope, receive, send)
+            await reply(Accident())(scope, receive, send)
 
 
 def reply(error: AtollError, *, code: int | None = None, close: bool = False) -> JSONResponse:
@@ -84,21 +85,10 @@ def reply(error: AtollError, *, code: int | None = None, close: bool = False) ->
     return JSONResponse(body.model_dump(exclude_none=True), status_code=found, headers=headers)
 
 
-def _accident() -> JSONResponse:
-    body = ErrorReply(code=statuses.INTERNAL, message=statuses.ACCIDENT, retry=True)
-    return JSONResponse(body.model_dump(exclude_none=True), status_code=500)
-
-
 def _check_size(headers: Headers) -> None:
     declared = headers.get("content-length", "0")
-    fits = (
-        "transfer-encoding" not in headers
-        and declared.isascii()
-        and declared.isdigit()
-        and len(declared) <= _MAX_DIGITS
-        and int(declared) <= MAX_BODY_BYTES
-    )
-    if not fits:
+    fits = _SHORT_NUMBER.fullmatch(declared) and int(declared) <= MAX_BODY_BYTES
+    if not fits or "transfer-encoding" in headers:
         raise FrameTooLarge(
             f"Content-Length={declared[:32]!r} with Transfer-Encoding="
             f"{headers.get('transfer-encoding', '')[:32]!r}: a body says its size, which is at "

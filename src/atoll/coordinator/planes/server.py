@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import grpc
 import uvicorn
-from fastapi import FastAPI
 
 from atoll.clock import Clock
 from atoll.coordinator.planes import app, head_timeout, transfer
-from atoll.coordinator.planes.access import Access, Role
+from atoll.coordinator.planes.access import Access
 from atoll.coordinator.planes.closing_thread import ClosingThread
 from atoll.coordinator.service import Coordinator
 from atoll.errors import ConfigError
@@ -118,7 +117,7 @@ class Server:
             listener.close()
             raise
         self._coordinator.transfer_port = transfer_port
-        http = _Http(self._http_config(self.app))
+        http = _Http(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         heartbeat = self._coordinator.manifest.heartbeat_interval
         closing = ClosingThread(
@@ -150,10 +149,10 @@ class Server:
             await asyncio.to_thread(end)
         pool.shutdown(wait=False, cancel_futures=True)
 
-    def _http_config(self, control: FastAPI) -> uvicorn.Config:
+    def _http_config(self) -> uvicorn.Config:
         certificate = self._listen.certificate
         return uvicorn.Config(
-            control,
+            self.app,
             http=head_timeout.within(self._listen.head_seconds),
             ws="none",
             proxy_headers=False,
@@ -163,22 +162,16 @@ class Server:
             server_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
-            ssl_certfile=None if certificate is None else str(certificate.certificate_path),
-            ssl_keyfile=None if certificate is None else str(certificate.key_path),
+            ssl_certfile=None if certificate is None else certificate.certificate_path,
+            ssl_keyfile=None if certificate is None else certificate.key_path,
         )
 
     async def _start_rpc(self, pool: ThreadPoolExecutor) -> tuple[grpc.aio.Server, int]:
         data_plane = grpc.aio.server(
-            interceptors=[
-                rpc.TokenInterceptor(
-                    admit=lambda token: self._access.require(token, Role.WORKER),
-                    count=self._coordinator.refused,
-                )
-            ],
-            options=transfer.options(),
+            interceptors=[rpc.TokenInterceptor(self._admit)], options=transfer.options()
         )
         service = transfer.TransferService(self._coordinator, pool)
-        data_plane.add_generic_rpc_handlers((transfer.handlers(service),))
+        data_plane.add_generic_rpc_handlers((rpc.handlers(transfer.SERVICE, service),))
         host = f"[{self._listen.host}]" if ":" in self._listen.host else self._listen.host
         where = f"{host}:{self._listen.transfer_port}"
         certificate = self._listen.certificate
@@ -195,18 +188,19 @@ class Server:
         await data_plane.start()
         return data_plane, port
 
-    def _is_ending(self) -> bool:
-        finished = self._coordinator.is_finished() and not self._listen.stay
-        return finished or self._coordinator.is_stopping()
+    def _admit(self, authorization: str | None) -> None:
+        with self._coordinator.refusals():
+            self._access.require(authorization)
 
     async def _over(self) -> None:
         """Returns when a finished run has been fetched by everybody who is still there."""
         # A silent island is not waited for: it is no member once the heartbeat timeout is over.
         # An operator may take a stop back while others still train.
+        run = self._coordinator
         while (
-            not self._is_ending()
-            or self._coordinator.members()
-            or self._coordinator.closing.is_due()
+            not ((run.is_finished() and not self._listen.stay) or run.is_stopping())
+            or run.members()
+            or run.closing.is_due()
         ):
             await asyncio.sleep(0.1)
 

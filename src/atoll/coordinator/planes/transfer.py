@@ -5,33 +5,29 @@ Hashing, decoding and disk run in worker threads, so the event loop keeps answer
 
 import asyncio
 import contextlib
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
-from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.members.presence import Stream
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.service import Coordinator
-from atoll.errors import AtollError, FrameError, ProtocolError, StoreError
+from atoll.errors import FrameError, ProtocolError, StoreError
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.messages import Identity
-from atoll.wire import chunks, frame, rpc
+from atoll.wire import chunks, rpc, schema
 from atoll.wire.proto import transfer_pb2
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
 
 CHUNK_BYTES = 1 << 20  # measured: 2 MiB is a tenth faster on loopback and takes twice the memory
 MAX_MESSAGE_BYTES = 2 << 20  # one chunk and room; a stranger makes the server hold no more
-_SERVICE = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"]
+SERVICE = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"]
 NO_PART = transfer_pb2.UploadPart()
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 if TYPE_CHECKING:
     from atoll.wire.rpc import Context
 
@@ -68,7 +64,8 @@ class TransferService:
         self, request: transfer_pb2.UploadOpen | None, context: "Context"
     ) -> transfer_pb2.UploadOffset:
         async with rpc.answering(context):
-            opened = self._checked(_upload_request, request)
+            with self._coordinator.refusals():
+                opened = _upload_request(rpc.readable(request))
             offset = await self._run(self._coordinator.upload_offset, opened)
         return transfer_pb2.UploadOffset(offset=offset)
 
@@ -77,11 +74,17 @@ class TransferService:
     ) -> transfer_pb2.Receipt:
         async with rpc.answering(context):
             record = await self._receive(parts)
-        return _receipt(record)
+        return transfer_pb2.Receipt(
+            round=record.round,
+            worker_id=record.worker_id,
+            sha256=record.sha256,
+            receipt=record.receipt,
+        )
 
     async def _receive(self, parts: AsyncIterator["Part"]) -> ContributionRecord:
         first = await anext(parts, NO_PART)
-        opened = self._checked(_opening, NO_PART if isinstance(first, memoryview) else first)
+        with self._coordinator.refusals():
+            opened = _opening(NO_PART if isinstance(first, memoryview) else rpc.readable(first))
         stream = await self._run(self._coordinator.begin_upload, opened)
         if isinstance(stream, ContributionRecord):
             return stream
@@ -107,23 +110,17 @@ class TransferService:
         self, asked: transfer_pb2.DownloadRequest | None, context: "Context"
     ) -> AsyncIterator[transfer_pb2.DownloadPart | bytes]:
         async with rpc.answering(context):
-            request = self._checked(lambda message: message, asked)
-            identity = self._checked(_identity, request.identity)
-            spooled = await self._run(
-                lambda: self._coordinator.download(
-                    identity, round_number=request.round, have_digest=request.have_digest
-                )
-            )
+            with self._coordinator.refusals():
+                request = rpc.readable(asked)
+                identity = _identity(request.identity)
+            wanted = {"round_number": request.round, "have_digest": request.have_digest}
+            spooled = await self._run(self._coordinator.download, identity, **wanted)
             resumes = request.tag == spooled.tag and request.offset <= spooled.nbytes
             offset = request.offset if resumes else 0
-            yield transfer_pb2.DownloadPart(
-                open=transfer_pb2.DownloadOpen(
-                    tag=spooled.tag,
-                    nbytes=spooled.nbytes,
-                    offset=offset,
-                    version=spooled.header.round,
-                )
+            opened = transfer_pb2.DownloadOpen(
+                tag=spooled.tag, nbytes=spooled.nbytes, offset=offset, version=spooled.header.round
             )
+            yield transfer_pb2.DownloadPart(open=opened)
             while offset < spooled.nbytes:
                 for part, nbytes in await self._run(_parts, spooled, offset):
                     yield part
@@ -134,14 +131,12 @@ class TransferService:
         self, asked: transfer_pb2.PresenceOpen | None, context: "Context"
     ) -> AsyncIterator[transfer_pb2.PresenceState]:
         async with rpc.answering(context):
-            identity = self._checked(lambda message: _identity(message.identity), asked)
+            with self._coordinator.refusals():
+                identity = _identity(rpc.readable(asked).identity)
             ended = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            opening = asyncio.ensure_future(
-                self._run(
-                    lambda: self._coordinator.attend(identity, close=lambda: _set_soon(loop, ended))
-                )
-            )
+            close = partial(_set_soon, asyncio.get_running_loop(), ended)
+            attending = self._run(self._coordinator.attend, identity, close=close)
+            opening = asyncio.ensure_future(attending)
             try:
                 # Shielded: a caller who is gone by now must be found lost, not kept as present.
                 await asyncio.shield(opening)
@@ -154,17 +149,10 @@ class TransferService:
         if not opening.cancelled() and opening.exception() is None:
             self._coordinator.absent(opening.result())
 
-    def _checked(self, read: Callable[[M], T], message: M | None) -> T:
-        """What `read` makes of a message; what it refuses is counted like any refusal."""
-        try:
-            return read(rpc.readable(message))
-        except AtollError as error:
-            self._coordinator.refused(error)
-            raise
-
-    def _run(self, work: Callable[..., T], *args: Any) -> Awaitable[T]:
+    def _run(self, work: Callable[..., T], *args: Any, **named: Any) -> Awaitable[T]:
         """Starts `work` in a thread at once."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+        task = partial(work, *args, **named)
+        return asyncio.get_running_loop().run_in_executor(self._pool, task)
 
 
 def _parts(spooled: SpooledFrame, offset: int) -> list[tuple[bytes, int]]:
@@ -196,16 +184,7 @@ def _opening(part: transfer_pb2.UploadPart) -> UploadRequest:
 
 
 def _upload_request(message: transfer_pb2.UploadOpen) -> UploadRequest:
-    if len(message.preamble) > frame.MAX_PREAMBLE_BYTES:
-        raise FrameError(
-            f"the preamble has {len(message.preamble)} bytes; "
-            f"at most {frame.MAX_PREAMBLE_BYTES} are allowed"
-        )
-    if not _SHA256.match(message.sha256):
-        raise FrameError(
-            f"sha256={message.sha256[:80]!r} must be 64 lower-case hex digits: the name of the "
-            f"whole frame"
-        )
+    schema.SHA256.check("sha256", message.sha256)  # the name of the whole frame
     return UploadRequest(
         identity=_identity(message.identity),
         preamble=message.preamble,
@@ -217,33 +196,7 @@ def _upload_request(message: transfer_pb2.UploadOpen) -> UploadRequest:
 
 def _identity(message: transfer_pb2.Identity) -> Identity:
     try:
-        return Identity(
-            run_id=message.run_id,
-            manifest_sha256=message.manifest_sha256,
-            worker_id=message.worker_id,
-            incarnation=message.incarnation,
-            island_key=message.island_key,
-            generation=message.generation,
-        )
+        return Identity(**{name: getattr(message, name) for name in Identity.model_fields})
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         raise ProtocolError(f"identity.{first['loc'][0]}: {first['msg']}") from exc
-
-
-def _receipt(record: ContributionRecord) -> transfer_pb2.Receipt:
-    return transfer_pb2.Receipt(
-        round=record.round,
-        worker_id=record.worker_id,
-        sha256=record.sha256,
-        receipt=record.receipt,
-    )
-
-
-def handlers(service: TransferService) -> grpc.GenericRpcHandler:
-    """The data plane's methods, ready to be served."""
-    return rpc.handlers(_SERVICE, service)
-
-
-def methods() -> Iterable[str]:
-    """Every method of the data plane, from the service's own description."""
-    return [f"/{_SERVICE.full_name}/{method.name}" for method in _SERVICE.methods]
