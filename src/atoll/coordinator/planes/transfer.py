@@ -183,15 +183,10 @@ def _opening(part: transfer_pb2.UploadPart) -> UploadRequest:
     return _upload_request(part.open)
 
 
-def _upload_request(message: transfer_pb2.UploadOpen) -> UploadRequest:
-    schema.SHA256.check("sha256", message.sha256)  # the name of the whole frame
-    return UploadRequest(
-        identity=_identity(message.identity),
-        preamble=message.preamble,
-        sha256=message.sha256,
-        nbytes=message.nbytes,
-        offset=message.offset,
-    )
+def _upload_request(sent: transfer_pb2.UploadOpen) -> UploadRequest:
+    schema.SHA256.check("sha256", sent.sha256)  # the name of the whole frame
+    identity = _identity(sent.identity)
+    return UploadRequest(identity, sent.preamble, sent.sha256, sent.nbytes, sent.offset)
 
 
 def _identity(message: transfer_pb2.Identity) -> Identity:

@@ -23,19 +23,28 @@ def work(
     counts = {
         key: list(group) for key, group in groupby(rows, key=lambda c: (c.dataset_id, c.epoch))
     }
+
+    def dataset(record: DatasetRecord) -> Dataset:
+        name, cursor = record.dataset_id, cursors.get(record.dataset_id, 0)
+        epoch = cursor // record.length if record.length else 0
+        cut = units.units_of(record.length, settings.units)
+        new = QueueRecord(name, 0, epoch, record.length, cut, settings.stream_unit_rows)
+        mine = [q for q in found.sound if (q.dataset_id, q.epoch) == (name, epoch)]
+        return Dataset(
+            dataset_id=name,
+            name=record.name,
+            length=record.length,
+            weight=record.weight,
+            current=name in current,
+            rows_issued=cursor,
+            epoch=epoch,
+            next_unit=(mine or [new])[0].cut.unit(cursor),
+        )
+
     return Work(
         policy=settings.policy,
         lease_seconds=settings.lease_seconds,
-        datasets=tuple(
-            _dataset(
-                record,
-                cursors.get(record.dataset_id, 0),
-                found.sound,
-                settings,
-                current=record.dataset_id in current,
-            )
-            for record in datasets
-        ),
+        datasets=tuple(map(dataset, datasets)),
         queues=tuple(_queue(q, counts.get((q.dataset_id, q.epoch), [])) for q in newest),
         left_off=len(found.sound) - len(newest),
         damaged=tuple(DamagedEntry(name=d.name, reason=d.reason) for d in found.damaged),
@@ -51,30 +60,6 @@ def _newest(queues: Sequence[QueueRecord], current: Set[str]) -> list[QueueRecor
         key=lambda q: (q.dataset_id not in current, last[q.dataset_id] - q.epoch, q.dataset_id),
     )[:MAX_QUEUES]
     return sorted(found, key=lambda queue: (queue.dataset_id, queue.epoch))
-
-
-def _dataset(
-    record: DatasetRecord,
-    cursor: int,
-    queues: Sequence[QueueRecord],
-    settings: WorkSettings,
-    *,
-    current: bool,
-) -> Dataset:
-    epoch = cursor // record.length if record.length else 0
-    cut = units.units_of(record.length, settings.units)
-    new = QueueRecord(record.dataset_id, 0, epoch, record.length, cut, settings.stream_unit_rows)
-    mine = [q for q in queues if (q.dataset_id, q.epoch) == (record.dataset_id, epoch)]
-    return Dataset(
-        dataset_id=record.dataset_id,
-        name=record.name,
-        length=record.length,
-        weight=record.weight,
-        current=current,
-        rows_issued=cursor,
-        epoch=epoch,
-        next_unit=(mine or [new])[0].cut.unit(cursor),
-    )
 
 
 def _queue(queue: QueueRecord, counts: Sequence[RowCount]) -> Queue:

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from atoll.errors import StorageFull, StoreError
@@ -66,12 +66,8 @@ class SampleStore:
             StoredSample(position=position, worker_id=name, incarnation=life, **json.loads(body))
             for position, name, life, body in rows
         )
-        return SampleHistory(
-            samples=found,
-            after=found[-1].position if found else after,
-            kept=kept,
-            limit=self._limit,
-        )
+        reached = found[-1].position if found else after
+        return SampleHistory(samples=found, after=reached, kept=kept, limit=self._limit)
 
     def close(self) -> None:
         with self._lock:
@@ -84,49 +80,40 @@ def _typed() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as exc:
-        if _kind(exc) in _NO_ROOM:
-            raise _full(exc) from exc
+        # The low byte is the kind: an I/O error has one code for each call of the system.
+        if getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _NO_ROOM:
+            raise StorageFull(
+                f"the history of telemetry cannot be written ({exc}); free some room on the "
+                f"coordinator's disk, what was measured is sent again"
+            ) from exc
         raise StoreError(
             f"the history of telemetry cannot be used ({exc}); restart the coordinator, which "
             f"puts a damaged file aside"
         ) from exc
 
 
-def _kind(exc: sqlite3.Error) -> int:
-    # The low byte is the kind: an I/O error has one code for each call of the system.
-    return getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-
-
-def _full(exc: sqlite3.Error) -> StorageFull:
-    return StorageFull(
-        f"the history of telemetry cannot be written ({exc}); free some room on the "
-        f"coordinator's disk, what was measured is sent again"
-    )
-
-
 def _opened(path: Path | None) -> sqlite3.Connection:
     try:
         return _connect(path)
-    except sqlite3.DatabaseError as exc:
+    except StorageFull:
+        raise
+    except StoreError as exc:
         assert path is not None, "a database in memory cannot be damaged"
-        if _kind(exc) in _NO_ROOM:
-            raise _full(exc) from exc
         aside = path.with_name(path.name + ".damaged")
         os.replace(path, aside)
         log.warning(
             "the history of telemetry was damaged and begins anew",
-            extra={"kept_as": str(aside), "reason": str(exc)},
+            extra={"kept_as": str(aside), "reason": str(exc.__cause__)},
         )
         return _connect(path)
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
-    database = sqlite3.connect(":memory:" if path is None else path, check_same_thread=False)
-    try:
+    with _typed(), ExitStack() as undo:
+        database = sqlite3.connect(path or ":memory:", check_same_thread=False)
+        undo.callback(database.close)
         database.execute("PRAGMA synchronous = OFF")
         database.execute(_TABLE)
         database.execute("SELECT max(position) FROM samples").fetchone()
-    except sqlite3.DatabaseError:
-        database.close()
-        raise
+        undo.pop_all()
     return database

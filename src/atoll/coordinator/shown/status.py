@@ -10,7 +10,7 @@ from atoll.coordinator.rounds.disk_space import DiskSpace
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import RoundRecord, RoundState, RoundTotals
+from atoll.ledger.records import RoundState, RoundTotals
 from atoll.proof import losses
 from atoll.protocol.messages import RoundStatus, Status, WorkerStatus
 from atoll.versions.manifests import Manifests
@@ -77,21 +77,19 @@ class Report:
         return "waiting" if self.rounds.newest is None else "training"
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
-        live = self.membership.registry.live()
+        registry = self.membership.registry
+        live, heartbeats = registry.live(), registry.heartbeats
         return tuple(
             WorkerStatus(
                 worker_id=worker.worker_id,
                 incarnation=worker.incarnation,
                 active=worker.active,
                 live=worker.worker_id in live,
-                seconds_since_heard=self.membership.registry.heartbeats.seconds_since(
-                    worker.worker_id
-                )
-                or 0.0,
-                hostname=self.membership.registry.hostname(worker.worker_id),
-                telemetry=self.membership.registry.heartbeats.telemetry(worker.worker_id),
+                seconds_since_heard=heartbeats.seconds_since(worker.worker_id) or 0.0,
+                hostname=registry.hostname(worker.worker_id),
+                telemetry=heartbeats.telemetry(worker.worker_id),
             )
-            for worker in self.membership.registry.known()
+            for worker in registry.known()
         )
 
     def _history(self, version: int) -> tuple[RoundStatus, ...]:
@@ -101,28 +99,19 @@ class Report:
             records = t.rounds.all(first=first, last=version)
             folded = t.contributions.totals(first=first, last=version)
         # The initial weights, version 0, are shown before the first round.
-        start = [_round(0, None, _NOTHING, held_out.get(0))] if first == 1 else []
-        return (
-            *start,
-            *(
-                _round(r.round, _digest(r), folded.get(r.round, _NOTHING), held_out.get(r.round))
-                for r in records
-            ),
-        )
+        digests: dict[int, str | None] = {0: None} if first == 1 else {}
+        for r in records:
+            digests[r.round] = r.master_digest if r.state is RoundState.PUBLISHED else None
 
+        def shown(number: int) -> RoundStatus:
+            totals = folded.get(number, _NOTHING)
+            return RoundStatus(
+                round=number,
+                contributions=totals.contributions,
+                tokens=totals.tokens,
+                train_loss=totals.loss_sum / totals.tokens if totals.tokens else None,
+                evaluation_loss=held_out.get(number),
+                digest=digests[number],
+            )
 
-def _digest(record: RoundRecord) -> str | None:
-    return record.master_digest if record.state is RoundState.PUBLISHED else None
-
-
-def _round(
-    number: int, digest: str | None, folded: RoundTotals, held_out: float | None
-) -> RoundStatus:
-    return RoundStatus(
-        round=number,
-        contributions=folded.contributions,
-        tokens=folded.tokens,
-        train_loss=folded.loss_sum / folded.tokens if folded.tokens else None,
-        evaluation_loss=held_out,
-        digest=digest,
-    )
+        return tuple(map(shown, digests))
