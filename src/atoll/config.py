@@ -5,7 +5,7 @@ belong to the coordinator's machine alone (paths of weights, data and stores).
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from atoll.data.parts import MIXTURE
 from atoll.data.registry import LOCATIONS
 from atoll.errors import ConfigError
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
-from atoll.settings import Choice
 from atoll.strategies import registry as strategies
 
 MAX_RUN_FILE_BYTES = 1 << 20
@@ -65,18 +64,17 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     strategies.refuse_unknown(table)
     model = _section(table, "model")
     data, location = _data(table, base)
-    storage = table.get("storage", {})
-    if not isinstance(storage, dict):
-        raise ConfigError(f"storage={storage!r} must be a [storage] section")
+    storage = table.get("storage")
     local = {
         name: _address(_text(storage, name, "storage"), base)
         for name in _LOCAL_STORAGE
-        if name in storage
+        if isinstance(storage, dict)
     }
     start_from = _text(model, "start_from", "model")
     fingerprint_of = _text(model, "fingerprint_of", "model")
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
-    _refuse_unknown(settings, Manifest, "", extra={"storage": _LOCAL_STORAGE})
+    for name in settings.keys() & {*NOT_IN_FILE}:
+        raise _unknown([name])
     stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
     known = DataSettings(definition=data, identity={})
     strategies.of(_validated({**settings, "model": stand_in, "data": known}))
@@ -131,35 +129,32 @@ def _text(section: dict[str, Any], name: str, where: str) -> str | None:
     raise ConfigError(f"{where}.{name}={value!r} must be a path or an address, in quotes")
 
 
-def _refuse_unknown(
-    table: Mapping[str, Any],
-    model: type[BaseModel],
-    prefix: str,
-    *,
-    extra: Mapping[str, tuple[str, ...]],
-) -> None:
-    known = [name for name in model.model_fields if name not in NOT_IN_FILE]
-    for name, value in table.items():
-        if name not in known:
-            shown = sorted([*known, *extra.get(prefix.rstrip("."), ())])
-            where = f"[{prefix.rstrip('.')}]" if prefix else "the run file"
-            raise ConfigError(f"{prefix}{name} is not a setting; {where} knows {', '.join(shown)}")
-        inner = model.model_fields[name].annotation
-        if not isinstance(inner, type) or issubclass(inner, Choice):
-            continue  # a choice refuses by itself: what it knows depends on what is chosen
-        if issubclass(inner, BaseModel) and isinstance(value, Mapping):
-            _refuse_unknown(value, inner, f"{prefix}{name}.", extra=extra)
-
-
 def _validated(fields: Mapping[str, Any]) -> Manifest:
     try:
         return Manifest.model_validate(dict(fields))
     except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
+        found = exc.errors(include_url=False)
+        # A name that is not known comes first: it may be why another one is missing.
+        first = next((error for error in found if error["type"] == "extra_forbidden"), found[0])
         name = ".".join(str(part) for part in first["loc"]) or "run file"
-        rule = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            raise _unknown(first["loc"]) from exc
         if first["type"] == "missing":
             raise ConfigError(f"{name} is missing; every run file sets it") from exc
-        value = first["input"]
+        rule, value = first["msg"].removeprefix("Value error, "), first["input"]
         shown = "" if isinstance(value, (Mapping, BaseModel)) else f"={value!r}"
         raise ConfigError(f"{name}{shown}: {rule}") from exc
+
+
+def _unknown(place: Sequence[int | str]) -> ConfigError:
+    """Says which settings there are instead of the one at `place`."""
+    *sections, _ = place
+    model: Any = Manifest
+    for section in sections:
+        model = model.model_fields[section].annotation
+    known = {*model.model_fields} - {*NOT_IN_FILE}
+    if sections == ["storage"]:
+        known.update(_LOCAL_STORAGE)
+    where = f"[{'.'.join(map(str, sections))}]" if sections else "the run file"
+    name = ".".join(map(str, place))
+    return ConfigError(f"{name} is not a setting; {where} knows {', '.join(sorted(known))}")

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable, ProtocolError
 from atoll.protocol.exchange import Ask
@@ -70,9 +69,10 @@ class HttpClient:
         except ValidationError as exc:
             first = exc.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
+            value = first["input"]
+            given = f" (it says {value!r})" if isinstance(value, (str, int, float, bool)) else ""
             raise ProtocolError(
-                f"{path} of {self._base} answers without a good {name!r}: {first['msg']}"
-                f"{_given(first)}; "
+                f"{path} of {self._base} answers without a good {name!r}: {first['msg']}{given}; "
                 f"run the same release of atoll on both sides"
             ) from exc
 
@@ -91,11 +91,7 @@ class HttpClient:
         """Which certificate encrypted connections accept; the pinned one is fetched once."""
         with self._lock:
             if self._trust is None:
-                self._trust = (
-                    Trust(None)
-                    if self._fingerprint is None
-                    else pinning.pin(self.host.strip("[]"), self._port, self._fingerprint)
-                )
+                self._trust = pinning.pin(self.host.strip("[]"), self._port, self._fingerprint)
             return self._trust
 
     def _no_answer(self, path: str, exc: httpx.HTTPError) -> AtollError:
@@ -108,9 +104,8 @@ class HttpClient:
                     f"({cause.verify_message}); give --fingerprint from the join command"
                 )
             cause = cause.__cause__ or cause.__context__
-        return CoordinatorUnreachable(
-            f"no answer from {self._base}{path}: {str(exc) or type(exc).__name__}"
-        )
+        reason = str(exc) or type(exc).__name__
+        return CoordinatorUnreachable(f"no answer from {self._base}{path}: {reason}")
 
     def _opened(self) -> httpx.Client:
         with self._lock:
@@ -129,12 +124,6 @@ class HttpClient:
                     trust_env=False,
                 )
             return self._client
-
-
-def _given(error: ErrorDetails) -> str:
-    """The value that breaks the rule, in words; nothing where it is a list or a table."""
-    value = error["input"]
-    return f" (it says {value!r})" if isinstance(value, (str, int, float, bool)) else ""
 
 
 def _bounded(response: httpx.Response) -> bytes:
@@ -167,10 +156,10 @@ def _address(url: str) -> tuple[bool, str, int]:
     try:
         parts = urlsplit(url)
         port = parts.port
+        bare = not parts.path.strip("/") and not parts.query and parts.username is None
+        if parts.scheme not in ("http", "https") or not parts.hostname or not bare:
+            raise ValueError(url)
     except ValueError as exc:
         raise ConfigError(f"url={url!r} must be http://host:port or https://host:port") from exc
-    bare = not parts.path.strip("/") and not parts.query and parts.username is None
-    if parts.scheme not in ("http", "https") or not parts.hostname or not bare:
-        raise ConfigError(f"url={url!r} must be http://host:port or https://host:port")
     secure = parts.scheme == "https"
     return secure, parts.hostname, port or (443 if secure else 80)

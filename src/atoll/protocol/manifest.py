@@ -79,8 +79,8 @@ class MembershipSettings(Settings):
     def _quorum_is_not_below_minimum(self) -> "MembershipSettings":
         if 0 < self.quorum < self.min_workers:
             raise ValueError(
-                f"quorum={self.quorum} is below min_workers={self.min_workers}; "
-                f"a round never closes with fewer than min_workers, so raise quorum"
+                f"quorum={self.quorum} is below min_workers={self.min_workers}; a round never "
+                f"closes with fewer than min_workers, so raise quorum"
             )
         return self
 
@@ -169,12 +169,13 @@ class Manifest(Settings):
     @classmethod
     def _same_protocol(cls, value: Any) -> Any:
         # Before the fields: a newer side's unknown ones would hide the reason.
-        found = value.get("protocol_version", PROTOCOL_VERSION) if isinstance(value, dict) else None
-        if isinstance(value, dict) and found != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"protocol_version={found!r} where this program speaks {PROTOCOL_VERSION}; run the "
-                f"same release of atoll on both sides"
-            )
+        if isinstance(value, dict):
+            found = value.get("protocol_version", PROTOCOL_VERSION)
+            if found != PROTOCOL_VERSION:
+                raise VersionMismatch(
+                    f"protocol_version={found!r} where this program speaks {PROTOCOL_VERSION}; run "
+                    f"the same release of atoll on both sides"
+                )
         return value
 
     @model_validator(mode="after")

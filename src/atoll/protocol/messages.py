@@ -238,14 +238,13 @@ class Info(Manifest):
     manifest_sha256: Sha256
     model_hash: Sha256  # layout digest: names, shapes, dtypes
     version: Whole
-    transfer_port: Annotated[int, Field(ge=0, le=65535)]
+    transfer_port: Port
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, value: Any) -> Any:
         # A default here would be a setting of the worker's own.
-        name = _left_out(cls, value) if isinstance(value, dict) else None
-        if name is not None:
+        if isinstance(value, dict) and (name := _left_out(cls, value)):
             raise VersionMismatch(
                 f"the coordinator's /info leaves out {name!r}, which this release needs; nothing "
                 f"is assumed in its place, so run the same release of atoll on both sides"
@@ -258,9 +257,8 @@ class Info(Manifest):
 
     def manifest(self) -> Manifest:
         """The settings alone."""
-        return Manifest.model_validate(
-            {name: getattr(self, name) for name in Manifest.model_fields}
-        )
+        kept = {name: getattr(self, name) for name in Manifest.model_fields}
+        return Manifest.model_validate(kept)
 
 
 class InfoRequest(Ask[Info], route=Route("GET", "/info")):
@@ -274,14 +272,11 @@ def _left_out(model: type[BaseModel], value: dict[str, Any], prefix: str = "") -
     for name, field in model.model_fields.items():
         if value.get(name) is None:
             return prefix + name
-        section = field.annotation
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            continue
-        if isinstance(value[name], dict):
+        section, table = field.annotation, value[name]
+        if isinstance(table, dict) and isinstance(section, type) and issubclass(section, BaseModel):
             if issubclass(section, Choice):
-                section = section.named(value[name].get(section.key)) or section
-            found = _left_out(section, value[name], f"{prefix}{name}.")
-            if found is not None:
+                section = section.named(table.get(section.key)) or section
+            if found := _left_out(section, table, f"{prefix}{name}."):
                 return found
     return None
 

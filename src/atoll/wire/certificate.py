@@ -46,9 +46,8 @@ def given(certificate_path: Path, key_path: Path) -> Certificate:
     """A certificate from two files; refuses unreadable or mismatched ones by name."""
     try:
         # Without a password OpenSSL would ask for one on the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            certificate_path, key_path, password=""
-        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate_path, key_path, password="")
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(
             f"cannot use certificate {str(certificate_path)!r} with key {str(key_path)!r}: {exc}; "
@@ -76,22 +75,19 @@ def own(directory: Path, *, host: str, now: datetime.datetime) -> Certificate:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    public = built.public_bytes(serialization.Encoding.PEM)
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    secret = key.private_bytes(pem, form, serialization.NoEncryption())
+    public = built.public_bytes(pem)
     # Durable: islands pin it, and one that a power cut takes away would lock all of them out.
-    for path, data in ((kept.key_path, secret), (kept.certificate_path, public)):
-        filesystem.write_whole(path, data)
+    filesystem.write_whole(kept.key_path, secret)
+    filesystem.write_whole(kept.certificate_path, public)
     return kept
 
 
 def _names(host: str) -> list[x509.GeneralName]:
-    names: list[x509.GeneralName] = [x509.DNSName(COMMON_NAME), x509.DNSName("localhost")]
+    own: x509.GeneralName
     try:
-        names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        own = x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        names.append(x509.DNSName(host))
-    return names
+        own = x509.DNSName(host)
+    return [x509.DNSName(COMMON_NAME), x509.DNSName("localhost"), own]

@@ -128,8 +128,7 @@ def _fixed_part(fixed: bytes) -> tuple[int, int]:
         )
     if header_bytes > MAX_HEADER_BYTES:
         raise FrameTooLarge(
-            f"frame says its header has {header_bytes} bytes; "
-            f"at most {MAX_HEADER_BYTES} are allowed"
+            f"the frame's header has {header_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed"
         )
     return flags, header_bytes
 
@@ -140,8 +139,9 @@ def expect(header: FrameHeader, *, layout: Layout, codec: Codec, kind: str) -> N
     FrameError for kind, codec and a payload too small, LayoutMismatch naming the first tensor that
     differs, FrameTooLarge for a payload beyond what the layout takes.
     """
-    _equal("kind", header.kind, kind)
-    _equal("codec", header.codec, codec.format)
+    for name, wanted in (("kind", kind), ("codec", codec.format)):
+        if (found := getattr(header, name)) != wanted:
+            raise FrameError(f"the frame has {name}={found!r} where the run has {wanted!r}")
     table = header.table()
     if table is not None:
         layout.check_table(table, subject="the frame")
@@ -158,11 +158,6 @@ def expect(header: FrameHeader, *, layout: Layout, codec: Codec, kind: str) -> N
             f"the frame has payload_bytes={header.payload_bytes} where {codec.name} takes "
             f"{expected_bytes} for {layout.size} elements"
         )
-
-
-def _equal(name: str, found: object, wanted: object) -> None:
-    if found != wanted:
-        raise FrameError(f"the frame has {name}={found!r} where the run has {wanted!r}")
 
 
 def locate(payload_offset: int, codec: Codec, span: Span) -> tuple[int, int]:
@@ -183,8 +178,7 @@ class FrameWriter:
     ) -> None:
         assert (write is None) != (tee is None), "give the bytes one way to go"
         self._out: Tee = _Hashing(write) if tee is None else tee
-        self._left = header.payload_bytes
-        self._size = header.payload_bytes
+        self._left = self._size = header.payload_bytes
         self._out.write(memoryview(preamble(header)))
 
     def payload(self, piece: BytesLike) -> None:
@@ -223,23 +217,13 @@ class FrameReader:
         self._tee: Tee = _Hashing() if tee is None else tee
         self._head = bytearray()
         self._head_bytes = FIXED_BYTES  # grows by the header's size once that is read
-        self._header: FrameHeader | None = None
+        self.header: FrameHeader | None = None  # once it is complete
+        self.nbytes = 0  # taken so far: the offset at which a broken upload resumes
         self._left = 0  # payload bytes to come
         self._trailer = bytearray()
         self._blob_sha256: str | None = None
         self._refused = False
         self._digest_checked = False
-        self._taken = 0
-
-    @property
-    def header(self) -> FrameHeader | None:
-        """The header, once it is complete."""
-        return self._header
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes taken so far: the offset at which a broken upload resumes."""
-        return self._taken
 
     def feed(self, chunk: BytesLike) -> None:
         """Takes the next bytes; raises at the first one that cannot belong to the frame.
@@ -250,10 +234,10 @@ class FrameReader:
         self._check_not_refused()
         self._refused = True  # until this chunk is through
         view = memoryview(chunk).cast("B")
-        self._taken += view.nbytes
-        while view.nbytes and self._header is None:
+        self.nbytes += view.nbytes
+        while view.nbytes and self.header is None:
             view = self._take_preamble(view)
-        if self._header is not None:
+        if self.header is not None:
             self._take_body(view)
         self._refused = False
 
@@ -265,8 +249,8 @@ class FrameReader:
         """
         self._check_not_refused()
         if self._blob_sha256 is None:
-            part = "header" if self._header is None else "payload" if self._left else "checksum"
-            raise FrameError(f"frame ends after {self._taken} bytes, inside its {part}")
+            part = "header" if self.header is None else "payload" if self._left else "checksum"
+            raise FrameError(f"frame ends after {self.nbytes} bytes, inside its {part}")
         return self._blob_sha256
 
     def _check_not_refused(self) -> None:
@@ -281,17 +265,17 @@ class FrameReader:
             self._digest_checked = flags == DIGEST_CHECKED
             self._head_bytes += header_bytes
         if len(self._head) == self._head_bytes:
-            header, _ = parse_preamble(bytes(self._head))
-            self._header, self._left = header, header.payload_bytes
+            self.header, _ = parse_preamble(bytes(self._head))
+            self._left = self.header.payload_bytes
             self._tee.write(memoryview(bytes(self._head)))
         return view[missing:]
 
     def _take_body(self, view: memoryview) -> None:
         room = self._left + TRAILER_BYTES - len(self._trailer)
         if view.nbytes > room:
+            beyond = view.nbytes - room
             raise FrameTooLarge(
-                f"{view.nbytes - room} bytes follow the end of the frame; its size is fixed by its "
-                f"header"
+                f"{beyond} bytes follow the end of the frame; its header fixes its size"
             )
         piece, rest = view[: self._left], view[self._left :]
         if piece.nbytes:

@@ -12,30 +12,26 @@ _SERVICE = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"].full_name
 
 
 class TransferCalls:
-    """What `channel` offers: `offset`, `upload`, `download`, `presence`."""
+    """What `channel` offers: `offset`, `upload`, `download`, `presence`.
+
+    Parts are messages or, for data, bytes that `chunks.data_part` made (sent) and views of what
+    came in (received).
+    """
 
     def __init__(self, channel: grpc.Channel) -> None:
-        self.offset: Callable[..., transfer_pb2.UploadOffset] = channel.unary_unary(
-            f"/{_SERVICE}/Offset",
-            request_serializer=rpc.written,
-            response_deserializer=transfer_pb2.UploadOffset.FromString,
+        def call(kind: Callable[..., Any], name: str, read: Callable[[bytes], Any]) -> Any:
+            path = f"/{_SERVICE}/{name}"
+            return kind(path, request_serializer=rpc.written, response_deserializer=read)
+
+        self.offset: Callable[..., transfer_pb2.UploadOffset] = call(
+            channel.unary_unary, "Offset", transfer_pb2.UploadOffset.FromString
         )
-        # Parts are messages or, for data, bytes that `chunks.data_part` made.
-        self.upload: Callable[..., transfer_pb2.Receipt] = channel.stream_unary(
-            f"/{_SERVICE}/Upload",
-            request_serializer=rpc.written,
-            response_deserializer=transfer_pb2.Receipt.FromString,
+        self.upload: Callable[..., transfer_pb2.Receipt] = call(
+            channel.stream_unary, "Upload", transfer_pb2.Receipt.FromString
         )
-        # Parts are messages or, for data, views of what came in.
-        self.download: Callable[..., Iterator[Any]] = channel.unary_stream(
-            f"/{_SERVICE}/Download",
-            request_serializer=rpc.written,
-            response_deserializer=_part,
-        )
-        self.presence: Callable[..., Any] = channel.unary_stream(
-            f"/{_SERVICE}/Presence",
-            request_serializer=rpc.written,
-            response_deserializer=transfer_pb2.PresenceState.FromString,
+        self.download: Callable[..., Iterator[Any]] = call(channel.unary_stream, "Download", _part)
+        self.presence: Callable[..., Any] = call(
+            channel.unary_stream, "Presence", transfer_pb2.PresenceState.FromString
         )
 
 

@@ -28,25 +28,34 @@ def check(
     """Refuses the request for the first thing in which the worker differs from the run."""
     _check_settings(request, in_force, manifests)
     if request.layout_digest != layout.digest:
-        raise LayoutMismatch(
-            f"layout_digest={request.layout_digest!r} of worker_id={request.worker_id!r} is not "
-            f"the run's {layout.digest!r}; the worker's model must have the run's names, shapes "
-            f"and dtypes"
-        )
-    difference = datasets.first_difference(in_force.manifest.data.identity, request.data_identity)
-    if difference is not None:
-        _check_lengths(request, in_force)
-        field, mine, theirs = difference
-        raise ManifestMismatch(
-            f"data.{field[:_MAX_NAME]} of worker_id={request.worker_id!r} is "
-            f"{_shown.repr(theirs)}, the run's is {mine!r}; the worker's data must be the run's"
-        )
-    _check_codecs(request, in_force)
-
-
-def _check_lengths(request: RegisterRequest, in_force: Recorded) -> None:
-    """Refuses a dataset of the run that the worker has with another length, by both."""
+        rule = "the worker's model must have the run's names, shapes and dtypes"
+        found = Difference("layout_digest", layout.digest, request.layout_digest)
+        raise LayoutMismatch(_told(request, found, rule))
     mine = in_force.manifest.data.identity
+    difference = datasets.first_difference(mine, request.data_identity)
+    if difference is not None:
+        _check_lengths(request, mine)
+        field, *sides = difference
+        rule = "the worker's data must be the run's"
+        raise ManifestMismatch(_told(request, Difference(f"data.{field}", *sides), rule))
+    manifest = in_force.manifest
+    for name in sorted({_WHOLE_WEIGHTS, manifest.upload.codec, manifest.download.codec}):
+        speaks, theirs = codecs.versions()[name], request.codec_versions.get(name, 1)
+        if theirs != speaks:
+            rule = "run the same release of atoll on both sides"
+            found = Difference(f"codec_versions.{name}", speaks, theirs)
+            raise VersionMismatch(_told(request, found, rule))
+
+
+def _told(request: RegisterRequest, found: Difference, rule: str) -> str:
+    return (
+        f"{found.field[:_MAX_NAME]} of worker_id={request.worker_id!r} is "
+        f"{_shown.repr(found.theirs)}, the run's is {found.mine!r}; {rule}"
+    )
+
+
+def _check_lengths(request: RegisterRequest, mine: Mapping[str, Any]) -> None:
+    """Refuses a dataset of the run that the worker has with another length, by both."""
     found = zip(_identities(mine), _identities(request.data_identity), strict=False)
     for part, (one, other) in zip(parts.parts_of(mine), found, strict=False):
         rows = other.get("rows")
@@ -87,19 +96,5 @@ def _check_settings(request: RegisterRequest, in_force: Recorded, manifests: Man
         if request.settings.get(name) != settings[name]
     ]
     if found:
-        raise ManifestMismatch(
-            f"{found[0].field[:_MAX_NAME]} of worker_id={request.worker_id!r} is "
-            f"{_shown.repr(found[0].theirs)}, the run's is {found[0].mine!r}; settings "
-            f"come from the coordinator alone, so fetch /info again and adopt them"
-        )
-
-
-def _check_codecs(request: RegisterRequest, in_force: Recorded) -> None:
-    manifest = in_force.manifest
-    for name in sorted({_WHOLE_WEIGHTS, manifest.upload.codec, manifest.download.codec}):
-        mine, theirs = codecs.versions()[name], request.codec_versions.get(name, 1)
-        if theirs != mine:
-            raise VersionMismatch(
-                f"codec_versions.{name} of worker_id={request.worker_id!r} is {theirs!r}, this "
-                f"coordinator's is {mine!r}; run the same release of atoll on both sides"
-            )
+        rule = "settings come from the coordinator alone, so fetch /info again and adopt them"
+        raise ManifestMismatch(_told(request, found[0], rule))
