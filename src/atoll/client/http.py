@@ -6,7 +6,8 @@ What people's tools and islands share. Frames and presence go over gRPC: `island
 import re
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -57,13 +58,8 @@ class HttpClient:
         """The answer to `message`; the coordinator's refusal as the error it names."""
         path = message.target()
         content = None if message.in_query() else message.model_dump_json().encode()
-        try:
-            with self._opened().stream(message.route.method, path, content=content) as response:
-                answer = _bounded(response)
-        except httpx.HTTPError as exc:
-            raise self._no_answer(path, exc) from exc
-        if response.status_code != 200:
-            raise _refusal(response, answer)
+        with self._asking(message.route.method, path, content) as response:
+            answer = _bounded(response)
         try:
             return message.reply().model_validate_json(answer)
         except ValidationError as exc:
@@ -78,14 +74,22 @@ class HttpClient:
 
     def copy_ledger(self, write: Callable[[bytes], object]) -> None:
         """Streams a consistent copy of the ledger into `write`; needs the admin role."""
+        with self._asking("GET", "/ledger") as response:
+            for piece in response.iter_bytes():
+                write(piece)
+
+    @contextmanager
+    def _asking(
+        self, method: str, path: str, content: bytes | None = None
+    ) -> Iterator[httpx.Response]:
+        """The answer, to be read inside; a refusal, or no answer, as the error that says so."""
         try:
-            with self._opened().stream("GET", "/ledger") as reply:
-                if reply.status_code != 200:
-                    raise _refusal(reply, _bounded(reply))
-                for piece in reply.iter_bytes():
-                    write(piece)
+            with self._opened().stream(method, path, content=content) as response:
+                if response.status_code != 200:
+                    raise _refusal(response)
+                yield response
         except httpx.HTTPError as exc:
-            raise self._no_answer("/ledger", exc) from exc
+            raise self._no_answer(path, exc) from exc
 
     def trust(self) -> Trust:
         """Which certificate encrypted connections accept; the pinned one is fetched once."""
@@ -139,9 +143,9 @@ def _bounded(response: httpx.Response) -> bytes:
     return bytes(body)
 
 
-def _refusal(response: httpx.Response, body: bytes) -> AtollError:
+def _refusal(response: httpx.Response) -> AtollError:
     try:
-        reply = ErrorReply.model_validate_json(body)
+        reply = ErrorReply.model_validate_json(_bounded(response))
     except ValidationError:
         if response.status_code >= 500:
             return CoordinatorUnreachable(f"{response.url} answers {response.status_code}")

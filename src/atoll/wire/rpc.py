@@ -157,7 +157,7 @@ def written(message: Message | bytes) -> bytes:
 
 
 def readable(message: M | None) -> M:
-    """`message`; ProtocolError where the received bytes were none (`_reader` gives None)."""
+    """Gives `message` back; ProtocolError for None, which `_reader` gives for undecodable bytes."""
     if message is None:
         raise ProtocolError("what was sent is no message of this method; update the sender")
     return message

@@ -53,9 +53,10 @@ def sentence(error: AtollError) -> str:
 
 
 def reported(code: str, message: str, *, retry: bool, generation: int) -> AtollError:
-    """The error that the coordinator named by `code`.
+    """The error that the coordinator reported by `code`, as this side raises it.
 
-    Where it says `retry` and the class does not, a CoordinatorUnreachable, which callers retry.
+    The coordinator may ask for a retry of an error that is not retried here, one of a newer release
+    for instance; it becomes a CoordinatorUnreachable, which callers retry.
     """
     error = errors.from_code(code, message)
     if isinstance(error, StaleGeneration):

@@ -103,7 +103,10 @@ class Membership:
         self.changed()
 
     def finish_kicks(self) -> None:
-        """Takes out who was to be kept out when an earlier life ended between the two."""
+        """Ends the kicks that an earlier life of the coordinator left half done.
+
+        A kick first keeps the worker out and then removes it; this removes who is still registered.
+        """
         for worker in self.registry.active():
             if worker.worker_id in self.control.kicked:
                 self.registry.remove(worker.worker_id)

@@ -58,7 +58,7 @@ class Presence:
             return True
 
     def forget(self, worker_id: str, incarnation: int) -> None:
-        """That life of the worker is over: its stream, or an earlier one's, means nothing more."""
+        """Ends the worker's stream if it belongs to that life or an earlier one."""
         with self._lock:
             stream = self._streams.get(worker_id)
             if stream is None or stream.incarnation > incarnation:
@@ -82,7 +82,7 @@ class Presence:
         return "open" if stream.lost_at is None else "lost"
 
     def stop(self) -> None:
-        """The coordinator goes: it ends the streams, and nobody is lost by that."""
+        """Ends all streams because the coordinator stops; no worker counts as lost by that."""
         with self._lock:
             self._stopped = True
             streams = list(self._streams.values())

@@ -88,10 +88,12 @@ class Registry:
         peer: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> WorkerRecord:
-        """A new incarnation; the same key takes over at once, another one waits for silence.
+        """Registers a worker under its next incarnation.
 
-        `peer` is where the request came from: the address of a worker that advertises none.
-        `check` refuses by raising; nobody is removed between it and the registration.
+        The island key that holds the name takes it over at once; with another key the name is free
+        only when its holder has left or has not been heard within the heartbeat timeout. `peer` is
+        where the request came from: the address of a worker that advertises none. `check` refuses
+        by raising; nobody is removed between it and the registration.
         """
         self.check_run(request.run_id, request.manifest_sha256)
         name, hashed = request.worker_id, key_hash(request.island_key)
@@ -149,8 +151,7 @@ class Registry:
 
     def eviction(self, worker_id: str) -> str | None:
         """Why the worker was taken for dead, if it was and has not come back."""
-        with self._lock:
-            return self._evictions.get(worker_id)
+        return self._evictions.get(worker_id)
 
     def must_know(self, worker_id: str) -> None:
         """UnknownWorker for a name that never registered."""
@@ -223,8 +224,7 @@ class Registry:
 
     def hostname(self, worker_id: str) -> str:
         """The name the worker's machine gave."""
-        with self._lock:
-            return self._hostnames.get(worker_id, "")
+        return self._hostnames.get(worker_id, "")
 
 
 def _same(left: str, right: str) -> bool:

@@ -96,8 +96,8 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
             name=kind.__name__,
             description=kind.__doc__ or "",
             response_model=kind.reply(),
+            # A token of either role is enough otherwise, and the guard has seen one.
             dependencies=admin if route.sender == "admin" else [],
-            # Who is not just anyone: the guard has seen a token of either role.
             responses={} if route.sender == "anyone" else _REFUSALS,
         )
     _add_special_routes(app, coordinator, admin)

@@ -68,7 +68,6 @@ class Server:
     ) -> None:
         self._coordinator = coordinator
         self._access = access
-        self._clock = clock
         self._listen = listen
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,16 +98,14 @@ class Server:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
 
+    def _fail(self, exc: BaseException) -> None:
+        self._failure = exc
+        self.stop()
+
     async def _serve(self, on_ready: Callable[[Address], None]) -> None:
-        self._loop = loop = asyncio.get_running_loop()
-        stop = self._stop
+        self._loop = asyncio.get_running_loop()
         if self._is_told:
-            stop.set()
-
-        def fail(exc: BaseException) -> None:
-            self._failure = exc
-            loop.call_soon_threadsafe(stop.set)
-
+            self._stop.set()
         listener = bind(self._listen.host, self._listen.port)
         pool = ThreadPoolExecutor(TRANSFER_THREADS, thread_name_prefix="transfer")
         try:
@@ -119,18 +116,14 @@ class Server:
         self._coordinator.transfer_port = transfer_port
         http = _Http(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=[listener]))
-        heartbeat = self._coordinator.manifest.heartbeat_interval
-        closing = ClosingThread(
-            self._coordinator, tick_seconds=min(0.25, heartbeat / 4), on_failure=fail
-        )
+        tick = min(0.25, self._coordinator.manifest.heartbeat_interval / 4)
+        closing = ClosingThread(self._coordinator, tick_seconds=tick, on_failure=self._fail)
         closing.start()
-        self._coordinator.ledger.on_lost(fail)
+        self._coordinator.ledger.on_lost(self._fail)
         on_ready(Address(self._listen.host, listener.getsockname()[1], transfer_port))
         over = asyncio.create_task(self._over())
-        await asyncio.wait(
-            [asyncio.create_task(stop.wait()), over, serving],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        ends = [asyncio.create_task(self._stop.wait()), over, serving]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         log.info("coordinator stops")
         is_over = over.done()
         over.cancel()
