@@ -123,7 +123,7 @@ def idle(round_number: int, die: Die) -> None:
         return begin_upload(self, request)
 
     def started(self: ClosingThread) -> None:
-        self._tick_seconds = TICK_SECONDS
+        self.tick_seconds = TICK_SECONDS
         start(self)
 
     Coordinator.begin_upload = begun  # type: ignore[method-assign] # the point of this program

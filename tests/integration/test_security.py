@@ -219,7 +219,10 @@ def test_walk_finds_a_mutating_route_that_lets_strangers_in(
 def test_walk_finds_an_admin_route_that_lets_workers_in(
     coordinator: Served, alice: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "_admins_only", lambda *_: lambda: None)
+    real = Access.require
+    monkeypatch.setattr(
+        Access, "require", lambda self, authorization, *_: real(self, authorization)
+    )
     application = mutant(coordinator)
 
     faults = http_faults(application, in_memory(application), alice, {})

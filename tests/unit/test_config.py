@@ -204,7 +204,7 @@ def test_setting_that_is_missing_is_named(name):
         ({"seed": "one"}, "seed='one': "),
         ({"inner": {"lr": -1.0}}, "inner.lr=-1.0: "),
         ({"inner": 3}, "inner=3: "),
-        ({"storage": 3}, "storage=3 "),
+        ({"storage": 3}, "storage=3: "),
         ({"membership": {"min_workers": 3, "quorum": 2}}, "membership: quorum=2 is below"),
         ({"stop": {}}, "stop: neither rounds nor tokens"),
     ],

@@ -3,29 +3,27 @@
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from atoll.coordinator.service import Coordinator
 
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class ClosingThread:
     """Calls `advance` from one thread. A failure there is fatal: weights in memory may be torn."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        *,
-        tick_seconds: float,
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        self._coordinator = coordinator
-        self._tick_seconds = tick_seconds
-        self._on_failure = on_failure
+    coordinator: Coordinator
+    _: KW_ONLY
+    tick_seconds: float
+    on_failure: Callable[[BaseException], None]
+
+    def __post_init__(self) -> None:
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="closing", daemon=True)
-        coordinator.on_change(self._wake.set)
+        self.coordinator.on_change(self._wake.set)
 
     def start(self) -> None:
         """Begins; a round that froze before a crash is computed first."""
@@ -42,10 +40,10 @@ class ClosingThread:
     def _loop(self) -> None:
         try:
             while not self._stopping:
-                self._wake.wait(self._tick_seconds)
+                self._wake.wait(self.tick_seconds)
                 self._wake.clear()
-                while not self._stopping and self._coordinator.advance():
+                while not self._stopping and self.coordinator.advance():
                     pass
         except BaseException as exc:
             log.critical("closing a round failed, the coordinator stops", exc_info=exc)
-            self._on_failure(exc)
+            self.on_failure(exc)

@@ -20,7 +20,7 @@ def render(found: Status) -> bytes:
     return generate_latest(registry)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # registries hash their collectors
 class _StatusCollector(Collector):
     found: Status
 
