@@ -151,14 +151,13 @@ def serving(
     boot.create_or_check(
         stores, config.parse(run_table(**changes)), clock, new_run_id="run-of-the-tests"
     )
+    hashes = {role.value: access.token_hash(token) for role, token in TOKENS.items()}
     with opened.writing() as transaction:
-        transaction.credentials.set(
-            {role.value: access.token_hash(t) for role, t in TOKENS.items()}
-        )
+        transaction.credentials.set(hashes)
     coordinator = boot.open_coordinator(stores, clock)
     server = Server(
         coordinator,
-        Access.of(opened),
+        Access(hashes),
         clock,
         listen=Listen(
             host=host, port=0, certificate=certificate, stay=stay, head_seconds=head_seconds

@@ -61,7 +61,8 @@ def test_only_what_can_succeed_later_is_to_be_retried():
     repeated = {cls.code for cls in ALL if cls.retry}
 
     assert repeated == {
-        "DISK_FAILED", "INTERNAL", "NOT_READY", "STORAGE_FULL", "STORE_AWAY", "SUPERSEDED", "UNREACHABLE",
+        "DISK_FAILED", "INTERNAL", "NOT_READY", "STORAGE_FULL", "STORE_AWAY", "SUPERSEDED",
+        "UNREACHABLE",
     }  # fmt: skip
 
 

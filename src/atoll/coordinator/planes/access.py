@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from atoll.errors import Forbidden, Unauthenticated
-from atoll.ledger.ledger import Ledger
 
 
 class Role(StrEnum):
@@ -26,12 +25,6 @@ class Access:
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = {Role(role): value.encode() for role, value in hashes.items()}
-
-    @classmethod
-    def of(cls, ledger: Ledger) -> "Access":
-        """The roles whose token hashes the ledger holds."""
-        with ledger.reading() as t:
-            return cls(t.credentials.all())
 
     def require(self, authorization: str | None, role: Role = Role.WORKER) -> None:
         """Refuses an `Authorization` value unless it may do what `role` may; in constant time."""
