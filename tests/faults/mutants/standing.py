@@ -132,7 +132,7 @@ def a_refused_registration_leaves_a_trace(patch: Patch) -> None:
             return real(self, request, **more)
         except WorkerTaken:
             known = self._workers[request.worker_id]
-            with self._ledger.writing() as t:
+            with self.ledger.writing() as t:
                 t.members.deregister(request.worker_id, known.incarnation, wall=0.0)
             raise
 

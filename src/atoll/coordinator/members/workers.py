@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from atoll.clock import Clock
 from atoll.coordinator.members.heartbeats import Heartbeats
@@ -34,25 +34,20 @@ def key_hash(island_key: str) -> str:
     return hashlib.sha256(island_key.encode()).hexdigest()
 
 
+@dataclass(eq=False)
 class Registry:
     """The durable list of workers with a copy in memory. Thread-safe."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        heartbeats: Heartbeats,
-        clock: Clock,
-        *,
-        run_id: str,
-        manifest: Callable[[], str],
-    ) -> None:
-        self._ledger = ledger
-        self.heartbeats = heartbeats
-        self._clock = clock
-        self._run_id = run_id
-        self._manifest = manifest  # hash of the one in force
+    ledger: Ledger
+    heartbeats: Heartbeats
+    clock: Clock
+    _: KW_ONLY
+    run_id: str
+    manifest: Callable[[], str]  # hash of the one in force
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        with ledger.reading() as t:
+        with self.ledger.reading() as t:
             self._workers = {w.worker_id: w for w in t.members.workers()}
             # The newest: who is in, by rank. Replaced whole, so it is read without the lock.
             self.generation = t.members.generation()
@@ -61,12 +56,12 @@ class Registry:
         for worker in self._workers.values():
             # After a restart every registered worker gets a full timeout to be heard again.
             if worker.active:
-                heartbeats.hear(worker.worker_id)
+                self.heartbeats.hear(worker.worker_id)
 
     def check_run(self, run_id: str, manifest_sha256: str) -> None:
         """Refuses a message made for another run or under another manifest."""
         self.check_run_id(run_id)
-        right = self._manifest()
+        right = self.manifest()
         if manifest_sha256 != right:
             raise ManifestMismatch(
                 f"manifest_sha256={manifest_sha256!r} is not the run's {right!r}, which is in "
@@ -75,9 +70,9 @@ class Registry:
 
     def check_run_id(self, run_id: str) -> None:
         """Refuses what was made for another run."""
-        if run_id != self._run_id:
+        if run_id != self.run_id:
             raise ManifestMismatch(
-                f"run_id={run_id!r} is not this coordinator's run {self._run_id!r}; "
+                f"run_id={run_id!r} is not this coordinator's run {self.run_id!r}; "
                 f"fetch /info again or use another URL"
             )
 
@@ -114,9 +109,9 @@ class Registry:
                         f"under another island key; choose another --worker-id or stop that process"
                     )
             address = request.ip_address or peer
-            with self._ledger.writing() as t:
+            with self.ledger.writing() as t:
                 record = t.members.register(
-                    name, hashed, wall=self._clock.wall(), ip_address=address, port=request.port
+                    name, hashed, wall=self.clock.wall(), ip_address=address, port=request.port
                 )
                 generation = t.members.generation()
             self.generation = generation
@@ -142,8 +137,8 @@ class Registry:
             return True
 
     def _remove(self, known: WorkerRecord) -> None:
-        with self._ledger.writing() as t:
-            t.members.deregister(known.worker_id, known.incarnation, wall=self._clock.wall())
+        with self.ledger.writing() as t:
+            t.members.deregister(known.worker_id, known.incarnation, wall=self.clock.wall())
             generation = t.members.generation()
         self.generation = generation
         self._workers[known.worker_id] = replace(known, active=False)
@@ -157,7 +152,7 @@ class Registry:
         """UnknownWorker for a name that never registered."""
         if worker_id not in self._workers:
             raise UnknownWorker(
-                f"worker_id={worker_id!r} has never registered in run {self._run_id!r}; "
+                f"worker_id={worker_id!r} has never registered in run {self.run_id!r}; "
                 f"`atoll workers` lists those that have"
             )
 
@@ -179,7 +174,7 @@ class Registry:
         evicted, known = self._evictions.get(name), self._workers.get(name)
         if known is None or not (known.active or evicted):
             raise UnknownWorker(
-                f"worker_id={name!r} is not registered in run {self._run_id!r}; register first"
+                f"worker_id={name!r} is not registered in run {self.run_id!r}; register first"
             )
         if not _same(known.key_sha256, key_hash(identity.island_key)):
             raise Fenced(
