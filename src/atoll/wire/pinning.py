@@ -80,10 +80,9 @@ def _name(der: bytes) -> str | None:
     certificate = x509.load_der_x509_certificate(der)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found = [*names.get_values_for_type(x509.DNSName)]
+        found += map(str, names.get_values_for_type(x509.IPAddress))
     except x509.ExtensionNotFound:
         common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        return str(common[0].value) if common else None
-    for text in names.get_values_for_type(x509.DNSName):
-        return text.replace("*", "coordinator")
-    addresses = names.get_values_for_type(x509.IPAddress)
-    return str(addresses[0]) if addresses else None
+        found = [str(attribute.value) for attribute in common]
+    return found[0].replace("*", "coordinator") if found else None
