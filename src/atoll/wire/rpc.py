@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # grpc's classes are generic in their stubs only
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses every call whose `authorization` is not admitted, before its handler runs.
 
-    `admit` raises a typed error for what it refuses.
+    `admit` raises a typed error for what it refuses. Runs on the event loop.
     """
 
     def __init__(self, admit: Callable[[str | None], None]) -> None:

@@ -26,7 +26,10 @@ _SHORT_NUMBER = re.compile("[0-9]{1,10}")  # longer ones need not be read to be 
 
 @dataclass(frozen=True)
 class RequestGuard:
-    """Refuses strangers and unbounded bodies; answers for exceptions that nobody expected."""
+    """Refuses strangers and unbounded bodies; answers for exceptions that nobody expected.
+
+    Runs on the event loop.
+    """
 
     app: ASGIApp
     _: KW_ONLY
