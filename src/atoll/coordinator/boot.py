@@ -94,9 +94,9 @@ def _wired(
     """Restores the weights of the run in `stores` and wires the parts together."""
     ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
     membership = _membership(ledger, clock, run, manifests, layout, changed)
-    registry = membership.registry
+    registry, heartbeats = membership.registry, membership.registry.heartbeats
     rounds = Rounds(ledger, registry, clock, manifests)
-    registry.heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
+    heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
     replay = Replay(ledger, blobs, manifests=manifests, layout=layout, threads=threads)
     weights = RunWeights(replay, stores.spool, run.run_id)
     admission = Admission(registry, rounds, weights)
@@ -115,6 +115,7 @@ def _wired(
         samples=stores.samples,
         counters=counters,
         changed=changed,
+        heartbeats=heartbeats,
         registry=registry,
         operator=membership.control,
         presence=membership.presence,

@@ -18,6 +18,7 @@ from atoll.coordinator.counters import Counters
 from atoll.coordinator.members import liveness, readiness
 from atoll.coordinator.members.barriers import Barriers
 from atoll.coordinator.members.control import Control
+from atoll.coordinator.members.heartbeats import Heartbeats
 from atoll.coordinator.members.membership import Membership
 from atoll.coordinator.members.presence import Presence, Stream
 from atoll.coordinator.members.workers import Registry
@@ -76,6 +77,7 @@ class Coordinator:
     samples: SampleStore
     counters: Counters
     changed: Changes
+    heartbeats: Heartbeats
     registry: Registry
     operator: Control
     presence: Presence
@@ -154,7 +156,7 @@ class Coordinator:
         identity = request.identity
         with self.refusals():
             self.membership.enter(identity)
-            self.registry.heartbeats.hear(identity.worker_id)
+            self.heartbeats.hear(identity.worker_id)
             if request.life > identity.incarnation:
                 raise ProtocolError(
                     f"life={request.life} of the samples is after incarnation="
@@ -197,7 +199,7 @@ class Coordinator:
         identity = request.identity
         with self.refusals():
             generation = self.membership.enter(identity)
-            self.registry.heartbeats.hear(identity.worker_id)
+            self.heartbeats.hear(identity.worker_id)
             return self.barriers.arrive(generation, request.name, identity.worker_id)
 
     # Rounds
@@ -212,7 +214,7 @@ class Coordinator:
                 self.registry.check(request.identity)
             else:
                 self.membership.enter(request.identity)
-            self.registry.heartbeats.hear(request.identity.worker_id)
+            self.heartbeats.hear(request.identity.worker_id)
         reply = self.assignments.answer(request)
         return reply.model_copy(update={"generation": self.generation})
 
@@ -238,7 +240,7 @@ class Coordinator:
             return False
 
     def _advance(self) -> bool:
-        self.registry.heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
+        self.heartbeats.timeout_seconds = self.manifest.heartbeat_timeout
         if liveness.scan(self.registry, self.presence):
             self.changed()
         was_full = bool(self.disk.reason)
@@ -269,14 +271,14 @@ class Coordinator:
         with self.refusals():
             self.membership.enter(request.identity)
             found = self.uploads.begin(request)
-            self.registry.heartbeats.hear(request.identity.worker_id)
+            self.heartbeats.hear(request.identity.worker_id)
             return found
 
     def write_upload(self, stream: UploadStream, chunk: bytes | memoryview) -> None:
         """Takes the next bytes of a frame; progress counts as a sign of life."""
         with self.refusals():
             self.uploads.write(stream, chunk)
-        self.registry.heartbeats.hear(stream.upload.request.identity.worker_id)
+        self.heartbeats.hear(stream.upload.request.identity.worker_id)
         self.counters.add("bytes_received", len(chunk))
 
     def commit_upload(self, stream: UploadStream) -> ContributionRecord:
@@ -294,12 +296,12 @@ class Coordinator:
         """The frame of a round for a worker that lacks it, or the current weights whole."""
         with self.refusals():
             self.membership.enter(identity)
-            self.registry.heartbeats.hear(identity.worker_id)
+            self.heartbeats.hear(identity.worker_id)
             return self.weights.frame_for(round_number=round_number, have_digest=have_digest)
 
     def sent(self, identity: Identity, nbytes: int) -> None:
         """Progress of a download: a sign of life."""
-        self.registry.heartbeats.hear(identity.worker_id)
+        self.heartbeats.hear(identity.worker_id)
         self.counters.add("bytes_sent", nbytes)
 
     # The operator
