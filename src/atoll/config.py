@@ -73,7 +73,7 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     start_from = _text(model, "start_from", "model")
     fingerprint_of = _text(model, "fingerprint_of", "model")
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
-    for name in settings.keys() & {*NOT_IN_FILE}:
+    for name in sorted(settings.keys() & {*NOT_IN_FILE}):
         raise _unknown([name])
     stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
     known = DataSettings(definition=data, identity={})
