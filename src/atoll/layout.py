@@ -79,21 +79,19 @@ class Layout:
     @classmethod
     def of(cls, entries: Iterable[tuple[str, Iterable[int], str]]) -> "Layout":
         """A layout of `(name, shape, dtype)` in the given order; refuses duplicates and empties."""
-        specs: list[TensorSpec] = []
-        seen: set[str] = set()
+        specs: dict[str, TensorSpec] = {}
         offset = 0
         for name, dims, dtype in entries:
             shape = tuple(int(d) for d in dims)
-            if name in seen:
+            if name in specs:
                 raise LayoutMismatch(f"tensor {name!r} is listed twice; each name must be unique")
-            if prod(shape) <= 0 or any(d < 0 for d in shape):
+            if any(d < 1 for d in shape):
                 raise LayoutMismatch(f"tensor {name!r} has shape {shape}; it must hold elements")
-            seen.add(name)
-            specs.append(TensorSpec(name, shape, dtype, offset))
+            specs[name] = TensorSpec(name, shape, dtype, offset)
             offset += prod(shape)
         if not specs:
             raise LayoutMismatch("the model has no parameters; there is nothing to train")
-        return cls(tuple(specs))
+        return cls(tuple(specs.values()))
 
     @classmethod
     def of_tensors(cls, named: Mapping[str, Tensor]) -> "Layout":
@@ -173,11 +171,11 @@ class Layout:
     def check_table(self, table: list[list[object]], *, subject: str) -> None:
         """Raises LayoutMismatch naming the first row of `table` that differs from this layout."""
         expected = self.table()
+        rule = "names, shapes and dtypes must be the run's"
         for mine, theirs in zip(expected, table, strict=False):
             if mine != theirs:
                 raise LayoutMismatch(
-                    f"{subject} has {theirs!r} where the run's layout has {mine!r}; "
-                    f"names, shapes and dtypes must be the run's"
+                    f"{subject} has {theirs!r} where the run's layout has {mine!r}; {rule}"
                 )
         if len(expected) != len(table):
             raise LayoutMismatch(

@@ -90,11 +90,7 @@ class NoInit(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
         first = given.get("tensor", args[0] if args else None)
@@ -104,8 +100,7 @@ class NoInit(TorchFunctionMode):
 
 
 def _fills(func: Callable[..., Any]) -> bool:
-    if getattr(func, "__module__", None) == nn.init.__name__:
-        return True
     # Methods in place (`normal_`, `fill_`, `copy_`); `requires_grad_` and `__get__` are none.
     name = getattr(func, "__name__", "")
-    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return in_place or getattr(func, "__module__", None) == nn.init.__name__

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from atoll.errors import ConfigError
 from atoll.layout import Layout
-from atoll.models import construction
-from atoll.models.construction import short
+from atoll.models.construction import MAX_ELEMENTS, check_size, short
 
 NAME = "custom"
 KEYS = ("tensors",)
@@ -27,16 +26,15 @@ def layout(definition: Mapping[str, object]) -> Layout:
     rows = definition.get("tensors")
     if not isinstance(rows, list) or not rows:
         raise ConfigError(
-            "model.tensors must list [name, dtype, [shape]] of every parameter of a 'custom' "
-            "model; write it, or name a safetensors file in model.fingerprint_of or "
-            "model.start_from"
+            "model.tensors must list [name, dtype, [shape]] of every parameter of a 'custom' model;"
+            " write it, or name a safetensors file in model.fingerprint_of or model.start_from"
         )
     entries: list[tuple[str, list[int], str]] = []
     elements = 0
     for row in rows:
         name, dims = _row(row)
         elements += math.prod(dims)
-        construction.check_size(len(entries) + 1, elements, name)
+        check_size(len(entries) + 1, elements, name)
         entries.append((name, dims, DTYPE))
     return Layout.of(entries)
 
@@ -54,9 +52,9 @@ def _row(row: object) -> tuple[str, list[int]]:
         raise ConfigError(
             f"model.tensors has dtype {short(dtype)} for {name!r}; a run's weights are {DTYPE!r}"
         )
-    if not isinstance(dims, list) or not all(
-        isinstance(d, int) and not isinstance(d, bool) and 1 <= d <= construction.MAX_ELEMENTS
-        for d in dims
+    # True is an int to isinstance, but no size.
+    if not isinstance(dims, list) or any(
+        type(size) is not int or not 1 <= size <= MAX_ELEMENTS for size in dims
     ):
         raise ConfigError(
             f"model.tensors has shape {short(dims)} for {name!r}; it is a list of whole numbers "

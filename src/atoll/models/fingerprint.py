@@ -1,6 +1,6 @@
 """Whether a module, whoever built it, has the parameters of the run's layout."""
 
-from torch import Tensor, nn
+from torch import nn
 
 from atoll.errors import ConfigError, LayoutMismatch
 from atoll.layout import Layout
@@ -11,32 +11,22 @@ def check(model: nn.Module, expected: Layout) -> None:
 
     By name: the order of a user's parameters is free, because the run's layout places them.
     """
-    found = dict(model.named_parameters())
-    for spec in expected.tensors:
-        mine = [spec.name, spec.dtype, list(spec.shape)]
-        parameter = found.pop(spec.name, None)
-        if parameter is None:
-            raise LayoutMismatch(
-                f"the model has no parameter {spec.name!r} where the run's layout has {mine!r}; "
-                f"names, shapes and dtypes must be the run's"
-            )
-        theirs = [spec.name, _dtype(parameter), list(parameter.shape)]
+    rule = "names, shapes and dtypes must be the run's"
+    parameters = dict(model.named_parameters())
+    found: dict[object, list[object]] = {
+        name: [name, str(parameter.dtype).removeprefix("torch."), list(parameter.shape)]
+        for name, parameter in parameters.items()
+    }
+    for mine in expected.table():
+        theirs = found.pop(mine[0], None)
         if theirs != mine:
-            raise LayoutMismatch(
-                f"the model has {theirs!r} where the run's layout has {mine!r}; "
-                f"names, shapes and dtypes must be the run's"
-            )
+            has = f"no parameter {mine[0]!r}" if theirs is None else repr(theirs)
+            raise LayoutMismatch(f"the model has {has} where the run's layout has {mine!r}; {rule}")
+    for theirs in found.values():
+        raise LayoutMismatch(f"the model has {theirs!r}, which the run's layout lacks; {rule}")
+    for name, parameter in parameters.items():
         if parameter.is_meta:
             raise ConfigError(
-                f"parameter {spec.name!r} is on the meta device; build the model with storage, "
+                f"parameter {name!r} is on the meta device; build the model with storage, "
                 f"for example by model.to_empty(device='cpu')"
             )
-    for name, parameter in found.items():
-        raise LayoutMismatch(
-            f"the model has {[name, _dtype(parameter), list(parameter.shape)]!r}, which the run's "
-            f"layout lacks; names, shapes and dtypes must be the run's"
-        )
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ import importlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,25 +25,18 @@ KEYS = ("config", "attention", "version")
 ATTENTION = ("sdpa", "eager")
 # Keys that point to code, files, names on a hub or another number format; the way out for each.
 _CODE = "a run's model is data; a worker gives its own code with --model module:factory"
-_FILE = "weights come from the coordinator, which takes a file by model.start_from"
-_FP32 = "a run's weights are float32; set inner.precision for the passes"
-REFUSED: Mapping[str, str] = {
-    "auto_map": _CODE,
-    "trust_remote_code": _CODE,
-    "code_revision": _CODE,
-    "custom_pipelines": _CODE,
-    "name_or_path": _FILE,
-    "_name_or_path": _FILE,
-    "_commit_hash": _FILE,
-    "pretrained_model_name_or_path": _FILE,
-    "quantization_config": _FP32,
-    "dtype": _FP32,
-    "torch_dtype": _FP32,
-    "attn_implementation": "set model.attention",
-    "_attn_implementation": "set model.attention",
-    "experts_implementation": "leave it out",
-    "_experts_implementation": "leave it out",
+_WAYS_OUT: Mapping[str, str] = {
+    "auto_map trust_remote_code code_revision custom_pipelines": _CODE,
+    "name_or_path _name_or_path _commit_hash pretrained_model_name_or_path": (
+        "weights come from the coordinator, which takes a file by model.start_from"
+    ),
+    "quantization_config dtype torch_dtype": (
+        "a run's weights are float32; set inner.precision for the passes"
+    ),
+    "attn_implementation _attn_implementation": "set model.attention",
+    "experts_implementation _experts_implementation": "leave it out",
 }
+REFUSED = {key: way_out for keys, way_out in _WAYS_OUT.items() for key in keys.split()}
 # What draws at random while training: an island draws nothing, so that weights and rows fix the
 # loss.
 _RANDOM = re.compile("drop|jitter")
@@ -60,10 +53,8 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def on_meta(definition: Mapping[str, object]) -> nn.Module:
     """The model without storage, within the limits on size."""
-    config, attention = _config(definition)
-    limits = construction.bounded()
-    with _refusals(definition), limits, torch.device("meta"), construction.NoInit():
-        model = _from_config(config, attention)
+    limits, nowhere = construction.bounded(), torch.device("meta")
+    model = _built(definition, limits, nowhere, construction.NoInit())
     construction.check_buffers(model)
     return model
 
@@ -76,17 +67,13 @@ def build(definition: Mapping[str, object]) -> nn.Module:
     """
     on_meta(definition)  # within the limits, before anything is allocated
     _same_version(definition)
-    config, attention = _config(definition)
-    with _refusals(definition), construction.own_randomness(0), construction.NoInit():
-        return _from_config(config, attention)
+    return _built(definition, construction.own_randomness(0), construction.NoInit())
 
 
 def initialized(definition: Mapping[str, object], *, seed: int) -> nn.Module:
     """The model on the CPU with the initial weights its own architecture prescribes."""
     on_meta(definition)
-    config, attention = _config(definition)
-    with _refusals(definition), construction.own_randomness(seed):
-        return _from_config(config, attention)
+    return _built(definition, construction.own_randomness(seed))
 
 
 def longest(definition: Mapping[str, object]) -> int | None:
@@ -138,10 +125,15 @@ def _config(definition: Mapping[str, object]) -> tuple[Any, str]:
         return kind(**{**settings, **fixed}), str(attention)
 
 
-def _from_config(config: Any, attention: str) -> nn.Module:
-    model: nn.Module = _library("transformers").AutoModelForCausalLM.from_config(
-        config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
-    )
+def _built(definition: Mapping[str, object], *modes: AbstractContextManager[Any]) -> nn.Module:
+    """The model as its constructor makes it under `modes`."""
+    config, attention = _config(definition)
+    with _refusals(definition), ExitStack() as entered:
+        for mode in modes:
+            entered.enter_context(mode)
+        model: nn.Module = _library("transformers").AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
+        )
     return model
 
 
@@ -149,11 +141,8 @@ def _config_class(model_type: object) -> Any:
     # The library's own tables: what a program registered beside them does not count.
     configs = _library("transformers.models.auto.configuration_auto")
     causal = _library("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if (
-        not isinstance(model_type, str)
-        or model_type not in configs.CONFIG_MAPPING_NAMES
-        or model_type not in causal
-    ):
+    known = configs.CONFIG_MAPPING_NAMES.keys() & causal.keys()
+    if not isinstance(model_type, str) or model_type not in known:
         raise ConfigError(
             f"model.config.model_type={short(model_type)} is not a causal language model of "
             f"transformers {version()}; use one of its model types, such as 'llama' or 'gpt2'"
@@ -187,22 +176,16 @@ def known_settings(kind: Any) -> frozenset[str]:
 def _check_values(value: object, where: str, depth: int) -> None:
     if depth > MAX_NESTING:
         raise ConfigError(f"{where} is nested deeper than {MAX_NESTING} levels; a config is not")
-    if isinstance(value, Mapping):
-        _check_entries(len(value), where)
-        for key, inner in value.items():
-            _check_key(key, where)
-            _check_values(inner, f"{where}.{key}", depth + 1)
-    elif isinstance(value, list):
-        _check_entries(len(value), where)
-        for inner in value:
-            _check_values(inner, where, depth + 1)
-    else:
-        _check_scalar(value, where)
-
-
-def _check_entries(entries: int, where: str) -> None:
-    if entries > MAX_ENTRIES:
-        raise ConfigError(f"{where} holds {entries} entries; at most {MAX_ENTRIES} are read")
+    if not isinstance(value, Mapping | list):
+        return _check_scalar(value, where)
+    if len(value) > MAX_ENTRIES:
+        raise ConfigError(f"{where} holds {len(value)} entries; at most {MAX_ENTRIES} are read")
+    for entry in value:
+        if isinstance(value, Mapping):
+            _check_key(entry, where)
+            _check_values(value[entry], f"{where}.{entry}", depth + 1)
+        else:
+            _check_values(entry, where, depth + 1)
 
 
 def _check_key(key: object, where: str) -> None:

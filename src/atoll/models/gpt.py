@@ -4,7 +4,7 @@ Owns the architecture and its loss. Initial weights are `init`'s; nothing here d
 beyond what PyTorch's own constructors do.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,9 @@ class GPTConfig:
     width: int
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "block", "layers", "heads", "width"):
+        for name in (field.name for field in fields(self)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if type(value) is not int or value < 1:  # True is an int to isinstance
                 raise ConfigError(
                     f"model.{name}={value!r} must be a whole number of at least 1; "
                     f"architecture 'gpt' needs it"
@@ -54,9 +54,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).chunk(3, dim=-1)  # 3 x [B, T, width]
         q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True
-        )  # [B, heads, T, width/heads]
+        # [B, heads, T, width/heads]
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = self.project(mixed.transpose(1, 2).flatten(2))
         return out
 

@@ -5,7 +5,7 @@ has them.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from atoll.models import construction, custom, from_config
 from atoll.models.gpt import GPT, GPTConfig
 
 ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
-    "gpt": ("vocab", "block", "layers", "heads", "width"),
+    "gpt": tuple(field.name for field in fields(GPTConfig)),
     from_config.NAME: from_config.KEYS,
     custom.NAME: custom.KEYS,
 }
@@ -30,10 +30,12 @@ def build(definition: Mapping[str, object]) -> nn.Module:
     computed. Raises ConfigError for an unknown architecture or key, listing the known, and for a
     model whose code is the worker's own.
     """
-    if architecture_of(definition) == from_config.NAME:
-        model = from_config.build(definition)
-    else:
-        model = on_meta(definition).to_empty(device="cpu")
+    is_configured = architecture_of(definition) == from_config.NAME
+    model = (
+        from_config.build(definition)
+        if is_configured
+        else on_meta(definition).to_empty(device="cpu")
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

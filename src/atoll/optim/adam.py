@@ -1,7 +1,7 @@
 """Outer Adam (arXiv:1412.6980), as `torch.optim.Adam` without weight decay and amsgrad."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, NamedTuple
 
@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.compiled.arrays import FLOATS, NUMBER, Floats
-from atoll.compiled.base import compiled
 from atoll.compiled.jit import loop
-from atoll.optim import base
 from atoll.optim.base import OuterOptimizer
 
 
@@ -61,35 +59,26 @@ class Adam(OuterOptimizer):
     beta2: float
     eps: float
 
-    def update(
-        self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], *, step: int
-    ) -> None:
-        """Moves one tile of weights and moments in place; `gradient` is used as scratch."""
-        base.check_tiles(self, params, gradient=gradient, state=state, step=step)
-        first, second = state["first_moment"], state["second_moment"]
-        # Both corrections in fp64; each is rounded to fp32 where it meets a tile.
-        step_size = self.lr / (1 - power(self.beta1, step))
-        root_correction = math.sqrt(1 - power(self.beta2, step))
+    def run_loop(self, tiles: Sequence[Floats], *, step: int) -> None:
+        params, gradient, first, second = tiles
+        rest1, rest2, corrections = 1 - self.beta1, 1 - self.beta2, self._corrections(step)
+        rates = self.beta1, self.beta2, rest1, rest2, *corrections, self.eps
+        _loop(params, gradient, first, second, _Rates(*map(np.float32, rates)))
 
-        if compiled.ready(params.numel()):
-            rates = _Rates(
-                beta1=np.float32(self.beta1),
-                beta2=np.float32(self.beta2),
-                rest1=np.float32(1 - self.beta1),
-                rest2=np.float32(1 - self.beta2),
-                step_size=np.float32(step_size),
-                root_correction=np.float32(root_correction),
-                eps=np.float32(self.eps),
-            )
-            tiles = params.numpy(), gradient.numpy(), first.numpy(), second.numpy()
-            _loop(*tiles, rates)
-            return
+    def run_kernels(self, tiles: Sequence[Tensor], *, step: int) -> None:
+        params, gradient, first, second = tiles
+        step_size, root_correction = self._corrections(step)
         scratch = gradient * (1 - self.beta1)  # [n], the only new memory of a tile
         first.mul_(self.beta1).add_(scratch)
         second.mul_(self.beta2).add_(gradient.mul_(gradient).mul_(1 - self.beta2))
         # The gradient is not needed any more, so its memory becomes the denominator's.
         denominator = root(second, out=gradient).div_(root_correction).add_(self.eps)
         params.sub_(torch.mul(first, step_size, out=scratch).div_(denominator))
+
+    def _corrections(self, step: int) -> tuple[float, float]:
+        """Of the first and the second moment, in fp64; rounded to fp32 where they meet a tile."""
+        step_size = self.lr / (1 - power(self.beta1, step))
+        return step_size, math.sqrt(1 - power(self.beta2, step))
 
 
 def power(factor: float, exponent: int) -> float:

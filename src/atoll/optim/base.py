@@ -5,17 +5,23 @@ and cuts into tiles. They use only separate multiply, add, subtract, divide and 
 rounding per kernel, so a tile's bits depend on neither its size nor the CPU's instruction set.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from atoll.compiled.arrays import Floats
+from atoll.compiled.base import compiled
 from atoll.errors import ConfigError, LayoutMismatch
 
 
 class OuterOptimizer(Protocol):
-    """How the mean displacement of a round moves the weights; implementations inherit `init`."""
+    """How the mean displacement of a round moves the weights.
+
+    Implementations inherit `init` and `update`, and give their rule twice: as one compiled loop and
+    as torch kernels. Both give the same bits.
+    """
 
     name: ClassVar[str]  # by which a run's settings choose it
     slots: ClassVar[tuple[str, ...]]  # names of the state buffers, each as large as the model
@@ -34,27 +40,28 @@ class OuterOptimizer(Protocol):
         tiles of the same span. **`gradient` may be used as scratch**: do not read it afterwards.
         Raises before anything is written when a tile or the step breaks these rules.
         """
+        if step < 1:
+            raise ConfigError(f"{self.name} got step={step}; outer steps count from 1")
+        if set(state) != set(self.slots):
+            raise LayoutMismatch(
+                f"{self.name} got state {sorted(state)}; it keeps {sorted(self.slots)}"
+            )
+        named = {"params": params, "gradient": gradient} | {k: state[k] for k in self.slots}
+        for role, tile in named.items():
+            if tile.shape != params.shape or tile.dim() != 1 or tile.dtype != torch.float32:
+                raise LayoutMismatch(
+                    f"{self.name} got {role!r} of shape {tuple(tile.shape)} and {tile.dtype}; all "
+                    f"tiles must be flat torch.float32 of the params' shape {tuple(params.shape)}"
+                )
+        if compiled.ready(params.numel()):
+            self.run_loop([tile.numpy() for tile in named.values()], step=step)
+        else:
+            self.run_kernels(list(named.values()), step=step)
+
+    def run_loop(self, tiles: Sequence[Floats], *, step: int) -> None:
+        """Applies the rule in one compiled pass over params, gradient and the slots, in order."""
         ...
 
-
-def check_tiles(
-    optimizer: OuterOptimizer,
-    params: Tensor,
-    *,
-    gradient: Tensor,
-    state: Mapping[str, Tensor],
-    step: int,
-) -> None:
-    """Raises unless tiles are flat fp32 of one size, all slots are there and `step` is above 0."""
-    if step < 1:
-        raise ConfigError(f"{optimizer.name} got step={step}; outer steps count from 1")
-    if set(state) != set(optimizer.slots):
-        raise LayoutMismatch(
-            f"{optimizer.name} got state {sorted(state)}; it keeps {sorted(optimizer.slots)}"
-        )
-    for role, tile in {"params": params, "gradient": gradient, **state}.items():
-        if tile.shape != params.shape or tile.dim() != 1 or tile.dtype != torch.float32:
-            raise LayoutMismatch(
-                f"{optimizer.name} got {role!r} of shape {tuple(tile.shape)} and {tile.dtype}; all "
-                f"tiles must be flat torch.float32 of the params' shape {tuple(params.shape)}"
-            )
+    def run_kernels(self, tiles: Sequence[Tensor], *, step: int) -> None:
+        """Applies the rule by torch kernels that round once each, to the same tiles."""
+        ...

@@ -1,6 +1,6 @@
 """Outer SGD with Nesterov momentum, the optimizer of DiLoCo (arXiv:2311.08105)."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,9 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from atoll.compiled.arrays import FLOATS, NUMBER, Floats
-from atoll.compiled.base import compiled
 from atoll.compiled.jit import loop
-from atoll.optim import base
 from atoll.optim.base import OuterOptimizer
 
 
@@ -39,16 +37,13 @@ class Nesterov(OuterOptimizer):
     lr: float
     momentum: float
 
-    def update(
-        self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], *, step: int
-    ) -> None:
-        """Moves one tile of weights and momentum in place; `gradient` is used as scratch."""
-        base.check_tiles(self, params, gradient=gradient, state=state, step=step)
-        momentum = state["momentum"]
-        if compiled.ready(params.numel()):
-            settings = np.float32(self.lr), np.float32(self.momentum)
-            move_tile(params.numpy(), gradient.numpy(), momentum.numpy(), *settings)
-            return
+    def run_loop(self, tiles: Sequence[Floats], *, step: int) -> None:  # noqa: ARG002
+        params, gradient, momentum = tiles
+        settings = np.float32(self.lr), np.float32(self.momentum)
+        move_tile(params, gradient, momentum, *settings)
+
+    def run_kernels(self, tiles: Sequence[Tensor], *, step: int) -> None:  # noqa: ARG002
+        params, gradient, momentum = tiles
         # The momentum first: the step looks ahead along the new one.
         momentum.mul_(self.momentum).add_(gradient)
         gradient.add_(momentum * self.momentum)

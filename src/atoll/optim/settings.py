@@ -10,10 +10,7 @@ from pydantic import Field
 from atoll.settings import Choice, Fraction
 
 if TYPE_CHECKING:
-    from atoll.optim.adam import Adam
     from atoll.optim.base import OuterOptimizer
-    from atoll.optim.nesterov import Nesterov
-    from atoll.optim.sgd import Sgd
 
 # A mistyped one would be in force for good: published weights that overflowed come from no replay.
 OuterRate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
@@ -39,7 +36,7 @@ class SgdSettings(OuterSettings):
 
     optimizer: Literal["sgd"] = "sgd"
 
-    def build(self) -> "Sgd":
+    def build(self) -> "OuterOptimizer":
         from atoll.optim.sgd import Sgd
 
         return Sgd(self.lr)
@@ -51,7 +48,7 @@ class NesterovSettings(OuterSettings):
     optimizer: Literal["nesterov"] = "nesterov"
     momentum: Fraction = 0.9
 
-    def build(self) -> "Nesterov":
+    def build(self) -> "OuterOptimizer":
         from atoll.optim.nesterov import Nesterov
 
         return Nesterov(self.lr, self.momentum)
@@ -66,7 +63,7 @@ class AdamSettings(OuterSettings):
     # From the smallest normal fp32 on: a smaller one could round to 0, and a step divide by it.
     eps: Annotated[float, Field(ge=2.0**-126, allow_inf_nan=False)] = 1e-8
 
-    def build(self) -> "Adam":
+    def build(self) -> "OuterOptimizer":
         from atoll.optim.adam import Adam
 
         return Adam(self.lr, self.beta1, beta2=self.beta2, eps=self.eps)

@@ -1,6 +1,6 @@
 """Outer SGD: the plain step along the mean displacement."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,9 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from atoll.compiled.arrays import FLOATS, NUMBER, Floats
-from atoll.compiled.base import compiled
 from atoll.compiled.jit import loop
-from atoll.optim import base
 from atoll.optim.base import OuterOptimizer
 
 
@@ -30,13 +28,11 @@ class Sgd(OuterOptimizer):
 
     lr: float
 
-    def update(
-        self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], *, step: int
-    ) -> None:
-        """Moves one tile of weights in place; `gradient` is used as scratch."""
-        base.check_tiles(self, params, gradient=gradient, state=state, step=step)
-        if compiled.ready(params.numel()):
-            _loop(params.numpy(), gradient.numpy(), np.float32(self.lr))
-            return
+    def run_loop(self, tiles: Sequence[Floats], *, step: int) -> None:  # noqa: ARG002
+        params, gradient = tiles
+        _loop(params, gradient, np.float32(self.lr))
+
+    def run_kernels(self, tiles: Sequence[Tensor], *, step: int) -> None:  # noqa: ARG002
+        params, gradient = tiles
         # Two kernels, not `sub_(alpha=lr)`: that one is fused on some CPUs and rounds once there.
         params.sub_(gradient.mul_(self.lr))

@@ -6,6 +6,7 @@
 Owns hashing of weights. Does not judge a difference; that is the caller's.
 """
 
+from collections import ChainMap
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,7 +39,11 @@ class RunningDigest:
     """
 
     def __init__(self, layout: Layout, flat: Tensor, *, first: int = 0) -> None:
-        _check_flat(layout, flat)
+        if flat.shape != (layout.size,) or flat.dtype != torch.float32 or not flat.is_contiguous():
+            raise LayoutMismatch(
+                f"a buffer of shape {tuple(flat.shape)}, {flat.dtype} and strides {flat.stride()} "
+                f"cannot be digested; this layout needs {layout.size} contiguous torch.float32"
+            )
         self._layout = layout
         self._values = flat.detach().numpy()
         leaves = enumerate(layout.leaves)
@@ -58,9 +63,7 @@ class RunningDigest:
 
     def joined(self, others: Iterable["RunningDigest"]) -> ParamsDigest:
         """The digest of the whole buffer, from this one's leaves and those that `others` hashed."""
-        hashed = dict(self._hashed)
-        for other in others:
-            hashed.update(other._hashed)
+        hashed = ChainMap(self._hashed, *(other._hashed for other in others))
         # A leaf that crosses the border of two parts was hashed by neither: it is hashed here.
         leaves = b"".join(
             hashed[k] if k in hashed else self._hash(leaf)
@@ -127,17 +130,8 @@ def first_difference(layout: Layout, mine: bytes, theirs: bytes) -> str | None:
                 f"the leaf digests {side!r} have {len(leaves)} bytes; this layout has "
                 f"{len(layout.leaves)} leaves of {LEAF_DIGEST_BYTES} bytes each"
             )
-    left = np.frombuffer(mine, dtype=np.uint8).reshape(-1, LEAF_DIGEST_BYTES)  # [leaves, 32]
-    right = np.frombuffer(theirs, dtype=np.uint8).reshape(-1, LEAF_DIGEST_BYTES)
-    differing = np.flatnonzero((left != right).any(axis=1))
-    if differing.size == 0:
-        return None
-    return layout.name_at(layout.leaves[int(differing[0])].start)
-
-
-def _check_flat(layout: Layout, flat: Tensor) -> None:
-    if flat.shape != (layout.size,) or flat.dtype != torch.float32 or not flat.is_contiguous():
-        raise LayoutMismatch(
-            f"a buffer of shape {tuple(flat.shape)}, {flat.dtype} and strides {flat.stride()} "
-            f"cannot be digested; this layout needs {layout.size} contiguous torch.float32 values"
-        )
+    for number, leaf in enumerate(layout.leaves):
+        place = slice(number * LEAF_DIGEST_BYTES, (number + 1) * LEAF_DIGEST_BYTES)
+        if mine[place] != theirs[place]:
+            return layout.name_at(leaf.start)
+    return None
