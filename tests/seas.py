@@ -52,8 +52,9 @@ class FaultyLink:
         def call(*args: Any, **kwargs: Any) -> Any:
             link = MemoryLink(lambda: self._sea.coordinator, self._sea.scheduler)
             what = links.NAMES[type(args[0])] if method == "send" else method
+            said = vars(args[0]) if method == "download" else kwargs
             return self._sea.through(
-                self._name, what, lambda: getattr(link, method)(*args, **kwargs), kwargs
+                self._name, what, lambda: getattr(link, method)(*args, **kwargs), said
             )
 
         return call

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.coordinator.planes.access import Role
 from atoll.errors import StorageFull
-from atoll.island.link.base import DownloadProgress
+from atoll.island.link.base import Download, DownloadProgress
 from atoll.protocol.messages import HeartbeatRequest, Ready, ReadyRequest, Status, StatusRequest
 from tests import mounts, processes, served, strace
 from tests.mounts import SmallDisk
@@ -39,13 +39,8 @@ class FullDisk:
     def download(self) -> int:
         """Bytes of the present weights."""
         got = bytearray()
-        self.worker.link.download(
-            self.worker.identity(),
-            round_number=0,
-            have_digest="0" * 64,
-            progress=DownloadProgress(),
-            sink=got.extend,
-        )
+        identity = self.worker.identity()
+        self.worker.link.download(Download(identity, 0, "0" * 64, DownloadProgress(), got.extend))
         return len(got)
 
     def health(self) -> httpx.Response:

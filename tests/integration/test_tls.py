@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from atoll.coordinator.planes.access import Role
 from atoll.errors import ConfigError, CoordinatorUnreachable, Unauthenticated
-from atoll.island.link.base import DownloadProgress
+from atoll.island.link.base import Download, DownloadProgress
 from atoll.island.link.network import NetworkLink
 from atoll.protocol.messages import InfoRequest
 from atoll.wire import certificate, pinning
@@ -119,9 +119,7 @@ def test_right_fingerprint_works_end_to_end(coordinator: Served) -> None:
     receipt = alice.link.upload(alice.identity(), alice.frame(), before_commit=lambda: None)
     alice.assignment()
     progress = DownloadProgress()
-    alice.link.download(
-        alice.identity(), round_number=0, have_digest="", progress=progress, sink=taken.extend
-    )
+    alice.link.download(Download(alice.identity(), 0, "", progress, taken.extend))
 
     assert len(receipt) == 64
     assert taken.startswith(b"ATOL")
@@ -270,13 +268,7 @@ def test_impostor_on_the_data_port_is_refused_before_the_token_is_sent(
         monkeypatch.setattr(coordinator.coordinator, "transfer_port", stranger.port)
 
         with pytest.raises(CoordinatorUnreachable):
-            bob.link.download(
-                bob.identity(),
-                round_number=0,
-                have_digest="",
-                progress=DownloadProgress(),
-                sink=lambda _: None,
-            )
+            bob.link.download(Download(bob.identity(), 0, "", DownloadProgress(), lambda _: None))
 
         assert stranger.ended.wait(SOCKET_SECONDS)
         bob.link.close()
@@ -335,12 +327,6 @@ def test_garbage_on_secured_ports_closes_the_connection_and_the_next_one_is_serv
 
     for port in (coordinator.address.port, coordinator.address.transfer_port):
         served.knock(port, data)
-    dan.link.download(
-        dan.identity(),
-        round_number=0,
-        have_digest="",
-        progress=DownloadProgress(),
-        sink=lambda _: None,
-    )
+    dan.link.download(Download(dan.identity(), 0, "", DownloadProgress(), lambda _: None))
 
     assert caplog.records == []

@@ -25,7 +25,7 @@ from atoll.errors import (
     ProtocolError,
     StoreError,
 )
-from atoll.island.link.base import DownloadProgress
+from atoll.island.link.base import Download, DownloadProgress
 from atoll.wire import frame
 from atoll.wire.proto import transfer_pb2
 from tests import served
@@ -401,9 +401,7 @@ def test_island_resumes_a_broken_download_where_it_was_cut(alice: Worker) -> Non
     progress.opened(opened.tag, 0)
     progress.offset = len(taken)
 
-    alice.link.download(
-        alice.identity(), round_number=0, have_digest="", progress=progress, sink=taken.extend
-    )
+    alice.link.download(Download(alice.identity(), 0, "", progress, taken.extend))
 
     assert bytes(taken) == data
     assert progress.offset == len(data)
@@ -420,11 +418,7 @@ def test_download_of_a_spool_file_that_was_cut_is_refused_and_ends(
     try:
         with pytest.raises(StoreError, match="ends at byte 5000"):
             alice.link.download(
-                alice.identity(),
-                round_number=0,
-                have_digest="",
-                progress=DownloadProgress(),
-                sink=lambda _: None,
+                Download(alice.identity(), 0, "", DownloadProgress(), lambda _: None)
             )
     finally:
         current.path.write_bytes(whole)

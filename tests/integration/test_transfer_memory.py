@@ -10,7 +10,7 @@ import pytest
 from atoll.compiled.base import compiled
 from atoll.coordinator.planes import transfer
 from atoll.island.link import network
-from atoll.island.link.base import DownloadProgress
+from atoll.island.link.base import Download, DownloadProgress
 from atoll.island.state.store import StoredFrame
 from atoll.wire import frame
 from tests import served
@@ -85,11 +85,7 @@ def test_large_download_never_holds_a_whole_payload(large: Served, traced: None)
     before = tracemalloc.get_traced_memory()[0]
 
     dave.link.download(
-        dave.identity(),
-        round_number=0,
-        have_digest="",
-        progress=progress,
-        sink=lambda data: largest.append(len(data)),
+        Download(dave.identity(), 0, "", progress, lambda data: largest.append(len(data)))
     )
 
     assert progress.offset > 30_000_000

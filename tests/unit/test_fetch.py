@@ -1,7 +1,6 @@
 """An island's downloads: what it checks before it applies anything, and when it gives up."""
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import AtollError, FrameError, LayoutMismatch, ManifestMismatch
 from atoll.island.conversation import backoff, fetch
-from atoll.island.link.base import DownloadProgress
+from atoll.island.link.base import Download
 from atoll.island.state.weights import IslandWeights
 from atoll.layout import Layout
-from atoll.protocol.messages import Identity, Info, InfoRequest
+from atoll.protocol.messages import Info, InfoRequest
 from atoll.strategies.diloco.sync import Sync
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
@@ -77,21 +76,13 @@ class Offers(links.Answering):
     def info(self, _: InfoRequest) -> Info:
         return info_of(manifest_for(LAYOUT)).model_copy(update={"run_id": "run"})
 
-    def download(
-        self,
-        identity: Identity,
-        *,
-        round_number: int,
-        have_digest: str,
-        progress: DownloadProgress,
-        sink: Callable[[bytes], None],
-    ) -> None:
+    def download(self, wanted: Download) -> None:
         tag, data = self._frames[min(self.downloads, len(self._frames) - 1)]
         self.tried.append(self.clock.now())
         assert self.downloads < 100, "the island never gives up"
-        progress.opened(tag, 0)
-        sink(data)
-        progress.offset += len(data)
+        wanted.progress.opened(tag, 0)
+        wanted.sink(data)
+        wanted.progress.offset += len(data)
 
 
 def fetched(link: Offers, weights: IslandWeights) -> None:

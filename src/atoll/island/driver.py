@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from atoll.clock import Clock
 from atoll.island.conversation.intents import (
     Attend,
-    Download,
     Evaluate,
     Foresee,
     Lead,
@@ -19,7 +18,7 @@ from atoll.island.conversation.intents import (
     Train,
     Upload,
 )
-from atoll.island.link.base import Link
+from atoll.island.link.base import Download, Link
 from atoll.island.ranks.group import SOLO, Group
 
 T = TypeVar("T")
@@ -71,14 +70,8 @@ class Driver:
                 return self.link.send(message, alone=alone)
             case Upload(identity, frame, before_commit):
                 return self.link.upload(identity, frame, before_commit=before_commit)
-            case Download(identity, round_number, have_digest, progress, sink):
-                return self.link.download(
-                    identity,
-                    round_number=round_number,
-                    have_digest=have_digest,
-                    progress=progress,
-                    sink=sink,
-                )
+            case Download():
+                return self.link.download(intent)
             case Attend(identity):
                 return self.link.attend(identity)
             case Pause(seconds):

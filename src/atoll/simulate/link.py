@@ -12,7 +12,7 @@ from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.service import Coordinator
 from atoll.errors import CoordinatorUnreachable
-from atoll.island.link.base import DownloadProgress, FrameSource, Traffic
+from atoll.island.link.base import Download, FrameSource, Traffic, Work
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.exchange import Ask, Waiting
 from atoll.protocol.messages import Identity
@@ -53,9 +53,7 @@ class MemoryLink:
     def attend(self, identity: Identity) -> "MemoryAttendance":
         return MemoryAttendance(self._reach, self._clock, identity)
 
-    def upload(
-        self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
-    ) -> str:
+    def upload(self, identity: Identity, frame: FrameSource, *, before_commit: Work) -> str:
         request = UploadRequest(identity, frame.preamble, frame.sha256, frame.nbytes)
         stream = self._reach().begin_upload(request)
         if isinstance(stream, ContributionRecord):
@@ -67,22 +65,15 @@ class MemoryLink:
         before_commit()
         return self._reach().commit_upload(stream).receipt
 
-    def download(
-        self,
-        identity: Identity,
-        *,
-        round_number: int,
-        have_digest: str,
-        progress: DownloadProgress,
-        sink: Callable[[bytes | memoryview], None],
-    ) -> None:
+    def download(self, wanted: Download) -> None:
+        identity, progress = wanted.identity, wanted.progress
         spooled = self._reach().download(
-            identity, round_number=round_number, have_digest=have_digest
+            identity, round_number=wanted.round_number, have_digest=wanted.have_digest
         )
         progress.opened(spooled.tag, progress.offset if spooled.tag == progress.tag else 0)
         while progress.offset < spooled.nbytes:
             data = spooled.read(progress.offset, CHUNK_BYTES)
-            sink(data)
+            wanted.sink(data)
             progress.offset += len(data)
             self.traffic.received += len(data)
             self._reach().sent(identity, len(data))

@@ -3,9 +3,9 @@
 import logging
 
 from atoll.errors import FrameError
-from atoll.island.conversation.intents import Download, Steps, led
+from atoll.island.conversation.intents import Steps, led
 from atoll.island.conversation.session import Session
-from atoll.island.link.base import DownloadProgress
+from atoll.island.link.base import Download, DownloadProgress
 from atoll.island.state.weights import IslandWeights
 from atoll.layout import Span
 

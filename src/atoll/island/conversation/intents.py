@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from atoll.island.link.base import Attendance, DownloadProgress, FrameSource
+from atoll.island.link.base import Attendance, Download, FrameSource, Work
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Assignment, EvaluationTask, Identity
 from atoll.rows import RowRange
@@ -33,18 +33,7 @@ class Upload:
 
     identity: Identity
     frame: FrameSource
-    before_commit: Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Download:
-    """Streams the frame of a round, or the whole current weights, into `sink`."""
-
-    identity: Identity
-    round_number: int  # the one that follows what the island has; 0: it needs all
-    have_digest: str  # of the part that the round carries
-    progress: DownloadProgress
-    sink: Callable[[bytes | memoryview], None]
+    before_commit: Work
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ class Pause:
 class Persist:
     """Begins to make something durable; the result is a function that waits until it is."""
 
-    work: Callable[[], None]
+    work: Work
 
 
 @dataclass(frozen=True)

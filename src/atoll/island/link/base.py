@@ -16,6 +16,7 @@ from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity
 
 R = TypeVar("R", bound=BaseModel)
+Work = Callable[[], None]
 
 
 class FrameSource(Protocol):
@@ -48,6 +49,21 @@ class DownloadProgress:
                 f"to {tag!r}; the weights are fetched whole"
             )
         self.tag = tag
+
+
+@dataclass(frozen=True)
+class Download:
+    """The frame that an island wants next, and where its bytes go: an intent of the conversation.
+
+    It gets the round's frame where that applies to `have_digest` and is the newest of the part of
+    the model that the round carries. Else, and for round 0, it gets the current weights whole.
+    """
+
+    identity: Identity
+    round_number: int  # the one that follows what the island has; 0: it needs all
+    have_digest: str  # of the part that the round carries
+    progress: DownloadProgress
+    sink: Callable[[bytes | memoryview], object]
 
 
 class Attendance(Protocol):
@@ -88,9 +104,7 @@ class Link(Protocol):
         """Opens a presence stream: while it lasts, the coordinator knows that this island lives."""
         ...
 
-    def upload(
-        self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
-    ) -> str:
+    def upload(self, identity: Identity, frame: FrameSource, *, before_commit: Work) -> str:
         """Sends the frame, resuming where an earlier try broke off; returns the receipt.
 
         `before_commit` is called once all bytes are sent and before the coordinator is asked to
@@ -98,23 +112,11 @@ class Link(Protocol):
         """
         ...
 
-    def download(
-        self,
-        identity: Identity,
-        *,
-        round_number: int,
-        have_digest: str,
-        progress: DownloadProgress,
-        sink: Callable[[bytes | memoryview], None],
-    ) -> None:
-        """Streams a round's frame, or the whole current weights, into `sink`.
+    def download(self, wanted: Download) -> None:
+        """Streams the frame that is `wanted` into its sink.
 
-        The round's where it applies to `have_digest`, which the caller has of the part of the model
-        that the round carries, and while it is the newest of that part. Else, and for round 0, the
-        weights whole.
-
-        `progress` is kept up to date; the same call with the same progress and sink resumes a
-        broken stream. FrameError when the coordinator now offers another frame than the one begun.
+        Its progress is kept up to date; a call with the same progress and sink resumes a broken
+        stream. FrameError when the coordinator now offers another frame than the one begun.
         """
         ...
 

@@ -4,13 +4,12 @@ So session, reconnection and the training loop run unchanged on all ranks, in st
 no connection, no token and no island key; what they pass as a request is not looked at.
 """
 
-from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel
 
 from atoll.errors import AtollError
-from atoll.island.link.base import Attendance, DownloadProgress, FrameSource, Link, Traffic
+from atoll.island.link.base import Attendance, Download, FrameSource, Link, Traffic, Work
 from atoll.island.ranks.group import Group
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity
@@ -37,29 +36,13 @@ class LedLink:
         """The leader's alone, from a thread of its own."""
         return self._real.attend(identity)
 
-    def upload(
-        self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
-    ) -> str:
+    def upload(self, identity: Identity, frame: FrameSource, *, before_commit: Work) -> str:
         """The leader's alone: called within `lead`."""
         return self._real.upload(identity, frame, before_commit=before_commit)
 
-    def download(
-        self,
-        identity: Identity,
-        *,
-        round_number: int,
-        have_digest: str,
-        progress: DownloadProgress,
-        sink: Callable[[bytes | memoryview], None],
-    ) -> None:
+    def download(self, wanted: Download) -> None:
         """The leader's alone: called within `lead`."""
-        self._real.download(
-            identity,
-            round_number=round_number,
-            have_digest=have_digest,
-            progress=progress,
-            sink=sink,
-        )
+        self._real.download(wanted)
 
     def close(self) -> None:
         """Closes the leader's connections."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import grpc
@@ -10,11 +10,12 @@ from pydantic import BaseModel
 
 from atoll.client.http import CONTROL_SECONDS, HttpClient
 from atoll.errors import CoordinatorUnreachable, FrameError, StoreError
-from atoll.island.link.base import DownloadProgress, FrameSource, Traffic
+from atoll.island.link.base import Download, FrameSource, Traffic, Work
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity, Info, InfoRequest
 from atoll.wire import chunks, rpc
 from atoll.wire.proto import transfer_pb2
+from atoll.wire.proto.transfer_pb2 import UploadOpen, UploadPart
 from atoll.wire.transfer_calls import TransferCalls
 
 CHUNK_BYTES = 1 << 20  # measured: 2 MiB is a tenth faster on loopback and takes twice the memory
@@ -30,6 +31,7 @@ class NetworkLink:
     def __init__(self, url: str, *, token: str, fingerprint: str | None = None) -> None:
         self.traffic = Traffic()
         self._http = HttpClient(url, token=token, fingerprint=fingerprint)
+        self._metadata = (("authorization", self._http.authorization),)
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._channel_port = 0
@@ -79,20 +81,15 @@ class NetworkLink:
         assert self._channel is not None
         return TransferCalls(self._channel)
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", self._http.authorization),)
-
-    def upload(
-        self, identity: Identity, frame: FrameSource, *, before_commit: Callable[[], None]
-    ) -> str:
-        opened = transfer_pb2.UploadOpen(
+    def upload(self, identity: Identity, frame: FrameSource, *, before_commit: Work) -> str:
+        opened = UploadOpen(
             identity=_identity(identity),
             preamble=frame.preamble,
             sha256=frame.sha256,
             nbytes=frame.nbytes,
         )
         with self._transfer_errors():
-            known = self._calls().offset(opened, metadata=self._metadata(), timeout=CONTROL_SECONDS)
+            known = self._calls().offset(opened, metadata=self._metadata, timeout=CONTROL_SECONDS)
         opened.offset = known.offset
         try:
             return self._send(opened, frame, before_commit)
@@ -103,80 +100,58 @@ class NetworkLink:
             opened.offset = 0
             return self._send(opened, frame, before_commit)
 
-    def _send(
-        self,
-        opened: transfer_pb2.UploadOpen,
-        frame: FrameSource,
-        before_commit: Callable[[], None],
-    ) -> str:
+    def _send(self, opened: UploadOpen, frame: FrameSource, before_commit: Work) -> str:
         broken: list[Exception] = []
+
+        def parts() -> Iterator[UploadPart | bytes]:
+            """What is sent; gRPC swallows an exception of an iterator, so `broken` gets it."""
+            yield UploadPart(open=opened)
+            offset = opened.offset
+            try:
+                while offset < frame.nbytes:
+                    data = frame.read(offset, CHUNK_BYTES)
+                    if not data:
+                        raise StoreError(
+                            f"the frame ends at byte {offset} of {frame.nbytes}; it was cut on disk"
+                        )
+                    yield chunks.data_part(data)
+                    offset += len(data)
+                    self.traffic.sent += len(data)
+                before_commit()
+            except Exception as exc:
+                broken.append(exc)
+                raise
+            yield UploadPart(commit=True)
+
         try:
             with self._transfer_errors():
-                receipt = self._calls().upload(
-                    self._parts(opened, frame, before_commit, broken),
-                    metadata=self._metadata(),
-                    timeout=TRANSFER_SECONDS,
+                taken = self._calls().upload(
+                    parts(), metadata=self._metadata, timeout=TRANSFER_SECONDS
                 )
         except CoordinatorUnreachable:
             if broken:  # here, not on the way: sending again would meet it again
                 raise broken[0] from None
             raise
-        return str(receipt.receipt)
+        return str(taken.receipt)
 
-    def _parts(
-        self,
-        opened: transfer_pb2.UploadOpen,
-        frame: FrameSource,
-        before_commit: Callable[[], None],
-        broken: list[Exception],
-    ) -> Iterator[transfer_pb2.UploadPart | bytes]:
-        """What is sent; gRPC swallows an exception of this iterator, so it is left in `broken`."""
-        yield transfer_pb2.UploadPart(open=opened)
-        offset = opened.offset
-        try:
-            while offset < frame.nbytes:
-                data = frame.read(offset, CHUNK_BYTES)
-                if not data:
-                    raise StoreError(
-                        f"the frame ends at byte {offset} of {frame.nbytes}; it was cut on disk"
-                    )
-                yield chunks.data_part(data)
-                offset += len(data)
-                self.traffic.sent += len(data)
-            before_commit()
-        except Exception as exc:
-            broken.append(exc)
-            raise
-        yield transfer_pb2.UploadPart(commit=True)
-
-    def download(
-        self,
-        identity: Identity,
-        *,
-        round_number: int,
-        have_digest: str,
-        progress: DownloadProgress,
-        sink: Callable[[bytes | memoryview], None],
-    ) -> None:
+    def download(self, wanted: Download) -> None:
+        progress = wanted.progress
+        request = transfer_pb2.DownloadRequest(
+            identity=_identity(wanted.identity),
+            round=wanted.round_number,
+            have_digest=wanted.have_digest,
+            tag=progress.tag,
+            offset=progress.offset,
+        )
+        nbytes = -1
         with self._transfer_errors():
-            parts = self._calls().download(
-                transfer_pb2.DownloadRequest(
-                    identity=_identity(identity),
-                    round=round_number,
-                    have_digest=have_digest,
-                    tag=progress.tag,
-                    offset=progress.offset,
-                ),
-                metadata=self._metadata(),
-                timeout=TRANSFER_SECONDS,
-            )
-            nbytes = -1
-            for part in parts:
+            call = self._calls().download
+            for part in call(request, metadata=self._metadata, timeout=TRANSFER_SECONDS):
                 if not isinstance(part, memoryview):
                     progress.opened(part.open.tag, part.open.offset)
                     nbytes = part.open.nbytes
                     continue
-                sink(part)
+                wanted.sink(part)
                 progress.offset += len(part)
                 self.traffic.received += len(part)
             if progress.offset != nbytes:
@@ -186,9 +161,8 @@ class NetworkLink:
 
     def attend(self, identity: Identity) -> "NetworkAttendance":
         with self._transfer_errors():
-            call = self._calls().presence(
-                transfer_pb2.PresenceOpen(identity=_identity(identity)), metadata=self._metadata()
-            )
+            opened = transfer_pb2.PresenceOpen(identity=_identity(identity))
+            call = self._calls().presence(opened, metadata=self._metadata)
             if next(call, None) is None:
                 raise CoordinatorUnreachable("the presence stream ended before it began")
         return NetworkAttendance(call)
