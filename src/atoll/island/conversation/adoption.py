@@ -7,28 +7,28 @@ from atoll.protocol.messages import Info
 
 def check(adopted: Info, found: Info) -> None:
     """ManifestMismatch names the first field that this island cannot follow, with both values."""
-    if found.run_id != adopted.run_id:
-        raise _refusal("run_id", adopted.run_id, found.run_id)
     same = found.manifest_sha256 == adopted.manifest_sha256
-    if same and all(getattr(found, n) == getattr(adopted, n) for n in Manifest.model_fields):
+    fields = ("run_id", *Manifest.model_fields)
+    if same and all(getattr(found, n) == getattr(adopted, n) for n in fields):
         return  # as nearly always, and found out twenty times as fast
-    changed = differences(adopted.settings(), found.settings())
     is_newer = not same and found.manifest_version > adopted.manifest_version
-    for difference in changed:
-        if difference.is_fixed or not is_newer:
-            raise _refusal(difference.field, difference.mine, difference.theirs)
+    _check_settings(adopted, found, may_change=is_newer)
     if not is_newer:
         raise _refusal("manifest_version", adopted.manifest_version, found.manifest_version)
 
 
 def check_version(adopted: Info, found: Info, wanted: str) -> None:
     """ManifestMismatch unless `found` is version `wanted` of the run that was joined."""
-    if found.run_id != adopted.run_id:
-        raise _refusal("run_id", adopted.run_id, found.run_id)
+    _check_settings(adopted, found, may_change=True)
     if found.manifest_sha256 != wanted:
         raise _refusal("manifest_sha256", wanted, found.manifest_sha256)
+
+
+def _check_settings(adopted: Info, found: Info, *, may_change: bool) -> None:
+    if found.run_id != adopted.run_id:
+        raise _refusal("run_id", adopted.run_id, found.run_id)
     for difference in differences(adopted.settings(), found.settings()):
-        if difference.is_fixed:
+        if difference.is_fixed or not may_change:
             raise _refusal(difference.field, difference.mine, difference.theirs)
 
 

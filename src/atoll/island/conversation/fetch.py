@@ -3,6 +3,7 @@
 import logging
 
 from atoll.errors import FrameError
+from atoll.island.conversation.backoff import Backoff
 from atoll.island.conversation.intents import Steps, led
 from atoll.island.conversation.session import Session
 from atoll.island.link.base import Download, DownloadProgress
@@ -32,7 +33,7 @@ def receive(session: Session, weights: IslandWeights) -> Steps[None]:
     The FrameError of a frame that did not fit in MAX_TRIES tries in a row passes through; tries
     are apart, so that a coordinator with a bad frame is not flooded with downloads.
     """
-    tag, tries, backoff = "", 0, session.backoff()
+    tag, tries, backoff = "", 0, Backoff(session.jitter)
     while True:
         progress = DownloadProgress()
         try:
@@ -40,7 +41,7 @@ def receive(session: Session, weights: IslandWeights) -> Steps[None]:
         except FrameError as error:
             if progress.tag != tag:
                 # A coordinator that goes on to another frame is no reason to give up.
-                tag, tries, backoff = progress.tag, 0, session.backoff()
+                tag, tries, backoff = progress.tag, 0, Backoff(session.jitter)
             tries += 1
             weights.forget()
             if tries == MAX_TRIES:

@@ -4,7 +4,7 @@ Followers of a group are durable before the leader sends, and do as it did.
 """
 
 import logging
-from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from atoll.errors import (
@@ -17,6 +17,8 @@ from atoll.errors import (
 )
 from atoll.island.conversation.intents import Persist, Steps, Trained, Upload, decided, led
 from atoll.island.conversation.session import Session
+from atoll.island.link.base import Work
+from atoll.island.ranks.group import Group
 from atoll.island.state import encoding
 from atoll.island.state.base import Frame, Saved
 from atoll.island.state.continuity import Continuity
@@ -45,12 +47,7 @@ class Held(Protocol):
 
 
 def header_of(
-    session: Session,
-    weights: Held,
-    given: Assignment,
-    trained: Trained,
-    *,
-    began: int,
+    session: Session, weights: Held, given: Assignment, trained: Trained, *, began: int
 ) -> FrameHeader:
     """The header of the contribution of what was `trained` of the `given` rows.
 
@@ -81,21 +78,20 @@ def hand_in(
     session: Session, continuity: Continuity, weights: IslandWeights, header: FrameHeader
 ) -> Steps[bool]:
     """Collective: whether the round is in; if not, the inner state is the last accepted round's."""
-    group = session.group
-
-    def save() -> None:
-        if not group.is_leader:
-            continuity.save_part(header.round)
-
-    def settle() -> None:
-        if not group.is_leader:
-            continuity.settle(header.round, accepted=accepted)
-
     weights.gather()
-    group.together(save)
+    _followers(session.group, lambda: continuity.save_part(header.round))
     accepted = yield from led(lambda: contribute(session, continuity, weights, header))
-    group.together(settle)
+    _followers(session.group, lambda: continuity.settle(header.round, accepted=accepted))
     return accepted
+
+
+def _followers(group: Group, work: Work) -> None:
+    """Collective: each rank but the leader does `work`."""
+    group.together(_nothing if group.is_leader else work)
+
+
+def _nothing() -> None:
+    """There is nothing to do."""
 
 
 def contribute(
@@ -113,14 +109,9 @@ def contribute(
     captured = continuity.capture()
     # The frame travels while it is being synced here; only the commit waits for that.
     saved = yield Persist(lambda: continuity.save(path, described, captured))
-    accepted = yield from _settled(
-        session,
-        continuity,
-        continuity.frame(header.round, described),
-        saved,
-        lambda: continuity.promote(header.round),
-    )
-    return accepted
+    frame = continuity.frame(header.round, described)
+    promote = partial(continuity.promote, header.round)
+    return (yield from _settled(session, continuity, frame, saved, promote))
 
 
 def resume(session: Session, continuity: Continuity) -> Steps[None]:
@@ -142,65 +133,41 @@ def resume(session: Session, continuity: Continuity) -> Steps[None]:
     if pending is None:
         return
     accepted = yield from led(lambda: _resend(session, continuity, found))
-
-    def settle() -> None:
-        if not group.is_leader:
-            continuity.settle_resent(accepted=accepted)
-
-    group.together(settle)
+    _followers(group, lambda: continuity.settle_resent(accepted=accepted))
 
 
 def _resend(session: Session, continuity: Continuity, pending: Saved | None) -> Steps[bool]:
     """Takes up a frame that an earlier life had persisted; whether the contribution is in."""
     assert pending is not None, "only a pending round is sent again"
     frame = continuity.frame(pending.round, pending.meta)
-    return (
-        yield from _settled(
-            session,
-            continuity,
-            frame,
-            lambda: None,
-            lambda: continuity.adopt_pending(pending),
-        )
-    )
+    promote = partial(continuity.adopt_pending, pending)
+    return _settled(session, continuity, frame, _nothing, promote)
 
 
 def _settled(
-    session: Session,
-    continuity: Continuity,
-    frame: Frame,
-    saved: Callable[[], None],
-    promote: Callable[[], None],
+    session: Session, continuity: Continuity, frame: Frame, saved: Work, promote: Work
 ) -> Steps[bool]:
     """Sends `frame`: a receipt promotes, a refusal rolls back; whether there is a receipt."""
-    try:
-        accepted = yield from _send(session, frame, saved)
-    except ProtocolError:
-        # Refused for what it holds: the next life must not send it again.
-        continuity.roll_back()
-        raise
-    if accepted:
-        promote()
-    else:
-        continuity.roll_back()
-    return accepted
 
-
-def _send(session: Session, frame: Frame, saved: Callable[[], None]) -> Steps[bool]:
     def upload() -> Steps[str]:
         receipt: str = yield Upload(session.standing.identity(), frame, saved)
         return receipt
 
     try:
-        receipt = yield from session.call(upload)
+        try:
+            receipt = yield from session.call(upload)
+        finally:
+            frame.close()
+            saved()  # nothing is rolled back, and nobody goes, while it is still being saved
     except _ROUND_IS_OVER as error:
-        log.warning(
-            "contribution refused, its rows go to a later round",
-            extra={"code": error.code, "reason": str(error)},
-        )
+        about = {"code": error.code, "reason": str(error)}
+        log.warning("contribution refused, its rows go to a later round", extra=about)
+        continuity.roll_back()
         return False
-    finally:
-        frame.close()
-        saved()  # nothing is rolled back, and nobody goes, while it is still being saved
+    except ProtocolError:
+        # Refused for what it holds: the next life must not send it again.
+        continuity.roll_back()
+        raise
     log.info("contribution accepted", extra={"receipt": receipt})
+    promote()
     return True

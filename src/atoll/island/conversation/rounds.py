@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import asdict
 
 from atoll.errors import ContributionError, WrongRound
 from atoll.island.conversation import hand_in
@@ -26,19 +27,14 @@ WAIT_SECONDS = 20.0  # a long poll; well below any proxy's idle limit
 
 
 def question(
-    identity: Identity,
-    version: int | None,
-    digest: str | None,
-    *,
-    upcoming: int = 0,
-    awaits: int = 0,
+    who: Identity, version: int | None, digest: str | None, *, upcoming: int = 0, awaits: int = 0
 ) -> AssignmentRequest:
     """What next, for an island that holds these weights and knows the rows of round `upcoming`?
 
     With `awaits`: it must merge that round before it goes on.
     """
     return AssignmentRequest(
-        identity=identity,
+        identity=who,
         version=version,
         digest=digest,
         wait_seconds=WAIT_SECONDS,
@@ -66,13 +62,9 @@ class Rounds:
             self._begin(given)
             trained = yield Train(given)
             assert self._began is not None
-            header = hand_in.header_of(
-                self.session, self.weights, given, trained, began=self._began
-            )
-            accepted = yield from hand_in.hand_in(
-                self.session, self.continuity, self.weights, header
-            )
-            if not accepted:
+            session, weights = self.session, self.weights
+            header = hand_in.header_of(session, weights, given, trained, began=self._began)
+            if not (yield from hand_in.hand_in(session, self.continuity, weights, header)):
                 self.stale_rounds += 1
                 # Else rows that did not count would be in the next contribution.
                 self._set_out_anew()
@@ -116,15 +108,9 @@ class Rounds:
     def ask(self, *, awaits: int = 0) -> Steps[Assignment]:
         """What next? Says which published weights this island holds, and what it waits for."""
         standing, weights = self.session.standing, self.weights
-        reply = yield from send(
-            question(
-                standing.identity(),
-                weights.version,
-                weights.digest,
-                upcoming=self._upcoming,
-                awaits=awaits,
-            )
-        )
+        who, known = standing.identity(), self._upcoming
+        asked = question(who, weights.version, weights.digest, upcoming=known, awaits=awaits)
+        reply = yield from send(asked)
         standing.told(reply.generation)
         return reply
 
@@ -141,14 +127,7 @@ class Rounds:
             if reply.evaluation is not None:
                 yield from self._evaluate(reply.evaluation)
             if reply.action == "stop":
-                log.info(
-                    "stopped",
-                    extra={
-                        "reason": reply.reason,
-                        "version": reply.version,
-                        "digest": reply.digest,
-                    },
-                )
+                log.info("stopped", extra=reply.model_dump(include={"reason", "version", "digest"}))
                 return None
             if reply.action == "train":
                 yield from self._adopt(reply)
@@ -170,10 +149,8 @@ class Rounds:
         session.adopted = Adopted.of(info)
         self.weights.download = session.adopted.download
         self.continuity.adopt(info, session.adopted.upload)
-        log.info(
-            "settings adopted from the coordinator",
-            extra={"manifest": session.adopted.manifest.body()},
-        )
+        body = session.adopted.manifest.body()
+        log.info("settings adopted from the coordinator", extra={"manifest": body})
 
     def _evaluate(self, task: EvaluationTask) -> Steps[None]:
         """This island's share of the held-out loss: a partial sum with its honest count."""
@@ -183,14 +160,8 @@ class Rounds:
             return
 
         def report() -> Steps[Done]:
-            return send(
-                EvaluationReport(
-                    identity=self.session.standing.identity(),
-                    version=task.version,
-                    loss_sum=found.loss_sum,
-                    tokens=found.tokens,
-                )
-            )
+            who = self.session.standing.identity()
+            return send(EvaluationReport(identity=who, version=task.version, **asdict(found)))
 
         try:
             yield from self.session.call(report)

@@ -15,12 +15,12 @@ from atoll.errors import (
     UnknownWorker,
 )
 from atoll.island.conversation import adoption
-from atoll.island.conversation.backoff import Backoff, repeated
+from atoll.island.conversation.backoff import repeated
 from atoll.island.conversation.intents import Pause, Steps, decided, led, send
 from atoll.island.conversation.standing import Adopted, Standing
 from atoll.island.ranks.group import SOLO, Group
 from atoll.island.state.store import IslandIdentity
-from atoll.protocol.messages import Info, InfoRequest, LeaveRequest
+from atoll.protocol.messages import Done, Info, InfoRequest, LeaveRequest
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +72,14 @@ class Session:
         """Collective: every rank is in the leader's life, a later one than the leader's `life`."""
 
         def join() -> Steps[tuple[int, int, int]]:
-            while not self.standing.begin_joining():
+            while not self.standing.joining.acquire(blocking=False):
                 yield Pause(JOINING_SECONDS)
             try:
                 # Not again where another thread has registered meanwhile.
                 if self.standing.incarnation == life:
                     yield from self._register()
             finally:
-                self.standing.end_joining()
+                self.standing.joining.release()
             return self.standing.place
 
         place = yield from repeated(lambda: self._under_newest(lambda: led(join)), self.jitter)
@@ -94,10 +94,8 @@ class Session:
             self.standing.is_doubtful = self.standing.is_doubtful or error.retry
             raise
         self.standing.joined(reply)
-        log.info(
-            "registered",
-            extra={"worker": self.standing.island.worker_id, "incarnation": reply.incarnation},
-        )
+        worker = self.standing.island.worker_id
+        log.info("registered", extra={"worker": worker, "incarnation": reply.incarnation})
 
     def _come_back(self, life: int, error: AtollError) -> Steps[None]:
         """Collective: registers again where `error`, met in the leader's `life`, says we are out.
@@ -107,7 +105,7 @@ class Session:
         """
 
         def is_over() -> Steps[bool]:
-            while self.standing.is_joining:
+            while self.standing.joining.locked():
                 yield Pause(JOINING_SECONDS)
             by_another = isinstance(error, Fenced) and not self.standing.is_doubtful
             return self.standing.incarnation == life and (by_another or self._joins_as is None)
@@ -144,7 +142,7 @@ class Session:
         try:
             return (yield from self._adopting(make))
         except UnknownWorker as error:
-            if not self.standing.begin_joining():
+            if not self.standing.joining.acquire(blocking=False):
                 raise
             try:
                 if self._joins_as is None:  # it is leaving
@@ -153,15 +151,14 @@ class Session:
                     log.warning("registering again", extra={"reason": str(error)})
                     yield from self._register_beside()
             finally:
-                self.standing.end_joining()
+                self.standing.joining.release()
             return (yield from self._adopting(make))
 
     def _register_beside(self) -> Steps[None]:
-        def register() -> Steps[None]:
-            return self._register(alone=True)
-
         # A fresh look at the settings is for all ranks of a group, from their training threads.
-        yield from (register() if self.group.size > 1 else self._under_newest(register))
+        if self.group.size > 1:
+            return self._register(alone=True)
+        return self._under_newest(lambda: self._register(alone=True))
 
     def _adopting(self, make: Make[T]) -> Steps[T]:
         """Repeats `make` at once in the generation that a refusal names: nothing was read of it."""
@@ -171,10 +168,6 @@ class Session:
             except StaleGeneration as stale:
                 self.standing.told(stale.present)
         return (yield from make())
-
-    def backoff(self) -> Backoff:
-        """Pauses between tries of something that `call` does not repeat."""
-        return Backoff(self.jitter)
 
     # Settings
 
@@ -189,10 +182,8 @@ class Session:
         self.standing.heard_of(found)
         moved = found.manifest_sha256 != known.manifest_sha256
         if moved:
-            log.info(
-                "a new manifest version is recorded",
-                extra={"version": found.manifest_version, "manifest": found.manifest_sha256},
-            )
+            about = {"version": found.manifest_version, "manifest": found.manifest_sha256}
+            log.info("a new manifest version is recorded", extra=about)
         return moved
 
     def version(self, manifest_sha256: str) -> Steps[Info]:
@@ -241,7 +232,7 @@ class Session:
         """Says goodbye with one try."""
         if self.is_registered:
             self._joins_as = None
-            yield from self._adopting(self._say_goodbye)
+            yield from self._say_goodbye()
             self.standing.left()
 
     def leave(self) -> Steps[None]:
@@ -251,11 +242,8 @@ class Session:
             # Unknown: an earlier try got through and its answer was lost. Fenced: what there is to
             # leave is another life's.
             with contextlib.suppress(UnknownWorker, Fenced):
-                yield from repeated(
-                    lambda: self._under_newest(lambda: self._adopting(self._say_goodbye)),
-                    self.jitter,
-                )
+                yield from repeated(lambda: self._under_newest(self._say_goodbye), self.jitter)
             self.standing.left()
 
-    def _say_goodbye(self) -> Steps[None]:
-        yield from send(LeaveRequest(identity=self.standing.identity()))
+    def _say_goodbye(self) -> Steps[Done]:
+        return self._adopting(lambda: send(LeaveRequest(identity=self.standing.identity())))

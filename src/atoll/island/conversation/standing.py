@@ -28,58 +28,39 @@ class Adopted:
     def of(cls, info: Info) -> "Adopted":
         """ConfigError for a strategy that this program does not have."""
         manifest = info.manifest()
-        return cls(
-            info,
-            manifest,
-            manifest.upload.build(),
-            manifest.download.build(),
-            registry.of(manifest),
-        )
+        upload, download = manifest.upload.build(), manifest.download.build()
+        return cls(info, manifest, upload, download, registry.of(manifest))
 
 
 class Standing:
     """Incarnation, generation and newest manifest that this island knows of. Thread-safe.
 
-    Only one thread registers at a time (`begin_joining`): its answer counts for all.
+    Everybody reads the fields; only the methods here write them, but for `is_doubtful`. Only one
+    thread registers at a time, the one that holds `joining`: its answer counts for all.
     """
 
     def __init__(self, island: IslandIdentity, info: Info) -> None:
         self.island = island
-        self._lock = threading.Lock()
-        self._info = info
-        self._incarnation = 0
-        self._generation = 0  # the membership we know; whoever says otherwise is believed
-        self._version = info.version
-        self._is_joining = False
+        self.info = info  # the newest manifest that this island knows of
+        self.incarnation = 0  # which life of this worker_id this process is; 0 before it registers
+        self.generation = 0  # the membership we know; whoever says otherwise is believed
+        self.version = info.version  # the coordinator's, when it last registered us
         self.is_doubtful = False  # a registration may have begun a life that we do not know of
-
-    @property
-    def info(self) -> Info:
-        """The newest manifest that this island knows of."""
-        return self._info
-
-    @property
-    def incarnation(self) -> int:
-        """Which life of this worker_id this process is; 0 before it registers."""
-        return self._incarnation
-
-    @property
-    def version(self) -> int:
-        """The coordinator's, when it last registered us."""
-        return self._version
+        self.joining = threading.Lock()  # of the one thread that registers now
+        self._lock = threading.Lock()
 
     @property
     def place(self) -> tuple[int, int, int]:
         """Incarnation, generation and version, of one moment."""
         with self._lock:
-            return self._incarnation, self._generation, self._version
+            return self.incarnation, self.generation, self.version
 
     def identity(self, manifest_sha256: str | None = None) -> Identity:
         """What every mutating message carries; by default under the newest manifest known."""
         incarnation, generation, _ = self.place
         return Identity(
-            run_id=self._info.run_id,
-            manifest_sha256=manifest_sha256 or self._info.manifest_sha256,
+            run_id=self.info.run_id,
+            manifest_sha256=manifest_sha256 or self.info.manifest_sha256,
             worker_id=self.island.worker_id,
             incarnation=incarnation,
             island_key=self.island.island_key,
@@ -89,31 +70,16 @@ class Standing:
     def registration(self, *, layout_digest: str, data_identity: dict[str, Any]) -> RegisterRequest:
         """The message that asks to take part, under the newest manifest known."""
         return RegisterRequest(
-            run_id=self._info.run_id,
-            manifest_sha256=self._info.manifest_sha256,
+            run_id=self.info.run_id,
+            manifest_sha256=self.info.manifest_sha256,
             worker_id=self.island.worker_id,
             island_key=self.island.island_key,
             hostname=socket.gethostname()[:255],
             layout_digest=layout_digest,
             data_identity=data_identity,
-            settings=self._info.settings(),
+            settings=self.info.settings(),
             codec_versions=codecs.versions(),
         )
-
-    def begin_joining(self) -> bool:
-        """Whether this thread may register now; if so, it says when it has."""
-        with self._lock:
-            before, self._is_joining = self._is_joining, True
-            return not before
-
-    def end_joining(self) -> None:
-        """The registration was answered, or came to nothing."""
-        with self._lock:
-            self._is_joining = False
-
-    @property
-    def is_joining(self) -> bool:
-        return self._is_joining
 
     def joined(self, reply: RegisterReply) -> None:
         """A new life begins."""
@@ -123,20 +89,20 @@ class Standing:
     def move(self, incarnation: int, generation: int, version: int) -> None:
         """All three together."""
         with self._lock:
-            self._incarnation, self._generation, self._version = incarnation, generation, version
+            self.incarnation, self.generation, self.version = incarnation, generation, version
 
     def left(self) -> None:
         """This life is over."""
         with self._lock:
-            self._incarnation = 0
+            self.incarnation = 0
 
     def told(self, generation: int) -> None:
         """The coordinator says which generation is the present one."""
         with self._lock:
-            self._generation = generation
+            self.generation = generation
 
     def heard_of(self, info: Info) -> None:
         """Of two threads that look, the one that learns of the later version is believed."""
         with self._lock:
-            if info.manifest_version >= self._info.manifest_version:
-                self._info = info
+            if info.manifest_version >= self.info.manifest_version:
+                self.info = info
