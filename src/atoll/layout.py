@@ -45,6 +45,14 @@ class Span:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def of(self, flat: Tensor) -> Tensor:
+        """This part of a flat buffer; writing to it writes to the buffer."""
+        return flat[self.start : self.stop]
+
+    def room(self) -> Tensor:
+        """A flat fp32 buffer of this size, not filled."""
+        return torch.empty(len(self), dtype=torch.float32)
+
     @property
     def first_group(self) -> int:
         """Index of the codec group that begins at this span; the span must start on one.
@@ -166,7 +174,7 @@ class Layout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named, shaped views into `flat`; writing to one writes to the buffer."""
-        return {t.name: flat[t.span.start : t.span.stop].view(t.shape) for t in self.tensors}
+        return {t.name: t.span.of(flat).view(t.shape) for t in self.tensors}
 
     def check_table(self, table: list[list[object]], *, subject: str) -> None:
         """Raises LayoutMismatch naming the first row of `table` that differs from this layout."""
@@ -195,7 +203,11 @@ class Fragment:
 
     def of(self, flat: Tensor) -> Tensor:
         """The fragment's part of the run's flat buffer; writing to it writes to the buffer."""
-        return flat[self.span.start : self.span.stop]
+        return self.span.of(flat)
+
+    def place(self, span: Span) -> Span:
+        """Where a span of the fragment lies in the run's flat buffer."""
+        return Span(self.span.start + span.start, self.span.start + span.stop)
 
 
 def cut(layout: Layout, parts: Sequence[Sequence[str]]) -> tuple[Fragment, ...]:

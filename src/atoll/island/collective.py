@@ -3,30 +3,13 @@
 Every function is collective. In an island of one process each comes down to the leader's part.
 """
 
-import math
-from dataclasses import dataclass
-
 from atoll.data import base as datasets
 from atoll.data.base import Dataset
 from atoll.errors import ManifestMismatch
-from atoll.island.conversation.intents import Partial
+from atoll.island.conversation.intents import Partial, Trained
 from atoll.island.ranks.batch_slice import BatchSlice
 from atoll.island.ranks.group import Group
 from atoll.protocol.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class Step:
-    """One inner step of the whole island."""
-
-    rows: int
-    tokens: int
-    loss_sum: float
-
-    @property
-    def loss(self) -> float:
-        """Nats per token, over all ranks."""
-        return self.loss_sum / self.tokens if self.tokens else math.nan
 
 
 def check_data(group: Group, manifest: Manifest, dataset: Dataset) -> None:
@@ -45,7 +28,7 @@ def check_data(group: Group, manifest: Manifest, dataset: Dataset) -> None:
     group.together(check)
 
 
-def step(group: Group, share: BatchSlice, *, loss: float, row_tokens: int) -> Step:
+def step(group: Group, share: BatchSlice, *, loss: float, row_tokens: int) -> Trained:
     """Adds up the ranks' parts of a step; KeyboardInterrupt on all when one was asked to end."""
     tokens = share.rows * row_tokens
     # A rank without rows trained on a stand-in, which does not count.
@@ -54,7 +37,7 @@ def step(group: Group, share: BatchSlice, *, loss: float, row_tokens: int) -> St
     if any(interrupted for _, _, interrupted in parts):
         raise KeyboardInterrupt
     rows = sum(int(count) for _, count, _ in parts)
-    return Step(rows, rows * row_tokens, sum(loss_sum for loss_sum, _, _ in parts))
+    return Trained(sum(loss_sum for loss_sum, _, _ in parts), rows * row_tokens, rows)
 
 
 def total(group: Group, loss_sum: float, tokens: int) -> Partial:

@@ -6,18 +6,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from atoll.clock import Clock
-from atoll.island.conversation.intents import (
-    Attend,
-    Evaluate,
-    Foresee,
-    Lead,
-    Pause,
-    Persist,
-    Send,
-    Steps,
-    Train,
-    Upload,
-)
+from atoll.island.conversation import intents
+from atoll.island.conversation.intents import Steps, Train
 from atoll.island.link.base import Download, Link
 from atoll.island.ranks.group import SOLO, Group
 
@@ -32,8 +22,8 @@ class Driver:
 
     def __init__(self, link: Link, clock: Clock, group: Group = SOLO) -> None:
         self.link = link
-        self.evaluate: Callable[[Evaluate], Any] = lambda _: None
-        self.foresee: Callable[[Foresee], None] = lambda _: None
+        self.evaluate: Callable[[intents.Evaluate], Any] = lambda _: None
+        self.foresee: Callable[[intents.Foresee], None] = lambda _: None
         self._clock = clock
         self._group = group
 
@@ -66,23 +56,23 @@ class Driver:
 
     def _do(self, intent: object) -> Any:
         match intent:
-            case Send(message, alone):
+            case intents.Send(message, alone):
                 return self.link.send(message, alone=alone)
-            case Upload(identity, frame, before_commit):
+            case intents.Upload(identity, frame, before_commit):
                 return self.link.upload(identity, frame, before_commit=before_commit)
             case Download():
                 return self.link.download(intent)
-            case Attend(identity):
+            case intents.Attend(identity):
                 return self.link.attend(identity)
-            case Pause(seconds):
+            case intents.Pause(seconds):
                 return self._clock.sleep(seconds)
-            case Persist(work):
+            case intents.Persist(work):
                 return _begun(work)
-            case Lead(make):
+            case intents.Lead(make):
                 return self._group.lead(wraps(make)(lambda: self.run(make())))
-            case Evaluate():
+            case intents.Evaluate():
                 return self.evaluate(intent)
-            case Foresee():
+            case intents.Foresee():
                 return self.foresee(intent)
         raise AssertionError(f"nobody does {intent}")
 

@@ -12,7 +12,7 @@ Everything that must match comes from the coordinator; nothing of it can be set 
 import logging
 import random
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,7 @@ from atoll.versions import recorded
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[nn.Module, Tensor], tuple[float, int]]
+_NOTHING = Trained(0.0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,7 @@ class _Round:
     assignment: Assignment
     row_tokens: int
     steps: int = 0
-    rows: int = 0
-    tokens: int = 0
-    loss_sum: float = 0.0
+    trained: Trained = _NOTHING
     awaits_step: bool = False  # a batch is handed out and not stepped on yet
 
 
@@ -103,7 +102,7 @@ class Run:
         self._meter = Meter(clock)
         self._samples = Samples(clock)
         self._beside = Beside(self._session, self.telemetry, self._samples)
-        self._on_close: tuple[Callable[[], None], ...] = ()
+        self._held = ExitStack()
         log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
 
     @property
@@ -204,13 +203,10 @@ class Run:
         share = self._must_be_loaded().share
         done = collective.step(self.group, share, loss=value, row_tokens=current.row_tokens)
         current.steps += 1
-        current.rows += done.rows
-        current.tokens += done.tokens
-        current.loss_sum += done.loss_sum
+        current.trained += done
         current.awaits_step = False
-        self._meter.step(
-            current.assignment.round or 0, current.steps, tokens=done.tokens, loss=done.loss
-        )
+        number = current.assignment.round or 0
+        self._meter.step(number, current.steps, tokens=done.tokens, loss=done.loss)
         self._samples.add(self.telemetry())
 
     def close(self) -> None:
@@ -230,13 +226,11 @@ class Run:
 
     def release(self) -> None:
         """Lets go without a word to the coordinator, as a crash does; this island may come back."""
-        callbacks, self._on_close = self._on_close, ()
-        for callback in callbacks:
-            callback()
+        self._held.close()
 
-    def on_close(self, *callbacks: Callable[[], None]) -> None:
-        """What to call, in this order, when the run is closed or released."""
-        self._on_close = callbacks
+    def hold(self, held: ExitStack) -> None:
+        """What to let go when the run is closed or released."""
+        self._held = held
 
     def beat(self) -> None:
         """One heartbeat; called from a thread of its own."""
@@ -248,8 +242,7 @@ class Run:
 
     def telemetry(self) -> Telemetry:
         """What this island tells about itself."""
-        traffic = self._driver.link.traffic
-        return self._meter.telemetry(bytes_sent=traffic.sent, bytes_received=traffic.received)
+        return self._meter.telemetry(self._driver.link.traffic)
 
     def _must_be_loaded(self) -> _Loaded:
         if self._loaded is None:
@@ -287,7 +280,7 @@ class Run:
     def _trained(self) -> Trained:
         done, self._round = self._round, None
         assert done is not None, "a round is trained before it is handed in"
-        return Trained(done.loss_sum, done.tokens, done.rows)
+        return done.trained
 
     def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> Partial | None:
         """This island's share of the held-out loss, over all its ranks."""
@@ -296,10 +289,9 @@ class Run:
         loss_sum, tokens = 0.0, 0
         was_training = loaded.model.training
         loaded.model.eval()
+        wanted, batch = range(task.start, task.stop), self.manifest.inner.batch
         with torch.no_grad():
-            for rows in batching.held_out_batches(
-                dataset, range(task.start, task.stop), batch=self.manifest.inner.batch
-            ):
+            for rows in batching.held_out_batches(dataset, wanted, batch=batch):
                 mine = loaded.share.slice(rows).to(loaded.device)
                 loss, count = loaded.evaluate(loaded.model, mine)
                 if loaded.share.rows:

@@ -7,6 +7,7 @@ from collections import deque
 from pathlib import Path
 
 from atoll.clock import Clock
+from atoll.island.link.base import Traffic
 from atoll.protocol.messages import Telemetry
 from atoll.protocol.samples import MAX_BATCH, Sample
 
@@ -48,11 +49,10 @@ class Meter:
             loss=loss if math.isfinite(loss) else None,
         )
 
-    def telemetry(self, *, bytes_sent: int, bytes_received: int) -> Telemetry:
+    def telemetry(self, traffic: Traffic) -> Telemetry:
         """The newest figures."""
-        return self._last.model_copy(
-            update={"bytes_sent": bytes_sent, "bytes_received": bytes_received}
-        )
+        moved = {"bytes_sent": traffic.sent, "bytes_received": traffic.received}
+        return self._last.model_copy(update=moved)
 
     def _running(self) -> float:
         return 0.0 if self._began is None else self._clock.now() - self._began
@@ -67,36 +67,29 @@ class Samples:
     def __init__(self, clock: Clock, *, limit: int = QUEUED_SAMPLES) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._queue: deque[Sample] = deque()
-        self._limit = limit
+        self._queue: deque[Sample] = deque(maxlen=limit)  # the history shows a gap of sequences
         self._sequence = 0
-        self._newest: tuple[float, Telemetry] | None = None
+        self._newest = (-math.inf, Telemetry())  # so the first sample has rates of 0
 
     def add(self, told: Telemetry) -> None:
         """Queues what `told` says, unless a sample was taken a moment ago."""
         now = self._clock.now()
         with self._lock:
-            before = self._newest
-            if before is not None and now - before[0] < SAMPLE_SECONDS:
+            then, before = self._newest
+            seconds = now - then
+            if seconds < SAMPLE_SECONDS:
                 return
-            seconds = 0.0 if before is None else now - before[0]
             self._newest = (now, told)
             self._sequence += 1
-            self._queue.append(
-                Sample(
-                    sequence=self._sequence,
-                    wall=self._clock.wall(),
-                    round=told.round,
-                    step=told.step,
-                    loss=told.loss,
-                    tokens_per_second=told.tokens_per_second,
-                    memory_bytes=memory_bytes(),
-                    sent_per_second=_rate(before, told, "bytes_sent", seconds),
-                    received_per_second=_rate(before, told, "bytes_received", seconds),
-                )
+            sample = Sample(
+                sequence=self._sequence,
+                wall=self._clock.wall(),
+                memory_bytes=memory_bytes(),
+                sent_per_second=max(0, told.bytes_sent - before.bytes_sent) / seconds,
+                received_per_second=max(0, told.bytes_received - before.bytes_received) / seconds,
+                **told.model_dump(include={"round", "step", "loss", "tokens_per_second"}),
             )
-            if len(self._queue) > self._limit:
-                self._queue.popleft()  # the history shows a gap of sequences
+            self._queue.append(sample)
 
     def batch(self) -> tuple[Sample, ...]:
         """The oldest samples that are queued, at most a batch of them."""
@@ -117,12 +110,3 @@ def memory_bytes() -> int:
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _rate(
-    before: tuple[float, Telemetry] | None, told: Telemetry, name: str, seconds: float
-) -> float:
-    if before is None or seconds <= 0:
-        return 0.0
-    moved: int = getattr(told, name) - getattr(before[1], name)
-    return max(0, moved) / seconds

@@ -63,7 +63,7 @@ def join(
             for beside in (Pulse(run), Presence(run)):
                 beside.start()
                 held.callback(beside.stop)
-        run.on_close(held.pop_all().close)
+        run.hold(held.pop_all())
     return run
 
 

@@ -3,6 +3,7 @@
 `island.driver` drives it with a link, a clock and threads; the fault simulator with events.
 """
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import wraps
@@ -92,12 +93,21 @@ class Partial:
     loss_sum: float
     tokens: int
 
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.loss_sum / self.tokens if self.tokens else math.nan
+
 
 @dataclass(frozen=True)
 class Trained(Partial):
     """What was trained of a round, by all ranks together."""
 
     rows: int
+
+    def __add__(self, other: "Trained") -> "Trained":
+        loss_sum, tokens = self.loss_sum + other.loss_sum, self.tokens + other.tokens
+        return Trained(loss_sum, tokens, self.rows + other.rows)
 
 
 Intent = Send | Upload | Download | Attend | Pause | Persist | Lead | Foresee | Evaluate | Train

@@ -95,19 +95,13 @@ class ShardedWeights:
             for spec, parameter in self._sharded():
                 if not span.start <= spec.offset < span.stop:
                     continue
-                if published is None:
-                    whole = torch.empty(len(spec.span), dtype=torch.float32)
-                else:
-                    whole = published[spec.span.start : spec.span.stop]
+                own = spec.span
+                whole = own.room() if published is None else own.of(published)
                 self._group.broadcast(whole)
                 mesh, placements = parameter.device_mesh, parameter.placements
+                placed = whole.view(spec.shape).to(parameter.device)
                 # Without a source rank nothing is sent: every rank has the whole tensor here.
-                shards = distribute_tensor(
-                    whole.view(spec.shape).to(parameter.device),
-                    mesh,
-                    placements,
-                    src_data_rank=None,
-                )
+                shards = distribute_tensor(placed, mesh, placements, src_data_rank=None)
                 parameter.to_local().copy_(shards.to_local())
         buffers.share(self._model, self._group)
 
@@ -117,12 +111,12 @@ class ShardedWeights:
             for spec, parameter in self._sharded():
                 whole = parameter.full_tensor()
                 if self._gathered is not None:
-                    self._gathered[spec.span.start : spec.span.stop].copy_(whole.flatten())
+                    spec.span.of(self._gathered).copy_(whole.flatten())
 
     def read(self, span: Span) -> Tensor:
         """A tile of what was gathered."""
         assert self._gathered is not None, "only the leader reads"
-        return self._gathered[span.start : span.stop]
+        return span.of(self._gathered)
 
     def _sharded(self) -> Iterator[tuple[TensorSpec, DTensor]]:
         for module in self._model.modules():

@@ -5,8 +5,8 @@ outcome, a JSON value or a typed error, to all ranks, so that they go on or rais
 Implementations: `SoloGroup`, an island of one process, and `torch_group.TorchGroup`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -89,15 +89,13 @@ class SoloGroup:
     def broadcast(self, tensor: Tensor) -> None:
         """The tensor is the leader's already."""
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """This rank is always alone."""
-        yield
+        return nullcontext()
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self) -> AbstractContextManager[None]:
         """There are no collectives."""
-        yield
+        return nullcontext()
 
     def interrupt(self) -> None:
         """Raises at once."""

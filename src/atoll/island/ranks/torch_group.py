@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -47,7 +47,8 @@ class TorchGroup:
         self._deadline = timedelta(seconds=deadline_seconds)
         # Its own: outcomes must not mix with the training's collectives, nor need a GPU.
         self._group = dist.new_group(backend="gloo", timeout=self._deadline)
-        self._on_close: Callable[[], None] | None = on_close
+        self._held = ExitStack()
+        self._held.callback(on_close)
         self._alone = False
         self._leading = False
         self._interrupted = False
@@ -74,9 +75,9 @@ class TorchGroup:
         except BaseException as error:
             # The error itself matters more than a rank that cannot be told.
             with suppress(GroupBroken):
-                self._send({"error": _described(error)})
+                self._exchange({"error": _described(error)}, LEADER)
             raise
-        self._send({"value": value})
+        self._exchange({"value": value}, LEADER)
         return value
 
     def together(self, work: Callable[[], T]) -> T:
@@ -131,9 +132,7 @@ class TorchGroup:
 
     def close(self) -> None:
         """Lets the process group go if it was made for this; harmless when repeated."""
-        callback, self._on_close = self._on_close, None
-        if callback is not None:
-            callback()
+        self._held.close()
 
     # What the leader does and tells
 
@@ -157,7 +156,7 @@ class TorchGroup:
             # A rank that is gone is met by the outcome that follows.
             with suppress(GroupBroken):
                 while not done.wait(interval):
-                    self._send({"wait": True})
+                    self._exchange({"wait": True}, LEADER)
 
         thread = threading.Thread(target=tell, name="signs-of-life", daemon=True)
         thread.start()
@@ -174,9 +173,6 @@ class TorchGroup:
                 raise _raised(message["error"])
             if "value" in message:
                 return message["value"]
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._exchange(message, LEADER)
 
     # Collectives, each with its deadline
 
@@ -207,28 +203,23 @@ class TorchGroup:
         return found
 
     @contextmanager
-    def _bounded(self, what: str) -> Iterator[None]:
+    def _bounded(self, what: str, *, others_pass: bool = False) -> Iterator[None]:
+        """Names a collective that breaks; with `others_pass` other errors go through."""
         try:
             yield
         except RuntimeError as exc:  # gloo has no other: a deadline, a closed connection
-            raise self._broken(what, exc) from exc
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Names a collective of the training itself that breaks; other errors pass through."""
-        try:
-            yield
-        except RuntimeError as exc:
-            if not isinstance(exc, dist.DistError) and "gloo" not in str(exc).lower():
+            is_ours = isinstance(exc, dist.DistError) or "gloo" in str(exc).lower()
+            if others_pass and not is_ours:
                 raise
-            raise self._broken("training", exc) from exc
+            raise GroupBroken(
+                f"rank {self.rank} of {self.size}, {what} (deadline "
+                f"{self._deadline.total_seconds():g} s): {str(exc).splitlines()[0]}; "
+                f"a rank of this island is gone or late; start the group again and it continues"
+            ) from exc
 
-    def _broken(self, what: str, exc: RuntimeError) -> GroupBroken:
-        return GroupBroken(
-            f"rank {self.rank} of {self.size}, {what} (deadline "
-            f"{self._deadline.total_seconds():g} s): {str(exc).splitlines()[0]}; "
-            f"a rank of this island is gone or late; start the group again and it continues"
-        )
+    def training(self) -> AbstractContextManager[None]:
+        """Names a collective of the training itself that breaks; other errors pass through."""
+        return self._bounded("training", others_pass=True)
 
 
 def _described(error: BaseException) -> dict[str, str]:
@@ -236,10 +227,8 @@ def _described(error: BaseException) -> dict[str, str]:
         return {"code": INTERRUPTED, "message": ""}
     if isinstance(error, AtollError):
         return {"code": error.code, "message": str(error)[:MAX_MESSAGE]}
-    return {
-        "code": AtollError.code,
-        "message": f"{type(error).__name__}: {error}"[:MAX_MESSAGE],
-    }
+    said = f"{type(error).__name__}: {error}"
+    return {"code": AtollError.code, "message": said[:MAX_MESSAGE]}
 
 
 def _raised(told: dict[str, str]) -> BaseException:

@@ -46,11 +46,6 @@ class Part:
     def is_leaders(self) -> bool:
         return self.rank == 0
 
-    @property
-    def stream(self) -> str:
-        """What tells this rank's random stream from the leader's."""
-        return "" if self.is_leaders else f"/{self.rank}"
-
     def described(self) -> list[int]:
         """As it stands beside a saved state: shards fit the same number of ranks only."""
         return [self.rank, self.ranks, int(self.is_fsdp2)]
@@ -91,12 +86,16 @@ class Continuity:
         self._optimizer = optimizer
         if optimizer is not None:
             optimizer.state.clear()
-        if self._info.upload.keeps_residual and self._part.is_leaders:
-            self._residual = feedback.new_residual(self._codec, self._elements)
-            self._next_residual = feedback.new_residual(self._codec, self._elements)
-        stream = f"{self._info.seed}/{self._worker_id}" + self._part.stream
-        seed = random.Random(stream).getrandbits(63)
-        optimizer_state.seed_random(seed)
+        self._residual, self._next_residual = self._new_residual(), self._new_residual()
+        stream = f"{self._info.seed}/{self._worker_id}"
+        if not self._part.is_leaders:
+            stream += f"/{self._part.rank}"
+        optimizer_state.seed_random(random.Random(stream).getrandbits(63))
+
+    def _new_residual(self) -> Tensor | None:
+        """Nothing lost yet; None where none is kept: followers have none, as lossless codecs."""
+        keeps = self._info.upload.keeps_residual and self._part.is_leaders
+        return feedback.new_residual(self._codec, self._elements) if keeps else None
 
     def adopt(self, info: Info, codec: Codec) -> None:
         """Another manifest version from here on: what rounding lost is kept while it can be used.
@@ -104,35 +103,31 @@ class Continuity:
         A codec that drops nothing carries nothing, so its residual ends.
         """
         self._info, self._codec = info, codec
-        kept = self._residual
-        self._residual = self._next_residual = None
-        if info.upload.keeps_residual and self._part.is_leaders:
-            self._residual = feedback.new_residual(codec, self._elements) if kept is None else kept
-            self._next_residual = feedback.new_residual(codec, self._elements)
+        kept, self._residual = self._residual, self._new_residual()
+        self._next_residual = self._new_residual()
+        if kept is not None and self._residual is not None:
+            self._residual = kept
 
     def resume(self, *, version: int, lead: int) -> Saved | None:
         """Adopts an earlier life's checkpoint; returns a round that still waits for its receipt.
 
-        `version` is the coordinator's, and `lead` rounds may be open beyond the one after it.
-        State of another run, or of rounds that a coordinator
-        restored from an older copy has not come to, is of another history and is dropped.
+        `version` is the coordinator's, and `lead` rounds may be open beyond the one after it. State
+        of another run, or of rounds that a coordinator restored from an older copy has not come to,
+        is of another history and is dropped.
         """
         saved, pending = self._store.checkpoint(), self._store.pending()
         found = [s for s in (saved, pending) if s is not None]
         newest = version + 1 + lead
         if any(s.meta["run_id"] != self._info.run_id or s.round > newest for s in found):
             log.warning("the island's state belongs to another history and is dropped")
-            self.drop()
-            return None
-        if any(self._is_foreign(s) for s in found):
-            log.warning(
-                "the island had other ranks or another way of sharding; its inner state is dropped"
-            )
-            self.drop()
-            return None
-        if saved is not None:
-            self._adopt(saved)
-        return pending
+        elif any(self._is_foreign(s) for s in found):
+            log.warning("the island had other ranks or another sharding; its state is dropped")
+        else:
+            if saved is not None:
+                self._adopt(saved)
+            return pending
+        self.drop()
+        return None
 
     def rounds(self) -> tuple[int | None, int | None]:
         """Which rounds the checkpoint and the pending state are of."""
@@ -150,11 +145,12 @@ class Continuity:
             self._store.discard_pending()
         if self.rounds() != (checkpoint, pending):
             return False
-        found = [s for s in (self._store.checkpoint(), self._store.pending()) if s is not None]
+        saved = self._store.checkpoint()
+        found = [s for s in (saved, self._store.pending()) if s is not None]
         if any(s.meta["run_id"] != self._info.run_id or self._is_foreign(s) for s in found):
             return False
         # From here on as the leader's `resume` does.
-        if (saved := self._store.checkpoint()) is not None:
+        if saved is not None:
             self._adopt(saved)
         return True
 

@@ -33,8 +33,7 @@ class Feedback:
     def keep(self, span: Span) -> None:
         """A part of the model that is not handed in keeps its residual."""
         if len(span):
-            kept = self.after[span.start : span.stop]
-            kept.copy_(self.before[span.start : span.stop])
+            kept = span.of(self.after).copy_(span.of(self.before))
             self.write(byte_view(kept))
 
 
@@ -53,16 +52,15 @@ def encode(
     """
     sink = frame.FrameWriter(header, write)
     fragment = weights.fragment(header.fragment)
-    start = fragment.span.start  # of the residual: it is kept for the whole model
-    if feed is not None:
-        feed.keep(Span(0, start))
+    if feed is not None:  # the residual is kept for the whole model
+        feed.keep(Span(0, fragment.span.start))
     for span in fragment.layout.tiles(TILE_BYTES):
         delta = weights.displacement(fragment, span)
         if feed is None:
             payload = codec.encode(delta, noise=noise, first_group=span.first_group)
         else:
-            residual = feed.after[start + span.start : start + span.stop]
-            residual.copy_(feed.before[start + span.start : start + span.stop])
+            where = fragment.place(span)
+            residual = where.of(feed.after).copy_(where.of(feed.before))
             payload = feedback.encode_with_feedback(
                 codec, delta, residual, noise=noise, first_group=span.first_group
             )

@@ -63,19 +63,16 @@ class FlatWeights:
     def write(self, span: Span, published: Tensor) -> None:
         """Copies the tile."""
         with torch.no_grad():
-            self._local[span.start : span.stop].copy_(published)
+            span.of(self._local).copy_(published)
 
     def share(self, published: Tensor | None, span: Span) -> None:
         """The leader's flat buffer, piece by piece."""
         if self._group.size == 1:
             return
         for tile in self._layout.tiles(_PIECE_BYTES, span):
-            if published is not None:
-                piece = published[tile.start : tile.stop]
-                self._group.broadcast(piece)
-            else:
-                piece = torch.empty(len(tile), dtype=torch.float32)
-                self._group.broadcast(piece)
+            piece = tile.room() if published is None else tile.of(published)
+            self._group.broadcast(piece)
+            if published is None:
                 self.write(tile, piece)
         buffers.share(self._model, self._group)
 
@@ -84,4 +81,4 @@ class FlatWeights:
 
     def read(self, span: Span) -> Tensor:
         """A view where the model is on the CPU."""
-        return self._local[span.start : span.stop].to("cpu")
+        return span.of(self._local).to("cpu")

@@ -126,10 +126,8 @@ class IslandStore:
 
         A spare one is written over: its pages and blocks are there already, which costs half.
         """
-        with (
-            _own_disk(path),
-            os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file,
-        ):
+        flags = os.O_RDWR | os.O_CREAT
+        with _own_disk(path), os.fdopen(os.open(path, flags, 0o600), "wb") as file:
             yield file
             file.truncate()
 
@@ -186,9 +184,9 @@ class IslandStore:
 
     def forget(self) -> None:
         """Drops all training state, not the identity: it belongs to another history."""
-        for kind in ("pending", "checkpoint"):
-            for path in self.directory.glob(f"{kind}-*"):
-                self._remove(path)
+        self.discard_pending()
+        for path in self.directory.glob("checkpoint-*"):
+            self._remove(path)
 
     def _remove(self, path: Path) -> None:
         """Takes the name away first: a kill in the middle leaves no half directory under it."""
@@ -216,12 +214,8 @@ class IslandStore:
         return self._newest_round("checkpoint"), self._newest_round("pending")
 
     def _newest_round(self, kind: str) -> int | None:
-        found = [
-            int(path.name.rpartition("-")[2])
-            for path in self.directory.glob(f"{kind}-*")
-            if (path / "complete.json").exists()
-        ]
-        return max(found, default=None)
+        complete = self.directory.glob(f"{kind}-*/complete.json")
+        return max((int(path.parent.name.rpartition("-")[2]) for path in complete), default=None)
 
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         """Fills `buffer` from a file of the saved directory; StoreError when it does not fit."""
@@ -252,14 +246,11 @@ class IslandStore:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_JSON_BYTES)
-        value = json.loads(text)
+            value = json.loads(file.read(MAX_JSON_BYTES))
     except (OSError, ValueError) as exc:
-        raise StoreError(
-            f"cannot read {str(path)!r}: {exc}; remove the directory it is in"
-        ) from exc
+        raise StoreError(f"cannot read {str(path)!r}: {exc}; remove its directory") from exc
     if not isinstance(value, dict):
-        raise StoreError(f"{str(path)!r} holds no object; remove the directory it is in")
+        raise StoreError(f"{str(path)!r} holds no object; remove its directory")
     return value
 
 

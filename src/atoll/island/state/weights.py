@@ -75,14 +75,12 @@ class IslandWeights:
 
     def displacement(self, fragment: Fragment, span: Span) -> Tensor:
         """Δ of a tile of a fragment, fp32 on the CPU; `span` counts from the fragment's start."""
-        start = fragment.span.start
-        where = Span(start + span.start, start + span.stop)
-        base = self._published[where.start : where.stop]
-        return outer.displacement(base, self._local.read(where))
+        where = fragment.place(span)
+        return outer.displacement(where.of(self._published), self._local.read(where))
 
     def receive(self, *, run_id: str | None = None) -> "Receiver":
         """A sink for the frame that leads to a later version; of `run_id` only, when given."""
-        return Receiver(self, self.download, run_id=run_id)
+        return Receiver(self, run_id=run_id)
 
     def reset(self) -> None:
         """Collective: local weights are the published ones, as after a round that did not count."""
@@ -111,7 +109,7 @@ class IslandWeights:
             if part.span not in self._same
         ]
         for span, _ in own:
-            self._local.write(span, self._published[span.start : span.stop])
+            self._local.write(span, span.of(self._published))
         try:
             yield
         finally:
@@ -142,9 +140,8 @@ class IslandWeights:
 
     def store(self, fragment: Fragment, span: Span, payload: Tensor, header: FrameHeader) -> None:
         """Takes a tile of a fragment's frame into the published and the local weights."""
-        start = fragment.span.start
-        where = Span(start + span.start, start + span.stop)
-        published = self._published[where.start : where.stop]
+        where = fragment.place(span)
+        published = where.of(self._published)
         if header.kind == "weights":
             published.copy_(payload.view(torch.float32))
         else:
@@ -174,10 +171,9 @@ class IslandWeights:
 class Receiver:
     """Takes a frame in chunks cut anywhere and applies it tile by tile; holds one tile."""
 
-    def __init__(self, weights: IslandWeights, download: Codec, *, run_id: str | None) -> None:
+    def __init__(self, weights: IslandWeights, *, run_id: str | None) -> None:
         self._weights = weights
         self._run_id = run_id
-        self._download = download
         self._reader = FrameReader(self._take)
         self._header: FrameHeader | None = None
         self._buffer = np.empty(TILE_BYTES, np.uint8)
@@ -195,19 +191,23 @@ class Receiver:
         self._weights.arrived(self._header, self._number, self._digest.finish())
 
     def _take(self, piece: memoryview) -> None:
-        if self._header is None:
-            self._begin()
+        header = self._header or self._begin()
         data = np.frombuffer(piece, np.uint8)
         while len(data):
-            wanted = self._wanted()
+            if self._span is None:
+                raise FrameError("the frame's payload goes on after the last tile")
+            wanted = self._codec.encoded_bytes(len(self._span))
             taken = data[: wanted - self._filled]
             self._buffer[self._filled : self._filled + len(taken)] = taken
             self._filled += len(taken)
             data = data[len(taken) :]
             if self._filled == wanted:
-                self._apply(wanted)
+                payload = torch.from_numpy(self._buffer[:wanted])
+                self._weights.store(self._fragment, self._span, payload, header)
+                self._digest.reached(self._span.stop)
+                self._span, self._filled = next(self._spans, None), 0
 
-    def _begin(self) -> None:
+    def _begin(self) -> FrameHeader:
         header = self._reader.header
         assert header is not None
         weights = self._weights
@@ -220,9 +220,9 @@ class Receiver:
         self._fragment = weights.fragment(self._number)
         held, base = weights.version, weights.base_digest(self._number)
         is_full = header.kind == "weights"
-        codec: Codec = Fp32() if is_full else self._download
+        self._codec: Codec = Fp32() if is_full else weights.download
         kind = "weights" if is_full else "update"
-        frame.expect(header, layout=self._fragment.layout, codec=codec, kind=kind)
+        frame.expect(header, layout=self._fragment.layout, codec=self._codec, kind=kind)
         if not is_full and header.base_digest != base:
             raise FrameError(
                 f"the update applies to weights {header.base_digest}, the island holds "
@@ -233,23 +233,11 @@ class Receiver:
                 f"the frame brings a fragment of version {header.round}, the island holds version "
                 f"{held}; it fetches the weights whole"
             )
-        self._header, self._codec = header, codec
+        self._header = header
         self._spans = iter(self._fragment.layout.tiles(TILE_BYTES))
         self._span = next(self._spans)
         # Hashed as it comes in, so that the network's time is used.
         self._digest = weights.digest_of(self._fragment)
         # From here on the published copy is between two versions.
         weights.torn()
-
-    def _wanted(self) -> int:
-        if self._span is None:
-            raise FrameError("the frame's payload goes on after the last tile")
-        return self._codec.encoded_bytes(len(self._span))
-
-    def _apply(self, nbytes: int) -> None:
-        assert self._span is not None and self._header is not None
-        payload = torch.from_numpy(self._buffer[:nbytes])
-        self._weights.store(self._fragment, self._span, payload, self._header)
-        self._digest.reached(self._span.stop)
-        self._span = next(self._spans, None)
-        self._filled = 0
+        return header
