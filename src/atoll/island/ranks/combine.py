@@ -32,10 +32,7 @@ def install(model: nn.Module, share: BatchSlice, *, ranks: int) -> None:
     """From now on the backward pass of `model` combines gradients by honest counts."""
     if isinstance(model, DistributedDataParallel):
         try:
-            model.register_comm_hook(
-                (share, model.process_group),
-                _ddp_hook,
-            )
+            model.register_comm_hook((share, model.process_group), _ddp_hook)
         except RuntimeError as exc:
             raise ConfigError(
                 "the DDP model has a communication hook of its own; run.load sets the one that "
