@@ -21,7 +21,7 @@ from atoll.clock import SystemClock
 from atoll.compiled.base import compiled
 from atoll.data import registry as datasets
 from atoll.island.link.network import NetworkLink
-from atoll.island.pulse import Pulse
+from atoll.island.pulse import pulse
 from atoll.island.run import Run
 from atoll.island.state import encoding
 from atoll.island.state.store import IslandIdentity, IslandStore
@@ -71,8 +71,8 @@ def main() -> None:
     dataset = datasets.open_dataset(run.manifest.data.definition)
     run.load(model)
     compiled.wait()  # a run's first seconds are without the compiled loops; they are not measured
-    pulse = Pulse(run)
-    pulse.start()
+    beats = pulse(run)
+    beats.start()
     noise = torch.from_numpy(np.random.default_rng(1).standard_normal(1 << 20)).float()
     syncs: list[float] = []
     processor: list[float] = []
@@ -88,7 +88,7 @@ def main() -> None:
                 flat[:size].add_(noise[:size], alpha=1e-3)
         run.step(loss=1.0)
         ended = (time.perf_counter(), time.process_time())
-    pulse.stop()
+    beats.stop()
     Path(result).write_text(
         json.dumps(
             {

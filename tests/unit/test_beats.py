@@ -12,9 +12,8 @@ import pytest
 from atoll.clock import ManualClock
 from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import CoordinatorUnreachable, Evicted, StorageFull
-from atoll.island import presence
-from atoll.island.presence import Presence
-from atoll.island.pulse import Pulse
+from atoll.island import pulse
+from atoll.island.presence import presence
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.protocol.control import Command
@@ -137,7 +136,8 @@ def test_full_disk_of_the_coordinator_is_no_missed_beat(run, link):
     assert kept(link) == [(1, 1)]
 
 
-def test_pulse_goes_on_after_an_error_that_nobody_expected(run, link, caplog):
+def test_pulse_goes_on_after_an_error_that_nobody_expected(run, link, caplog, monkeypatch):
+    monkeypatch.setattr(pulse, "BROKEN_SECONDS", 0.001)
     beaten = threading.Event()
 
     def answer(beats: int) -> Command:
@@ -147,19 +147,19 @@ def test_pulse_goes_on_after_an_error_that_nobody_expected(run, link, caplog):
         return Command()
 
     link.on_beat = answer
-    pulse = Pulse(run)
+    beats = pulse.pulse(run)
     with caplog.at_level(logging.ERROR):
-        pulse.start()
+        beats.start()
         went_on = beaten.wait(WAIT_SECONDS)
-        pulse.stop()
+        beats.stop()
 
     assert went_on
     assert "ZeroDivisionError" in caplog.text
-    assert "heartbeat broke" in caplog.text
+    assert "pulse broke" in caplog.text
 
 
 def test_presence_goes_on_after_an_error_that_nobody_expected(run, link, caplog, monkeypatch):
-    monkeypatch.setattr(presence, "LONGEST_SECONDS", 0.001)
+    monkeypatch.setattr(pulse, "BROKEN_SECONDS", 0.001)
     tried: list[int] = []
     again = threading.Event()
 
@@ -170,7 +170,7 @@ def test_presence_goes_on_after_an_error_that_nobody_expected(run, link, caplog,
         raise ZeroDivisionError("of the test")
 
     link.on_attend = answer
-    attending = Presence(run)
+    attending = presence(run)
     with caplog.at_level(logging.ERROR):
         attending.start()
         went_on = again.wait(WAIT_SECONDS)

@@ -9,6 +9,7 @@ import threading
 
 from atoll.errors import AtollError, Fenced
 from atoll.island.link.base import Attendance
+from atoll.island.pulse import Repeating
 from atoll.island.run import Run
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,8 @@ class Attending:
             self._failures = 0
             with self._lock:
                 self._open = attendance
-                ended = self._ended
-            if ended:
-                attendance.close()
+                if self._ended:
+                    attendance.close()
             attendance.wait()
         except Fenced as error:
             # The training thread meets the same error at its next call and stops.
@@ -54,37 +54,11 @@ class Attending:
         """Ends the stream that is open, from any thread, and any that is opened later."""
         with self._lock:
             self._ended = True
-            attendance = self._open
-        if attendance is not None:
-            attendance.close()
+            if self._open is not None:
+                self._open.close()
 
 
-class Presence:
-    """The thread."""
-
-    def __init__(self, run: Run) -> None:
-        self._attending = Attending(run)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="presence", daemon=True)
-
-    def start(self) -> None:
-        """Begins."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the stream; an island that has not left is missed from now on."""
-        self._stopped.set()
-        self._attending.end()
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while not self._stopped.wait(self._once()):
-            pass
-
-    def _once(self) -> float:
-        try:
-            return self._attending.once()
-        except Exception as error:
-            # A thread that ended would leave the island without a stream and without a word.
-            log.error("presence broke, it is dialled again", exc_info=error)
-            return LONGEST_SECONDS
+def presence(run: Run) -> Repeating:
+    """Keeps the stream open; once it is stopped, an island that has not left is missed."""
+    attending = Attending(run)
+    return Repeating("presence", attending.once, end=attending.end)

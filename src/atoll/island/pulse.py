@@ -2,37 +2,60 @@
 
 import logging
 import threading
+from collections.abc import Callable
 
 from atoll.errors import AtollError
 from atoll.island.run import Run
 
 log = logging.getLogger(__name__)
 
+BROKEN_SECONDS = 2.0  # until the next try after an error that nobody expected
 
-class Pulse:
-    """Beats every interval until stopped; a missed beat is logged and the next one tries again."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+class Repeating:
+    """A thread beside the training: does `once` until it is stopped, and waits as long as it says.
+
+    `end`, called from the thread that stops it, ends a `once` that is under way.
+    """
+
+    def __init__(
+        self, name: str, once: Callable[[], float], *, end: Callable[[], None] = lambda: None
+    ) -> None:
+        self._once = once
+        self._end = end
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begins to beat."""
+        """Begins."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Beats no more."""
+        """Returns once the thread has ended."""
         self._stopped.set()
+        self._end()
         self._thread.join()
 
     def _loop(self) -> None:
-        while not self._stopped.wait(self._run.manifest.heartbeat_interval):
+        pause = 0.0
+        while not self._stopped.wait(pause):
             try:
-                self._run.beat()
-            except AtollError as error:
-                # The training thread meets the same error at its next call and acts on it.
-                log.warning("heartbeat missed", extra={"code": error.code, "reason": str(error)})
+                pause = self._once()
             except Exception as error:
-                # Without a pulse the island would be evicted again and again and nobody knew why.
-                log.error("heartbeat broke, the next one tries again", exc_info=error)
+                # A thread that ended would leave the island without a pulse and without a word.
+                log.error("%s broke, it is tried again", self._thread.name, exc_info=error)
+                pause = BROKEN_SECONDS
+
+
+def pulse(run: Run) -> Repeating:
+    """Beats every interval; a missed beat is logged and the next one tries again."""
+
+    def beat() -> float:
+        try:
+            run.beat()
+        except AtollError as error:
+            # The training thread meets the same error at its next call and acts on it.
+            log.warning("heartbeat missed", extra={"code": error.code, "reason": str(error)})
+        return run.manifest.heartbeat_interval
+
+    return Repeating("pulse", beat)

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.data import registry as datasets
-from atoll.data.base import Dataset
 from atoll.island import inner_optimizer
 from atoll.island.ranks import parallel
 from atoll.island.ranks.parallel import Parallel
 from atoll.island.run import Run
 from atoll.models import fingerprint, gpt
 from atoll.models import registry as models
+from atoll.protocol.manifest import InnerSettings
 from atoll.versions import recorded
 
 
@@ -43,28 +43,21 @@ def train(
     dataset = datasets.open_dataset(manifest.data.definition, location=location)
     run.load(model, optimizer, evaluate=gpt.loss_sum)
     with run.group.training():
-        _loop(run, model, optimizer, dataset, after_step)
+        for rows in run.batches(dataset):
+            if run.manifest is not manifest:  # a new version, at a round boundary
+                manifest = run.manifest
+                inner_optimizer.adjust(optimizer, manifest.inner)
+            run.step(loss=_step(model, optimizer, rows, manifest.inner))
+            after_step()
 
 
-def _loop(
-    run: Run,
-    model: nn.Module,
-    optimizer: Optimizer,
-    dataset: Dataset,
-    after_step: Callable[[], None],
-) -> None:
-    manifest = run.manifest
-    for rows in run.batches(dataset):
-        if run.manifest is not manifest:  # a new version, at a round boundary
-            manifest = run.manifest
-            inner_optimizer.adjust(optimizer, manifest.inner)
-        settings = manifest.inner
-        with torch.autocast(rows.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
-            loss = gpt.loss(model, rows)
-        loss.backward()  # type: ignore[no-untyped-call] # torch leaves backward untyped
-        if settings.clip:
-            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        run.step(loss=loss)
-        after_step()
+def _step(model: nn.Module, optimizer: Optimizer, rows: Tensor, settings: InnerSettings) -> Tensor:
+    """One inner step on `rows`; its loss."""
+    with torch.autocast(rows.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+        loss = gpt.loss(model, rows)
+    loss.backward()  # type: ignore[no-untyped-call] # torch leaves backward untyped
+    if settings.clip:
+        nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss

@@ -14,8 +14,8 @@ from atoll.island.driver import Driver
 from atoll.island.link.base import Link
 from atoll.island.link.led import LedLink
 from atoll.island.link.network import NetworkLink
-from atoll.island.presence import Presence
-from atoll.island.pulse import Pulse
+from atoll.island.presence import presence
+from atoll.island.pulse import pulse
 from atoll.island.ranks.group import Group
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
@@ -60,7 +60,7 @@ def join(
         held.callback(store.close)
         run = Run(link, store, clock, identity=identity, jitter=jitter, group=group)
         if group.is_leader:
-            for beside in (Pulse(run), Presence(run)):
+            for beside in (pulse(run), presence(run)):
                 beside.start()
                 held.callback(beside.stop)
         run.hold(held.pop_all())

@@ -50,9 +50,8 @@ def check_size(tensors: int, elements: int, name: str) -> None:
     """ConfigError when a model is too large, that grew to this size by its parameter `name`."""
     if tensors > MAX_TENSORS or elements > MAX_ELEMENTS:
         raise ConfigError(
-            f"the model holds {tensors} tensors and {elements} parameters at {name!r}; "
-            f"at most {MAX_TENSORS} tensors and {MAX_ELEMENTS} parameters are built; "
-            f"make [model] smaller"
+            f"the model holds {tensors} tensors and {elements} parameters at {name!r}; at most "
+            f"{MAX_TENSORS} tensors and {MAX_ELEMENTS} are built; make [model] smaller"
         )
 
 

@@ -165,12 +165,8 @@ def known_settings(kind: Any) -> frozenset[str]:
     """The settings of a model type: its config's own fields, not those of every config."""
     common = _library("transformers").PreTrainedConfig
     fields = {field.name for field in dataclasses.fields(kind)}
-    fields -= {field.name for field in dataclasses.fields(common)}
-    return frozenset(
-        name
-        for name in fields
-        if name not in REFUSED and not name.startswith("_") and not name.endswith("_config")
-    )
+    fields -= {field.name for field in dataclasses.fields(common)} | REFUSED.keys()
+    return frozenset(n for n in fields if not n.startswith("_") and not n.endswith("_config"))
 
 
 def _check_values(value: object, where: str, depth: int) -> None:
@@ -212,8 +208,7 @@ def _check_scalar(value: object, where: str) -> None:
             raise ConfigError(f"{where}={short(value)} is larger than {limit}; make it smaller")
     elif not isinstance(value, float) or not math.isfinite(value):
         raise ConfigError(
-            f"{where}={short(value)} is no setting; use numbers, words, true or false, lists "
-            f"and tables"
+            f"{where}={short(value)} is no setting; use numbers, words, booleans, lists and tables"
         )
 
 

@@ -30,12 +30,10 @@ def build(definition: Mapping[str, object]) -> nn.Module:
     computed. Raises ConfigError for an unknown architecture or key, listing the known, and for a
     model whose code is the worker's own.
     """
-    is_configured = architecture_of(definition) == from_config.NAME
-    model = (
-        from_config.build(definition)
-        if is_configured
-        else on_meta(definition).to_empty(device="cpu")
-    )
+    if architecture_of(definition) == from_config.NAME:
+        model = from_config.build(definition)
+    else:
+        model = on_meta(definition).to_empty(device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()

@@ -39,8 +39,6 @@ def repeated(make: Callable[[], Steps[T]], jitter: random.Random) -> Steps[T]:
         except AtollError as error:
             if not error.retry:
                 raise
-            log.warning(
-                "coordinator away, trying again",
-                extra={"reason": str(error), "wait_seconds": round(backoff.wait_seconds, 2)},
-            )
+            about = {"reason": str(error), "wait_seconds": round(backoff.wait_seconds, 2)}
+            log.warning("coordinator away, trying again", extra=about)
         yield from backoff.pause()

@@ -63,13 +63,9 @@ class Beside:
 
     def _beat(self, identity: Identity) -> Steps[None]:
         for _ in range(MAX_BEATS):
-            reply = yield from send(
-                HeartbeatRequest(
-                    identity=identity,
-                    telemetry=self._telemetry(),
-                    acknowledged=self._command.number,
-                )
-            )
+            told, known = self._telemetry(), self._command.number
+            beat = HeartbeatRequest(identity=identity, telemetry=told, acknowledged=known)
+            reply = yield from send(beat)
             self._session.standing.told(reply.generation)
             if reply.command == self._command:
                 break
@@ -85,10 +81,9 @@ class Beside:
             batch = self._samples.batch()
             if not batch:
                 return
+            found = SamplesRequest(identity=identity, life=self._samples_life, samples=batch)
             try:
-                yield from send(
-                    SamplesRequest(identity=identity, life=self._samples_life, samples=batch)
-                )
+                yield from send(found)
             except StoreError as error:
                 # The beat before it was heard; only figures wait.
                 log.warning("telemetry waits", extra={"code": error.code, "reason": str(error)})

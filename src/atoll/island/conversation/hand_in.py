@@ -4,6 +4,7 @@ Followers of a group are durable before the leader sends, and do as it did.
 """
 
 import logging
+from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
@@ -67,10 +68,8 @@ def header_of(
         fragment=carried,
         first=0 if first == given.round else first,
         weight=strategy.weight(tokens=trained.tokens),
-        rows=trained.rows,
-        tokens=trained.tokens,
-        loss_sum=trained.loss_sum,
         ranges=given.ranges,
+        **asdict(trained),
     ).header(weights.fragment(carried).layout, session.adopted.upload)
 
 

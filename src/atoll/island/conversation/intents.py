@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
@@ -20,16 +20,14 @@ R = TypeVar("R", bound=BaseModel)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):
     """Sends a message; the result is its answer."""
 
     message: Ask[Any]
     alone: bool = False  # by the leader, from a thread beside the training
 
 
-@dataclass(frozen=True)
-class Upload:
+class Upload(NamedTuple):
     """Sends a frame; the result is the receipt."""
 
     identity: Identity
@@ -37,50 +35,43 @@ class Upload:
     before_commit: Work
 
 
-@dataclass(frozen=True)
-class Attend:
+class Attend(NamedTuple):
     """Opens a presence stream; the result is an `Attendance`."""
 
     identity: Identity
 
 
-@dataclass(frozen=True)
-class Pause:
+class Pause(NamedTuple):
     """Lets time pass."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Persist:
+class Persist(NamedTuple):
     """Begins to make something durable; the result is a function that waits until it is."""
 
     work: Work
 
 
-@dataclass(frozen=True)
-class Lead:
+class Lead(NamedTuple):
     """Lets the leader alone go these steps; their result, a JSON value, is every rank's."""
 
     make: Callable[[], "Steps[Any]"]
 
 
-@dataclass(frozen=True)
-class Foresee:
+class Foresee(NamedTuple):
     """These rows will be trained next: they can be read meanwhile."""
 
     ranges: tuple[RowRange, ...]
 
 
-@dataclass(frozen=True)
-class Evaluate:
+class Evaluate(NamedTuple):
     """Held-out rows to evaluate; the result is the `Partial` of all ranks, or None for none."""
 
     task: EvaluationTask
 
 
-@dataclass(frozen=True)
-class Train:
+class Train(NamedTuple):
     """Rows to train, from the published weights; the result is a `Trained`."""
 
     assignment: Assignment

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from atoll.codecs import registry as codecs
@@ -61,10 +61,9 @@ class Standing:
         return Identity(
             run_id=self.info.run_id,
             manifest_sha256=manifest_sha256 or self.info.manifest_sha256,
-            worker_id=self.island.worker_id,
             incarnation=incarnation,
-            island_key=self.island.island_key,
             generation=generation,
+            **asdict(self.island),
         )
 
     def registration(self, *, layout_digest: str, data_identity: dict[str, Any]) -> RegisterRequest:
@@ -72,13 +71,12 @@ class Standing:
         return RegisterRequest(
             run_id=self.info.run_id,
             manifest_sha256=self.info.manifest_sha256,
-            worker_id=self.island.worker_id,
-            island_key=self.island.island_key,
             hostname=socket.gethostname()[:255],
             layout_digest=layout_digest,
             data_identity=data_identity,
             settings=self.info.settings(),
             codec_versions=codecs.versions(),
+            **asdict(self.island),
         )
 
     def joined(self, reply: RegisterReply) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,8 +26,7 @@ from atoll.protocol.messages import Info
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class InnerState:
+class InnerState(NamedTuple):
     """What is saved of the optimizer and the random state."""
 
     tensors: dict[str, Tensor]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,8 +15,7 @@ from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A frame that was written."""
 
     preamble: bytes

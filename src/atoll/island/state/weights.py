@@ -84,11 +84,14 @@ class IslandWeights:
 
     def reset(self) -> None:
         """Collective: local weights are the published ones, as after a round that did not count."""
-        for fragment in self._fragments.parts:
-            if fragment.span not in self._same:
-                if self._is_leader:
-                    self._local.write(fragment.span, fragment.of(self._published))
-                self._share(fragment.span)
+        for span in self._trained():
+            if self._is_leader:
+                self._local.write(span, span.of(self._published))
+            self._share(span)
+
+    def _trained(self) -> list[Span]:
+        """The fragments whose local weights are not the published ones any more."""
+        return [part.span for part in self._fragments.parts if part.span not in self._same]
 
     def adopt(self, version: int, digest: str, span: Span) -> None:
         """Collective, after the leader has fetched: every rank holds this version of `span`."""
@@ -103,11 +106,7 @@ class IslandWeights:
     @contextmanager
     def published_shown(self) -> Iterator[None]:
         """While it lasts the model holds the published weights; then its own again, bit for bit."""
-        own = [
-            (part.span, self._local.read(part.span).clone())
-            for part in self._fragments.parts
-            if part.span not in self._same
-        ]
+        own = [(span, self._local.read(span).clone()) for span in self._trained()]
         for span, _ in own:
             self._local.write(span, span.of(self._published))
         try:
