@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Driver:
-    """Does what steps ask for, and blocks meanwhile. Threads may each drive steps of their own.
+    """Carries out what steps ask for, and blocks meanwhile. Each thread may drive its own steps.
 
     `evaluate` and `foresee` are what the training script's side does about rows.
     """
@@ -28,7 +28,7 @@ class Driver:
         self._group = group
 
     def run(self, steps: Steps[T]) -> T:
-        """What `steps` come to; they train nothing."""
+        """Carries out `steps`, which must not ask for training; returns their result."""
         results: list[T] = []
 
         def kept() -> Steps[None]:
@@ -39,7 +39,10 @@ class Driver:
         return results[0]
 
     def until_training(self, steps: Steps[Any], answer: object = None) -> Train | None:
-        """Goes `steps`, given `answer` first, until they ask for training; None at their end."""
+        """Carries out `steps` until they ask for training, which is returned; None at their end.
+
+        `answer` is the result of the training they asked for before.
+        """
         error: BaseException | None = None
         while True:
             try:
@@ -78,7 +81,7 @@ class Driver:
 
 
 def _begun(work: Callable[[], None]) -> Callable[[], None]:
-    """Does `work` in a thread of its own; what it gives waits for the end, and raises its error."""
+    """Starts `work` in a thread; returns a function that waits for its end and raises its error."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="saving")
     saving = pool.submit(work)
     pool.shutdown(wait=False)

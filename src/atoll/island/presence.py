@@ -20,7 +20,7 @@ LONGEST_SECONDS = 2.0
 
 
 class Attending:
-    """Opens the stream again and again; what a thread or a simulated fiber repeats."""
+    """Opens the stream again whenever it ended; a thread, or a simulated fiber, repeats `once`."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

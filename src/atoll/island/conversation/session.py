@@ -161,7 +161,10 @@ class Session:
         return self._under_newest(lambda: self._register(alone=True))
 
     def _adopting(self, make: Make[T]) -> Steps[T]:
-        """Repeats `make` at once in the generation that a refusal names: nothing was read of it."""
+        """Sends `make`'s message; refused for its generation, it is sent again in the present one.
+
+        The coordinator looked at nothing else of a message that it refused so.
+        """
         for _ in range(MAX_ADOPTIONS):
             try:
                 return (yield from make())

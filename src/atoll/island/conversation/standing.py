@@ -56,7 +56,7 @@ class Standing:
             return self.incarnation, self.generation, self.version
 
     def identity(self, manifest_sha256: str | None = None) -> Identity:
-        """What every mutating message carries; by default under the newest manifest known."""
+        """Who this island is, for a message; by default under the newest manifest known."""
         incarnation, generation, _ = self.place
         return Identity(
             run_id=self.info.run_id,
@@ -85,7 +85,7 @@ class Standing:
         self.is_doubtful = False
 
     def move(self, incarnation: int, generation: int, version: int) -> None:
-        """All three together."""
+        """Sets all three at once, so that nobody reads a mixture."""
         with self._lock:
             self.incarnation, self.generation, self.version = incarnation, generation, version
 
@@ -100,7 +100,7 @@ class Standing:
             self.generation = generation
 
     def heard_of(self, info: Info) -> None:
-        """Of two threads that look, the one that learns of the later version is believed."""
+        """Remembers `info`, unless another thread has learned of a later version meanwhile."""
         with self._lock:
             if info.manifest_version >= self.info.manifest_version:
                 self.info = info

@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 class BatchSlice:
-    """This rank's part of the batch under way, n_r / N."""
+    """Which rows of the batch under way are this rank's: n_r of N."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
@@ -13,7 +13,7 @@ class BatchSlice:
         self.total = 0
 
     def slice(self, batch: Tensor) -> Tensor:
-        """This rank's rows of `batch`; never none of them, but they may count as none."""
+        """This rank's rows of `batch`; a rank without any gets a stand-in that counts as none."""
         self.total = len(batch)
         start = self.total * self._rank // self._size
         stop = self.total * (self._rank + 1) // self._size

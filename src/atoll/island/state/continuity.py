@@ -46,7 +46,7 @@ class Part:
         return self.rank == 0
 
     def described(self) -> list[int]:
-        """As it stands beside a saved state: shards fit the same number of ranks only."""
+        """What is written beside a saved state: shards fit the same number of ranks only."""
         return [self.rank, self.ranks, int(self.is_fsdp2)]
 
 
@@ -97,9 +97,9 @@ class Continuity:
         return feedback.new_residual(self._codec, self._elements) if keeps else None
 
     def adopt(self, info: Info, codec: Codec) -> None:
-        """Another manifest version from here on: what rounding lost is kept while it can be used.
+        """Goes over to another manifest version; the residual is kept if its codec uses one too.
 
-        A codec that drops nothing carries nothing, so its residual ends.
+        A codec that drops nothing carries nothing on.
         """
         self._info, self._codec = info, codec
         kept, self._residual = self._residual, self._new_residual()

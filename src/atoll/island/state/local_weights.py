@@ -16,7 +16,7 @@ class LocalWeights(Protocol):
     """The local weights of one rank."""
 
     def write(self, span: Span, published: Tensor) -> None:
-        """The leader takes a tile of new weights; others see them after `share`."""
+        """The leader takes a tile of new weights; the other ranks get it by `share`."""
         ...
 
     def share(self, published: Tensor | None, span: Span) -> None:
