@@ -76,7 +76,7 @@ def store(tmp_path: Path):
 
 @pytest.fixture
 def continuity(store: IslandStore) -> SlowToSave:
-    made = SlowToSave(store, info(), worker_id=NAME, codec=Bf16(), elements=18)
+    made = SlowToSave(store, info(), worker_id=NAME, elements=18)
     made.watch()
     made.start(None)
     return made

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atoll.clock import ManualClock
-from atoll.codecs.bf16.codec import Bf16
-from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import ConfigError, StoreError
 from atoll.island import collective
 from atoll.island.conversation import hand_in
@@ -72,9 +70,7 @@ def store(tmp_path):
 def continuity(store: IslandStore, part: Part = FOLLOWER) -> tuple[Continuity, torch.optim.SGD]:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    made = Continuity(
-        store, info(store.directory), worker_id="w", codec=Fp32(), elements=3, part=part
-    )
+    made = Continuity(store, info(store.directory), worker_id="w", elements=3, part=part)
     made.start(optimizer)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
@@ -232,7 +228,7 @@ def test_follower_goes_back_to_its_checkpoint_after_a_new_manifest_version(store
         run_id="r", seed=1, upload=type("Upload", (), {"keeps_residual": True})()
     )
 
-    made.adopt(newer, Bf16())
+    made.adopt(newer)
     optimizer.state.clear()
     made.settle(5, accepted=False)
 

@@ -160,13 +160,9 @@ class Run:
         weights = IslandWeights(
             model, layout, strategy=adopted.asked, download=adopted.download, group=self.group
         )
+        part = Part(self.group.rank, self.group.size, combine.is_fsdp2(model))
         continuity = Continuity(
-            self._store,
-            adopted.info,
-            worker_id=self.worker_id,
-            codec=adopted.upload,
-            elements=layout.size,
-            part=Part(self.group.rank, self.group.size, combine.is_fsdp2(model)),
+            self._store, adopted.info, worker_id=self.worker_id, elements=layout.size, part=part
         )
         continuity.start(optimizer)
         return _Loaded(model, optimizer, evaluate, weights, continuity, share)

@@ -42,7 +42,7 @@ class RunningDigest:
         if flat.shape != (layout.size,) or flat.dtype != torch.float32 or not flat.is_contiguous():
             raise LayoutMismatch(
                 f"a buffer of shape {tuple(flat.shape)}, {flat.dtype} and strides {flat.stride()} "
-                f"cannot be digested; this layout needs {layout.size} contiguous torch.float32"
+                f"cannot be digested; it needs {layout.size} contiguous torch.float32 values"
             )
         self._layout = layout
         self._values = flat.detach().numpy()

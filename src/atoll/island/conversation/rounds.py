@@ -148,7 +148,7 @@ class Rounds:
             info = yield from session.call(lambda: session.version(wanted))
         session.adopted = Adopted.of(info)
         self.weights.download = session.adopted.download
-        self.continuity.adopt(info, session.adopted.upload)
+        self.continuity.adopt(info)
         body = session.adopted.manifest.body()
         log.info("settings adopted from the coordinator", extra={"manifest": body})
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from atoll.codecs import feedback
-from atoll.codecs.base import Codec
 from atoll.island.state import optimizer_state
 from atoll.island.state.base import FRAME_FILE, RESIDUAL_FILE, Frame, Saved, Store
 from atoll.island.state.encoding import Feedback
@@ -60,19 +59,11 @@ class Continuity:
     """
 
     def __init__(
-        self,
-        store: Store,
-        info: Info,
-        *,
-        worker_id: str,
-        codec: Codec,
-        elements: int,
-        part: Part = WHOLE,
+        self, store: Store, info: Info, *, worker_id: str, elements: int, part: Part = WHOLE
     ) -> None:
         self._store = store
         self._info = info
         self._worker_id = worker_id
-        self._codec = codec
         self._elements = elements
         self._part = part
         self._optimizer: Optimizer | None = None
@@ -92,16 +83,18 @@ class Continuity:
         optimizer_state.seed_random(random.Random(stream).getrandbits(63))
 
     def _new_residual(self) -> Tensor | None:
-        """Nothing lost yet; None where none is kept: followers have none, as lossless codecs."""
-        keeps = self._info.upload.keeps_residual and self._part.is_leaders
-        return feedback.new_residual(self._codec, self._elements) if keeps else None
+        """Zeros: nothing is lost yet. None for a follower, and where the settings keep none."""
+        upload = self._info.upload
+        if not upload.keeps_residual or not self._part.is_leaders:
+            return None
+        return feedback.new_residual(upload.build(), self._elements)
 
-    def adopt(self, info: Info, codec: Codec) -> None:
+    def adopt(self, info: Info) -> None:
         """Goes over to another manifest version; the residual is kept if its codec uses one too.
 
         A codec that drops nothing carries nothing on.
         """
-        self._info, self._codec = info, codec
+        self._info = info
         kept, self._residual = self._residual, self._new_residual()
         self._next_residual = self._new_residual()
         if kept is not None and self._residual is not None:

@@ -158,13 +158,8 @@ class Process:
             self._model, standin.LAYOUT, strategy=adopted.asked, download=adopted.download
         )
         weights.on_adopted = self._flip
-        continuity = Continuity(
-            self.disk.store,
-            info,
-            worker_id=self.worker_id,
-            codec=adopted.upload,
-            elements=standin.LAYOUT.size,
-        )
+        elements = standin.LAYOUT.size
+        continuity = Continuity(self.disk.store, info, worker_id=self.worker_id, elements=elements)
         continuity.start(self._inner.as_optimizer())
         self._beside = Beside(session, Telemetry, Samples(self._clock))
         yield from session.register(
