@@ -1,5 +1,7 @@
 """Inner training as the manifest says: the optimizer and its rate at a number of global tokens."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -10,18 +12,19 @@ from atoll.protocol.manifest import InnerSettings
 
 def build_optimizer(model: nn.Module, settings: InnerSettings) -> Optimizer:
     """The inner optimizer over the model's parameters; matrices decay, vectors do not."""
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    decays = ((matrices, settings.weight_decay), (vectors, 0.0))
+    groups = [{"params": some, "weight_decay": decay} for some, decay in decays if some]
+    kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.AdamW
+    return kind(groups, lr=settings.lr, **_options(settings))
+
+
+def _options(settings: InnerSettings) -> dict[str, Any]:
+    """What a kind of optimizer is told beside rate and decay."""
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
-    return torch.optim.AdamW(
-        groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps
-    )
+        return {"momentum": settings.momentum}
+    return {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
 
 
 def adjust(optimizer: Optimizer, settings: InnerSettings) -> None:
@@ -34,10 +37,7 @@ def adjust(optimizer: Optimizer, settings: InnerSettings) -> None:
         # The group of vectors never decays; the other one is known by its matrices.
         if any(parameter.dim() >= 2 for parameter in group["params"]):
             group["weight_decay"] = settings.weight_decay
-        if settings.optimizer == "sgd":
-            group["momentum"] = settings.momentum
-        else:
-            group["betas"], group["eps"] = (settings.beta1, settings.beta2), settings.eps
+        group.update(_options(settings))
 
 
 def set_rate(optimizer: Optimizer, settings: InnerSettings, *, global_tokens: int) -> None:

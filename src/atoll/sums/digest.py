@@ -65,10 +65,8 @@ class RunningDigest:
         """The digest of the whole buffer, from this one's leaves and those that `others` hashed."""
         hashed = ChainMap(self._hashed, *(other._hashed for other in others))
         # A leaf that crosses the border of two parts was hashed by neither: it is hashed here.
-        leaves = b"".join(
-            hashed[k] if k in hashed else self._hash(leaf)
-            for k, leaf in enumerate(self._layout.leaves)
-        )
+        spans = enumerate(self._layout.leaves)
+        leaves = b"".join(hashed[k] if k in hashed else self._hash(span) for k, span in spans)
         return ParamsDigest(root_of(leaves), leaves)
 
     def _hash(self, span: Span) -> bytes:

@@ -35,7 +35,11 @@ def fold_tile(terms: Iterable[tuple[Tensor, int]], *, unit: str) -> PartialSum:
     scratch: Tensor | None = None
     count = 0
     for delta, weight in terms:
-        _check_term(delta, weight, like=total)
+        partial.check_count("weight", weight)
+        if delta.dtype != torch.float32:
+            raise ProtocolError(f"a term is {delta.dtype}; tiles are folded in torch.float32")
+        if total is not None:
+            partial.check_alike(total, delta)
         count += weight
         term = delta
         if weight != 1:  # 1 * x is x: that multiply would only cost time
@@ -50,11 +54,3 @@ def fold_tile(terms: Iterable[tuple[Tensor, int]], *, unit: str) -> PartialSum:
     if total is None:
         raise EmptySum("no contribution was accepted for this tile; the model is unchanged")
     return PartialSum(total if is_owned else total.clone(), count, unit)
-
-
-def _check_term(delta: Tensor, weight: int, *, like: Tensor | None) -> None:
-    partial.check_count("weight", weight)
-    if delta.dtype != torch.float32:
-        raise ProtocolError(f"a term is {delta.dtype}; tiles are folded in torch.float32")
-    if like is not None:
-        partial.check_alike(like, delta)

@@ -16,14 +16,15 @@ Plain = dict[str, Any]
 
 def flatten(optimizer: Optimizer) -> tuple[dict[str, Tensor], Plain]:
     """Tensors named `optimizer/<parameter index>/<key>`, and the numbers beside them."""
-    state = optimizer.state_dict()["state"]
     tensors: dict[str, Tensor] = {}
     numbers: Plain = {}
-    for index, entries in state.items():
+    for index, entries in optimizer.state_dict()["state"].items():
         for key, value in entries.items():
             name = f"optimizer/{index}/{key}"
             if isinstance(value, Tensor):
-                tensors[name] = _own(value)
+                tensors[name] = (
+                    value.to_local().contiguous() if hasattr(value, "to_local") else value
+                )
             else:
                 numbers[name] = value
     return tensors, numbers
@@ -31,30 +32,20 @@ def flatten(optimizer: Optimizer) -> tuple[dict[str, Tensor], Plain]:
 
 def restore(optimizer: Optimizer, tensors: dict[str, Tensor], numbers: Plain) -> None:
     """Puts back what `flatten` gave; param groups (rates, decay) stay the optimizer's own."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, value in {**tensors, **numbers}.items():
-        kind, _, rest = name.partition("/")
-        index, _, key = rest.partition("/")
-        if kind == "optimizer":
-            state.setdefault(int(index), {})[key] = value
-    count = sum(len(group["params"]) for group in optimizer.param_groups)
-    if any(index >= count for index in state):
-        raise StoreError(
-            f"the checkpoint holds optimizer state of parameter {max(state)} where the model has "
-            f"{count}; remove the island's state directory"
-        )
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, entries in state.items():
-        for key, value in entries.items():
-            entries[key] = _placed(value, parameters[number])
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
-
-
-def _own(value: Tensor) -> Tensor:
-    local: Tensor = value.to_local().contiguous() if hasattr(value, "to_local") else value
-    return local
+        match name.split("/", 2):
+            case ["optimizer", index, key]:
+                number = int(index)
+                if number >= len(parameters):
+                    raise StoreError(
+                        f"the checkpoint holds optimizer state of parameter {number} where the "
+                        f"model has {len(parameters)}; remove the island's state directory"
+                    )
+                state.setdefault(number, {})[key] = _placed(value, parameters[number])
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _placed(value: Any, parameter: Tensor) -> Any:
