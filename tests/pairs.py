@@ -44,15 +44,12 @@ class PairGroup:
 
     def __init__(self, rank: int, board: Board, clock: Clock) -> None:
         self.rank = rank
+        self.is_leader = rank == 0
         self._board = board
         self._clock = clock
         self._turn = 0
         self._alone = False
         self.about = ""  # the message that is being sent
-
-    @property
-    def is_leader(self) -> bool:
-        return self.rank == 0
 
     def _exchange(self, what: str, mine: Any = None, *, patient: bool = False) -> list[Any]:
         """Both ranks' words of this turn, by rank."""

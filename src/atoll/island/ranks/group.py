@@ -19,14 +19,10 @@ T = TypeVar("T")
 class Group(Protocol):
     """What an island's code asks of its ranks. Collective methods are called by all of them."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def is_leader(self) -> bool: ...
+    rank: int
+    size: int
+    is_leader: bool
+    is_interrupted: bool  # whether this rank was asked to end
 
     def lead(self, work: Callable[[], Any]) -> Any:
         """Collective: the leader's result of `work`, a JSON value, on every rank.
@@ -59,9 +55,6 @@ class Group(Protocol):
     def interrupt(self) -> None:
         """From a signal handler: all ranks raise KeyboardInterrupt together, soon."""
         ...
-
-    @property
-    def is_interrupted(self) -> bool: ...
 
     def close(self) -> None: ...
 

@@ -44,6 +44,8 @@ class TorchGroup:
     ) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        self.is_leader = self.rank == LEADER
+        self.is_interrupted = False
         self._deadline = timedelta(seconds=deadline_seconds)
         # Its own: outcomes must not mix with the training's collectives, nor need a GPU.
         self._group = dist.new_group(backend="gloo", timeout=self._deadline)
@@ -51,16 +53,6 @@ class TorchGroup:
         self._held.callback(on_close)
         self._alone = False
         self._leading = False
-        self._interrupted = False
-
-    @property
-    def is_leader(self) -> bool:
-        return self.rank == LEADER
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether this rank was asked to end."""
-        return self._interrupted
 
     def lead(self, work: Callable[[], Any]) -> Any:
         """The leader's outcome of `work` on every rank."""
@@ -126,7 +118,7 @@ class TorchGroup:
 
     def interrupt(self) -> None:
         """Ends the leader's waiting at once; else the ranks end together after their next step."""
-        self._interrupted = True
+        self.is_interrupted = True
         if self._leading:
             raise KeyboardInterrupt
 
@@ -140,7 +132,7 @@ class TorchGroup:
     def _at_work(self) -> Iterator[None]:
         self._leading = True
         try:
-            if self._interrupted:
+            if self.is_interrupted:
                 raise KeyboardInterrupt
             with self.alone():
                 yield
