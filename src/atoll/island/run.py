@@ -11,7 +11,7 @@ Everything that must match comes from the coordinator; nothing of it can be set 
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -184,8 +184,8 @@ class Run:
             steps = self._rounds.take_part()
             train = self._driver.until_training(steps)
             while train is not None:
-                yield from self._train(loaded, dataset, train.assignment, ahead)
-                train = self._driver.until_training(steps, self._trained())
+                trained = yield from self._train(loaded, dataset, train.assignment, ahead)
+                train = self._driver.until_training(steps, trained)
         self.close()
 
     def step(self, *, loss: float | Tensor) -> None:
@@ -250,7 +250,7 @@ class Run:
 
     def _train(
         self, loaded: _Loaded, dataset: Dataset, assignment: Assignment, ahead: RowPrefetch
-    ) -> Iterator[Tensor]:
+    ) -> Generator[Tensor, None, Trained]:
         settings = self.manifest.inner
         self._round = current = _Round(assignment, dataset.block)
         per_step = settings.batch * dataset.block * assignment.num_planned
@@ -265,6 +265,8 @@ class Run:
                 raise ConfigError("run.step(loss=...) must be called once for every batch")
             self._merge_due(current)
         self._meter.end()
+        self._round = None
+        return current.trained
 
     def _merge_due(self, current: _Round) -> None:
         """Takes in what the strategy wants merged after this step; waits for it if need be."""
@@ -272,11 +274,6 @@ class Run:
         strategy = self._session.adopted.asked
         for number in strategy.due(current.assignment.round, current.steps):
             self._driver.run(self._rounds.merge(number))
-
-    def _trained(self) -> Trained:
-        done, self._round = self._round, None
-        assert done is not None, "a round is trained before it is handed in"
-        return done.trained
 
     def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> Partial | None:
         """This island's share of the held-out loss, over all its ranks."""

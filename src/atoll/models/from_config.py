@@ -112,8 +112,8 @@ def _config(definition: Mapping[str, object]) -> tuple[Any, str]:
     # Two configs are made: the first shows which defaults must be replaced.
     with _refusals(definition):
         defaults = kind(**settings)
-        random = {k: v for k in known if _RANDOM.search(k) and _is_rate(v := getattr(defaults, k))}
-        for key in settings.keys() & random.keys():
+        random = {k for k in known if _RANDOM.search(k) and _is_rate(getattr(defaults, k))}
+        for key in settings.keys() & random:
             raise ConfigError(
                 f"model.config.{key}={settings[key]!r} draws at random; an island draws nothing, "
                 f"so that weights and rows fix the loss; leave it out or set it to 0"
