@@ -24,7 +24,7 @@ MAX_BUFFER_ELEMENTS = 1 << 30  # masks and tables a constructor computes; every 
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Refuses, while modules are made on the meta device, those beyond the limits.
+    """Refuses modules beyond the limits, while they are made on the meta device.
 
     Counts as they come, so that a definition of a billion layers ends at the limit and not with
     the machine's memory. Modules of other threads do not count.
@@ -47,7 +47,7 @@ def bounded() -> Iterator[None]:
 
 
 def check_size(tensors: int, elements: int, name: str) -> None:
-    """ConfigError when a model is too large, that grew to this size by its parameter `name`."""
+    """ConfigError when a model of this size is too large; `name` is its last parameter so far."""
     if tensors > MAX_TENSORS or elements > MAX_ELEMENTS:
         raise ConfigError(
             f"the model holds {tensors} tensors and {elements} parameters at {name!r}; at most "
@@ -68,7 +68,7 @@ def check_buffers(model: nn.Module) -> None:
 
 
 def short(value: object) -> str:
-    """What a definition holds, as an error shows it: whoever wrote it may have made it long."""
+    """`value` as an error shows it: cut, because a definition from elsewhere may be long."""
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "…"
 

@@ -109,6 +109,6 @@ def architecture_of(definition: Mapping[str, object]) -> str:
 
 
 def _gpt(definition: Mapping[str, Any]) -> GPTConfig:
-    """The size of a GPT; a key that is left out is refused like any other that is no number."""
+    """The size of a GPT; GPTConfig refuses a key that is missing, as one that is no number."""
     sizes: dict[str, Any] = {key: definition.get(key) for key in ARCHITECTURES["gpt"]}
     return GPTConfig(**sizes)

@@ -90,7 +90,7 @@ def composed(fragments: Iterable[ParamsDigest]) -> ParamsDigest:
 
 
 def cut(whole: ParamsDigest, layouts: Iterable[Layout]) -> list[ParamsDigest]:
-    """The digests of fragments, which have these `layouts` in order, out of the whole buffer's."""
+    """Cuts the whole buffer's digest into those of fragments with these `layouts`, in order."""
     found, start = [], 0
     for layout in layouts:
         stop = start + len(layout.leaves) * LEAF_DIGEST_BYTES

@@ -31,7 +31,7 @@ class Backoff:
 
 
 def repeated(make: Callable[[], Steps[T]], jitter: random.Random) -> Steps[T]:
-    """The result of `make`'s steps, begun anew while their error may pass; others are final."""
+    """Carries out `make`'s steps, again and again while their error is one that may pass."""
     backoff = Backoff(jitter)
     while True:
         try:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Beside:
-    """The leader's alone. One thread beats, another attends."""
+    """What the leader says beside its training; one thread calls `beat`, another `attend`."""
 
     def __init__(
         self, session: Session, telemetry: Callable[[], Telemetry], samples: Samples
@@ -75,7 +75,7 @@ class Beside:
         yield from self._deliver(identity)
 
     def _deliver(self, identity: Identity) -> Steps[None]:
-        """Hands in what was measured; what a missed call leaves is sent with a later beat."""
+        """Hands in what was measured; what does not arrive is sent again with a later beat."""
         self._samples_life = self._samples_life or identity.incarnation
         for _ in range(MAX_DELIVERIES):
             batch = self._samples.batch()

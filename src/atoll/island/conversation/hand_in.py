@@ -50,7 +50,7 @@ class Held(Protocol):
 def header_of(
     session: Session, weights: Held, given: Assignment, trained: Trained, *, began: int
 ) -> FrameHeader:
-    """The header of the contribution of what was `trained` of the `given` rows.
+    """The header of a contribution: `trained` is what was done on the rows of `given`.
 
     The island set out from published weights at the start of round `began`.
     """
@@ -76,7 +76,10 @@ def header_of(
 def hand_in(
     session: Session, continuity: Continuity, weights: IslandWeights, header: FrameHeader
 ) -> Steps[bool]:
-    """Collective: whether the round is in; if not, the inner state is the last accepted round's."""
+    """Collective: hands the round in, and says whether it was accepted.
+
+    If not, the inner state goes back to that of the last accepted round.
+    """
     weights.gather()
     _followers(session.group, lambda: continuity.save_part(header.round))
     accepted = yield from led(lambda: contribute(session, continuity, weights, header))
@@ -90,13 +93,13 @@ def _followers(group: Group, work: Work) -> None:
 
 
 def _nothing() -> None:
-    """There is nothing to do."""
+    """Stands for work where there is none."""
 
 
 def contribute(
     session: Session, continuity: Continuity, weights: IslandWeights, header: FrameHeader
 ) -> Steps[bool]:
-    """The leader's part: whether the contribution is in."""
+    """The leader's part of handing in: encodes, saves and sends; whether it was accepted."""
     manifest = session.adopted.manifest
     noise = build.upload_noise(manifest, header.round, session.standing.island.worker_id)
     path = continuity.begin(header.round)
@@ -136,7 +139,7 @@ def resume(session: Session, continuity: Continuity) -> Steps[None]:
 
 
 def _resend(session: Session, continuity: Continuity, pending: Saved | None) -> Steps[bool]:
-    """Takes up a frame that an earlier life had persisted; whether the contribution is in."""
+    """Sends a frame that an earlier life has saved; whether the contribution was accepted."""
     assert pending is not None, "only a pending round is sent again"
     frame = continuity.frame(pending.round, pending.meta)
     promote = partial(continuity.adopt_pending, pending)
@@ -146,7 +149,7 @@ def _resend(session: Session, continuity: Continuity, pending: Saved | None) -> 
 def _settled(
     session: Session, continuity: Continuity, frame: Frame, saved: Work, promote: Work
 ) -> Steps[bool]:
-    """Sends `frame`: a receipt promotes, a refusal rolls back; whether there is a receipt."""
+    """Sends `frame`, then promotes or rolls back; whether it was accepted."""
 
     def upload() -> Steps[str]:
         receipt: str = yield Upload(session.standing.identity(), frame, saved)

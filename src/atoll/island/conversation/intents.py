@@ -54,7 +54,7 @@ class Persist(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """Lets the leader alone go these steps; their result, a JSON value, is every rank's."""
+    """Steps that only the leader carries out; every rank gets their result, a JSON value."""
 
     make: Callable[[], "Steps[Any]"]
 
@@ -66,7 +66,7 @@ class Foresee(NamedTuple):
 
 
 class Evaluate(NamedTuple):
-    """Held-out rows to evaluate; the result is the `Partial` of all ranks, or None for none."""
+    """Held-out rows to evaluate; the result is the `Partial` of all ranks, or None."""
 
     task: EvaluationTask
 
@@ -118,13 +118,13 @@ def attend(identity: Identity) -> Steps[Attendance]:
 
 
 def led(make: Callable[[], "Steps[T]"]) -> Steps[T]:
-    """What the leader's steps come to, on every rank: a JSON value, so a tuple is a list there."""
+    """The result of the leader's steps, on every rank. It travels as JSON: followers get lists."""
     result: T = yield Lead(make)
     return result
 
 
 def decided(work: Callable[[], T]) -> Steps[T]:
-    """What `work` gives on the leader, on every rank."""
+    """The leader's result of `work`, on every rank."""
 
     @wraps(work)
     def steps() -> Steps[T]:

@@ -29,7 +29,7 @@ WAIT_SECONDS = 20.0  # a long poll; well below any proxy's idle limit
 def question(
     who: Identity, version: int | None, digest: str | None, *, upcoming: int = 0, awaits: int = 0
 ) -> AssignmentRequest:
-    """What next, for an island that holds these weights and knows the rows of round `upcoming`?
+    """The question what to do next, of an island with these weights and the rows of `upcoming`.
 
     With `awaits`: it must merge that round before it goes on.
     """
@@ -44,7 +44,7 @@ def question(
 
 
 class Rounds:
-    """One island's rounds. Every method is collective: all ranks go the same steps."""
+    """One island's rounds, for its training thread. Every method is collective."""
 
     def __init__(self, session: Session, weights: IslandWeights, continuity: Continuity) -> None:
         self.session = session
@@ -71,7 +71,7 @@ class Rounds:
         yield from self.session.leave()
 
     def _begin(self, given: Assignment) -> None:
-        """Training of a round begins: from the published weights, or on from the rounds before."""
+        """Begins a round's training, from the published weights or on from earlier rounds."""
         assert given.round is not None
         if self._began is not None and given.round < self._trained:
             # Filled up late: what was trained since would be in none of the rounds counted.
@@ -81,7 +81,7 @@ class Rounds:
         self.weights.train()
 
     def _set_out_anew(self) -> None:
-        """Local weights are the published ones again."""
+        """Makes the local weights the published ones again."""
         self.weights.reset()
         self._began = None
 

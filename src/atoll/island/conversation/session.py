@@ -69,7 +69,7 @@ class Session:
         yield from self._join(self.standing.incarnation)
 
     def _join(self, life: int) -> Steps[None]:
-        """Collective: every rank is in the leader's life, a later one than the leader's `life`."""
+        """Collective: the leader registers, unless its `life` is over; all ranks take its place."""
 
         def join() -> Steps[tuple[int, int, int]]:
             while not self.standing.joining.acquire(blocking=False):
@@ -206,7 +206,10 @@ class Session:
         return found.manifest_sha256
 
     def _under_newest(self, make: Make[T]) -> Steps[T]:
-        """`make`, after a fresh look at the settings where the coordinator was away or says so."""
+        """Sends `make`'s message; first asks for the settings if the coordinator was away.
+
+        Asks for them too when it refuses ours, and sends again if they have changed.
+        """
         if self._is_away:
             yield from self.refresh()
             self._is_away = False
@@ -239,7 +242,7 @@ class Session:
             self.standing.left()
 
     def leave(self) -> Steps[None]:
-        """Takes part no more; harmless when repeated."""
+        """Says goodbye until it is heard; harmless when repeated."""
         if self.is_registered:
             self._joins_as = None
             # Unknown: an earlier try got through and its answer was lost. Fenced: what there is to

@@ -26,7 +26,7 @@ class Adopted:
 
     @classmethod
     def of(cls, info: Info) -> "Adopted":
-        """ConfigError for a strategy that this program does not have."""
+        """What `info` says, built; ConfigError for a strategy that this program does not have."""
         manifest = info.manifest()
         upload, download = manifest.upload.build(), manifest.download.build()
         return cls(info, manifest, upload, download, registry.of(manifest))
@@ -51,7 +51,7 @@ class Standing:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Incarnation, generation and version, of one moment."""
+        """Incarnation, generation and version, read together."""
         with self._lock:
             return self.incarnation, self.generation, self.version
 

@@ -36,7 +36,7 @@ def combine_by(share: BatchSlice, model: nn.Module) -> None:
 
 
 def placed(value: Tensor, parameter: Tensor) -> Tensor:
-    """A shard of an optimizer's state as part of the whole; beside a plain parameter as it is."""
+    """Makes a shard of an optimizer's state a DTensor like its parameter, if that is one."""
     if not isinstance(parameter, DTensor):
         return value
     return DTensor.from_local(

@@ -49,7 +49,7 @@ def restore(optimizer: Optimizer, tensors: dict[str, Tensor], numbers: Plain) ->
 
 
 def _placed(value: Any, parameter: Tensor) -> Any:
-    """A shard's state as part of the whole; what is no shard (a count of steps) as it is."""
+    """Makes state of a sharded parameter a shard too; a number (the count of steps) stays one."""
     if not hasattr(parameter, "device_mesh") or not isinstance(value, Tensor) or value.dim() == 0:
         return value
     from atoll.island.ranks import fsdp2

@@ -124,12 +124,12 @@ class IslandWeights:
         self._same = set()
 
     def forget(self) -> None:
-        """The published copy is torn or wrong: only a whole download makes it good."""
+        """Gives the published copy up, torn or wrong as it is: a whole download must replace it."""
         self.torn()
         self._parts = []
 
     def torn(self) -> None:
-        """A part of the published copy is between two versions, until it has arrived."""
+        """Notes that the published copy is between two versions, until a frame has arrived."""
         self.version, self.digest = None, None
 
     def part_of(self, header: FrameHeader) -> int:
@@ -184,7 +184,7 @@ class Receiver:
         self._reader.feed(chunk)
 
     def finish(self) -> None:
-        """Checks the whole: the local and published weights are the version's now."""
+        """Checks what arrived: from now on the weights are of the frame's version."""
         self._reader.finish()
         assert self._header is not None
         self._weights.arrived(self._header, self._number, self._digest.finish())
