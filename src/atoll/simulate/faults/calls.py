@@ -1,11 +1,12 @@
 """What a simulated worker asks of the coordinator: one message, and what came of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError
+from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity
 from atoll.simulate.faults.standin import Frame
 
@@ -19,15 +20,22 @@ class Call:
     sender: str  # the process, not the worker_id: two processes may claim one
     worker_id: str
     identity: Identity | None = None  # of a mutating message
+    message: Ask[Any] | None = None  # where it is one of the control plane
     life: int | None = None  # of the coordinator: a stream belongs to one, others answer nothing
     frame: Frame | None = None  # what an upload is about
-    facts: dict[str, Any] = field(default_factory=dict)  # what else the invariants must know
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a message came to: a value, or the refusal."""
+    """What a message came to: a value, or the refusal.
+
+    The value of a message that opens a stream is that stream and the life of the coordinator.
+    """
 
     value: Any = None
     error: AtollError | None = None
-    life: int = 0  # of the coordinator that answered
+
+    @property
+    def word(self) -> str:
+        """For the history."""
+        return "ok" if self.error is None else self.error.code

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atoll.island.state.base import FRAME_FILE, Saved
 from atoll.simulate.faults.invariants.islands import Memory
+from atoll.simulate.faults.standin import Frame
 
 _PENDING, _CHECKPOINT = "pending", "checkpoint"
 
@@ -25,22 +26,6 @@ class Folder:
     files: dict[str, bytes] = field(default_factory=dict)
     meta: dict[str, Any] | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
-
-
-class MemoryFrame:
-    """A frame of a pending folder; fulfils `state.base.Frame`."""
-
-    def __init__(self, data: bytes, *, preamble: bytes, sha256: str) -> None:
-        self.preamble = preamble
-        self.sha256 = sha256
-        self.nbytes = len(data)
-        self._data = data
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        return self._data[offset : offset + nbytes]
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class MemoryStore:
@@ -74,10 +59,8 @@ class MemoryStore:
         kept, pending = self.checkpoint(), self.pending()
         return None if kept is None else kept.round, None if pending is None else pending.round
 
-    def frame(self, saved: Saved) -> MemoryFrame:
-        data = self._folders[_PENDING].files[FRAME_FILE]
-        preamble = bytes.fromhex(saved.meta["preamble"])
-        return MemoryFrame(data, preamble=preamble, sha256=saved.meta["sha256"])
+    def frame(self, saved: Saved) -> Frame:
+        return Frame(self._folders[_PENDING].files[FRAME_FILE], saved.meta["sha256"])
 
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         assert saved.path is not None

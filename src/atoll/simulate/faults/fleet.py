@@ -1,137 +1,90 @@
 """The workers' machines: processes that run, stop, die and are started again."""
 
-import random
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
 from atoll.simulate.faults.calls import Answer, Call
 from atoll.simulate.faults.disk import Disk
 from atoll.simulate.faults.host import Host
-from atoll.simulate.faults.invariants.checker import Checker
-from atoll.simulate.faults.loop import EventLoop
 from atoll.simulate.faults.network import Network
 from atoll.simulate.faults.process import Events, Process
-from atoll.simulate.faults.scenario import Scenario
+from atoll.simulate.faults.world import World
 
 
-@dataclass
-class _Thread:
-    """One of a process's two threads."""
-
-    process: Process
-    steps: Events
-    is_main: bool
-
-
+@dataclass(eq=False)
 class Fleet:
     """Every process of every worker; a worker's newest process is restarted when it ends."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        loop: EventLoop,
-        network: Network,
-        host: Host,
-        checker: Checker,
-        rng: random.Random,
-    ) -> None:
-        self.workers = [f"island-{index}" for index in range(scenario.islands)]
-        self.newest: dict[str, Process] = {}
-        self.others: list[Process] = []  # replaced ones that are still there, and impostors
-        self.is_faulty = True
+    world: World
+    network: Network
+    host: Host
+    newest: dict[str, Process] = field(default_factory=dict)
+    # Replaced ones that are still there, and impostors.
+    others: list[Process] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.workers = [f"island-{index}" for index in range(self.world.scenario.islands)]
         self._gone: set[str] = set()  # workers whose machine does not come back
-        self._scenario = scenario
-        self._loop = loop
-        self._network = network
-        self._host = host
-        self._checker = checker
-        self._rng = rng
+        self._rng = self.world.stream("fleet")
         self._count = 0
-        self._streams: dict[str, tuple[int, Any]] = {}  # process -> coordinator's life, stream
-        network.aside = self._aside
+        self.network.aside = self._aside
 
     def start(self, worker_id: str, disk: Disk | None = None, *, is_extra: bool = False) -> Process:
         """A new process of a worker; `is_extra`: nobody restarts it."""
         self._count += 1
-        process = Process(
-            worker_id,
-            disk or Disk(self._rng.randbytes(32).hex()),
-            number=self._count,
-            seed=self._scenario.seed,
-            step_seconds=self._scenario.step_seconds,
-            loop=self._loop,
-            reference=self._checker.reference,
-        )
-        if self.is_faulty:
-            process.rogue = 0.4 if self._scenario.has("rogue") else 0.0
-            process.repeats = 3 * self._scenario.duplicate
-            process.flips = 0.15 if self._scenario.has("corrupt weights") else 0.0
-        process.on_attend = lambda opened: self._streams.__setitem__(process.name, opened)
+        disk = disk or Disk(self._rng.randbytes(32).hex())
+        reference = self.host.checker.reference
+        process = Process(self.world, worker_id, self._count, disk, reference)
         if is_extra:
             self.others.append(process)
         else:
             self.newest[worker_id] = process
-        self._loop.note("process starts", process.name)
-        for steps, is_main in ((process.main(), True), (process.pulse(), False)):
-            self._begin(_Thread(process, steps, is_main))
+        self.world.note("process starts", process.name)
+        for thread in (process.main(), process.pulse()):
+            self.world.after(self._rng.uniform(0, 0.5), self._resume, process, thread, Answer())
         return process
 
     # Threads
 
-    def _begin(self, thread: _Thread) -> None:
-        self._loop.after(self._rng.uniform(0, 0.5), lambda: self._resume(thread, None))
-
-    def _resume(self, thread: _Thread, answer: Answer | None) -> None:
-        process = thread.process
+    def _resume(self, process: Process, thread: Events, answer: Answer) -> None:
+        """Goes on with one of a process's two threads, until it waits for something again."""
         if not process.is_alive:
             return
-        if process.stopped_until > self._loop.now:
-            wait = process.stopped_until - self._loop.now
-            self._loop.after(wait, lambda: self._resume(thread, answer))
+        wait = process.stopped_until - self.world.now
+        if wait > 0:
+            self.world.after(wait, self._resume, process, thread, answer)
             return
         try:
-            if answer is not None and answer.error is not None:
-                step = thread.steps.throw(answer.error)
+            if answer.error is not None:
+                step = thread.throw(answer.error)
             else:
-                step = thread.steps.send(None if answer is None else answer.value)
+                step = thread.send(answer.value)
         except StopIteration:
             return
         except AtollError as error:
-            self._loop.note("process ends", f"{process.name} {error.code}")
+            self.world.note("process ends", f"{process.name} {error.code}")
             self._end(process)
-            self._restart_later(process)
+            if self._is_wanted(process):
+                self.world.after(self._rng.uniform(0.5, 4.0), self.restart, process)
             return
-        self._wait_for(thread, step)
-
-    def _wait_for(self, thread: _Thread, step: Call | float) -> None:
         if isinstance(step, Call):
-            takes_life = step.kind in ("begin", "attend")
-
-            def deliver(answer: Answer) -> None:
-                if takes_life and answer.error is None:
-                    # A stream belongs to the life of the coordinator that opened it.
-                    answer = replace(answer, value=_stream(answer))
-                self._resume(thread, answer)
-
-            self._network.send(step, deliver)
-            return
-        process = thread.process
-        pause, process.jump = step * process.jump, 1.0
-        self._loop.after(pause, lambda: self._resume(thread, None))
+            self.network.send(step, lambda answer: self._resume(process, thread, answer))
+        else:
+            pause, process.jump = step * process.jump, 1.0
+            self.world.after(pause, self._resume, process, thread, Answer())
 
     def _aside(self) -> Call | None:
-        awake = [p for p in self.running() if p.stopped_until <= self._loop.now]
+        awake = [p for p in self.running() if p.stopped_until <= self.world.now]
         return self._rng.choice(awake).aside() if awake else None
 
     # Lives
 
     def kill(self, process: Process, *, is_noticed: bool) -> None:
         """A process dies; `is_noticed`: its connections are reset, as when only it is gone."""
-        self._loop.note("process killed", process.name)
+        self.world.note("process killed", process.name)
         self._end(process)
         if is_noticed:
-            self._loop.after(self._rng.uniform(0, 0.5), lambda: self._reset(process))
+            self.world.after(self._rng.uniform(0, 0.5), self._reset, process)
 
     def _end(self, process: Process) -> None:
         process.is_alive = False
@@ -139,27 +92,24 @@ class Fleet:
             self.others.remove(process)
 
     def _reset(self, process: Process) -> None:
-        life, stream = self._streams.pop(process.name, (0, None))
-        coordinator = self._host.coordinator
-        if coordinator is not None and life == self._host.life:
-            self._checker.seen.lost.setdefault(process.worker_id, self._loop.now)
-            coordinator.absent(stream)
+        stream, life = process.presence
+        if self.host.coordinator is not None and life == self.host.life:
+            self.host.checker.seen.lost.setdefault(process.worker_id, self.world.now)
+            self.host.coordinator.absent(stream)
 
-    def _restart_later(self, process: Process) -> None:
+    def _is_wanted(self, process: Process) -> bool:
+        """Whether it is its worker's newest, and the worker's machine is still there."""
         worker_id = process.worker_id
-        if self.newest.get(worker_id) is not process or worker_id in self._gone:
-            return
-        self._loop.after(self._rng.uniform(0.5, 4.0), lambda: self.restart(process))
+        return self.newest.get(worker_id) is process and worker_id not in self._gone
 
     def restart(self, process: Process, *, keeps_disk: bool = True) -> None:
         """Starts the worker again, unless somebody has meanwhile or it is gone for good."""
-        worker_id = process.worker_id
-        if self.newest[worker_id] is process and worker_id not in self._gone:
-            self.start(worker_id, process.disk if keeps_disk else None)
+        if self._is_wanted(process):
+            self.start(process.worker_id, process.disk if keeps_disk else None)
 
     def retire(self, worker_id: str) -> None:
         """A machine is lost for good."""
-        self._loop.note("machine lost", worker_id)
+        self.world.note("machine lost", worker_id)
         self._gone.add(worker_id)
         self.kill(self.newest[worker_id], is_noticed=False)
 
@@ -168,15 +118,9 @@ class Fleet:
         return [self.newest[w] for w in self.workers if self.newest[w].is_alive]
 
     def heal(self) -> None:
-        """Faults end: what is stopped goes on, what misbehaves stops doing so."""
-        self.is_faulty = False
+        """Faults end: what is stopped or slow goes on, what has no business here ends."""
         for process in list(self.others):
             self._end(process)
         for process in self.newest.values():
             process.stopped_until = 0.0
             process.slowness = 1.0
-            process.rogue = process.repeats = process.flips = 0.0
-
-
-def _stream(answer: Answer) -> tuple[Any, Any]:
-    return answer.value, answer.life

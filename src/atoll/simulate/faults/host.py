@@ -1,8 +1,8 @@
 """The coordinator's process: the real one over real files, killed and started again."""
 
-import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.blobs.directory import DirectoryBlobs
@@ -12,8 +12,6 @@ from atoll.coordinator.service import Coordinator
 from atoll.coordinator.stores import Stores
 from atoll.errors import AtollError, CoordinatorUnreachable
 from atoll.ledger import engines, migrations
-from atoll.ledger.database import Database
-from atoll.ledger.ledger import Ledger
 from atoll.proof import audit as auditing
 from atoll.proof import balance as balances
 from atoll.protocol.manifest import Manifest
@@ -22,44 +20,46 @@ from atoll.simulate.faults.calls import Answer, Call
 from atoll.simulate.faults.durable import View, Watched
 from atoll.simulate.faults.invariants.base import Violation
 from atoll.simulate.faults.invariants.checker import Checker
-from atoll.simulate.faults.loop import EventLoop, LoopClock
 from atoll.simulate.faults.seams import Crash, Seams
+from atoll.simulate.faults.world import ProcessClock, World
 
 TICK_SECONDS = 1.0
 WAKE_SECONDS = 0.01  # from a change to the closing thread's next look
+# Transactions during which the closing thread holds no lock.
+_UNLOCKED = frozenset(
+    f"{when} {call}" for when in ("before", "after") for call in ("rounds.publish", "snapshots.add")
+)
+_OPENS_STREAM = frozenset({"begin", "attend"})
 
 
+@dataclass(eq=False)
 class Host:
     """Where the coordinator runs. Down between a kill and its restart."""
 
-    def __init__(
-        self, home: Path, made: Manifest, loop: EventLoop, rng: random.Random, checker: Checker
-    ) -> None:
-        self.home = home
-        self.life = 0
-        self._seams_before = 0  # passed in earlier lives
-        self.coordinator: Coordinator | None = None
-        self.clock = LoopClock(loop, started=0.0, wall_offset=0.0)
-        self.is_faulty = True  # whether it may still be killed
-        self.seams = Seams()
-        self.interleave: Callable[[], None] = lambda: None
-        self._loop = loop
-        self._rng = rng
-        self._checker = checker
-        self._database: Database | None = None
-        self._blobs: DirectoryBlobs | None = None
-        self._watched: Watched | None = None
-        self._died_in = 0
-        self._closing = False
-        self._wake_due = False
-        self._create(made)
+    world: World
+    home: Path
+    checker: Checker
+    life: int = 0
+    coordinator: Coordinator | None = None
+    seams: Seams = field(default_factory=Seams)
+    interleave: Callable[[], None] = lambda: None
+    _seams_before: int = 0  # passed in earlier lives
+    _died_in: int = 0
+    _closing: bool = False
+    _wake_due: bool = False
+    _held: ExitStack = field(default_factory=ExitStack)  # files of the present life
+    _stores: Stores = field(init=False)
+    _watched: Watched = field(init=False)
 
-    def _create(self, made: Manifest) -> None:
-        ledger = engines.open_ledger(self.home / "ledger.sqlite")
-        blobs = DirectoryBlobs(self.home / "blobs")
-        standin.create(ledger, blobs, made, wall=0.0)
-        ledger.close()
-        blobs.close()
+    def __post_init__(self) -> None:
+        self._rng = self.world.stream("host")
+        self.clock = ProcessClock(self.world)
+
+    def create(self, made: Manifest) -> None:
+        """Records the run, in its empty home."""
+        ledger = closing(engines.open_ledger(self.home / "ledger.sqlite"))
+        with ledger as records, closing(DirectoryBlobs(self.home / "blobs")) as blobs:
+            standin.create(records, blobs, made, wall=0.0)
 
     @property
     def seams_passed(self) -> int:
@@ -72,41 +72,43 @@ class Host:
         """Opens the state that is there and serves; killed again when the seam says so."""
         self.life += 1
         self._seams_before += self.seams.passed
-        fresh = Seams()
-        fresh.between = self._between
-        self.seams = fresh
-        may_die = self.is_faulty and self._checker.scenario.has("crash coordinator")
-        if may_die and self._rng.random() < 0.15:
+        self.seams = Seams(recorded=self._recorded, between=self._between)
+        if self.world.has("crash coordinator") and self._rng.random() < 0.15:
             # Some lives are short: boot itself is cut, and the first things after it.
-            fresh.kill_after(self._rng.randint(1, 12))
-        self._loop.note("coordinator starts", str(self.life))
+            self.seams.kill_after(self._rng.randint(1, 12))
+        self.world.note("coordinator starts", str(self.life))
         try:
-            coordinator = self._open(fresh)
+            coordinator = self._open()
         except Crash as crash:
             self._die(str(crash))
             return
         except Exception as error:
-            raise Violation("restart-opens", f"life {self.life} does not start: {error}") from error
+            raise Violation("restart-opens", life=self.life, error=error) from error
         self.coordinator = coordinator
-        self._checker.restarted(self.view(), coordinator)
+        self.checker.restarted(self.view(), coordinator)
         self._tick(self.life)
 
-    def _open(self, fresh: Seams) -> Coordinator:
-        database = self._database = engines.open_database(self.home / "ledger.sqlite")
+    def _open(self) -> Coordinator:
+        database = engines.open_database(self.home / "ledger.sqlite")
+        # Its end would shorten the log; a dead process does nothing of the kind.
+        self._held.enter_context(suppress(Crash))
+        self._held.callback(database.close)
         migrations.migrate(database)
         self._watched = Watched(database.connection)
-        database.connection.watcher = seams.StatementSeams(fresh)
-        fresh.recorded = lambda: self._checker.recorded(self.view())
-        self._checker.recorded(self.view())
-        blobs = DirectoryBlobs(self.home / "blobs", files=seams.SteppedFiles(fresh))
-        self._blobs = blobs
-        self.clock = LoopClock(
-            self._loop, started=1000.0 * self.life, wall_offset=self.clock.wall_offset
-        )
-        stores = Stores(seams.SteppedLedger(database, fresh), blobs, Spool(self.home / "spool"))
-        coordinator = boot.open_coordinator(stores, self.clock, layout=standin.LAYOUT)
+        database.connection.watcher = seams.StatementSeams(self.seams)
+        self._recorded()
+        blobs = DirectoryBlobs(self.home / "blobs", files=seams.SteppedFiles(self.seams))
+        self._held.callback(blobs.close)
+        started, wall_offset = 1000.0 * self.life, self.clock.wall_offset
+        self.clock = ProcessClock(self.world, started=started, wall_offset=wall_offset)
+        ledger = seams.SteppedLedger(database, self.seams)
+        self._stores = Stores(ledger, blobs, Spool(self.home / "spool"))
+        coordinator = boot.open_coordinator(self._stores, self.clock, layout=standin.LAYOUT)
         coordinator.on_change(self._wake)
         return coordinator
+
+    def _recorded(self) -> None:
+        self.checker.recorded(self.view())
 
     def kill(self) -> None:
         """Ends the process between two events."""
@@ -118,43 +120,29 @@ class Host:
         if self._died_in == self.life:
             return  # a message that came in between has ended it already
         self._died_in = self.life
-        self._loop.note("coordinator killed", where)
-        self.coordinator = None
-        self._close()
-        self._loop.after(self._rng.uniform(0.05, 8.0), self.start)
-
-    def _close(self) -> None:
-        """Gives back what a dead process would: descriptors and locks, nothing written."""
-        if self._blobs is not None:
-            self._blobs.close()
-        if self._database is not None:
-            # Its end would shorten the log; a dead process does nothing of the kind.
-            with suppress(Crash):
-                self._database.close()
-        self._watched = self._blobs = self._database = None
+        self.world.note("coordinator killed", where)
+        self.stop()
+        self.world.after(self._rng.uniform(0.05, 8.0), self.start)
 
     def stop(self) -> None:
-        """The end of the simulation."""
+        """Gives back what a dead process would: descriptors and locks, nothing written."""
         self.seams.is_dead = True
         self.coordinator = None
-        self._close()
+        self._held.close()
 
     def view(self) -> View:
         """The durable rows now."""
-        assert self._watched is not None
         return self._watched.view()
 
     def audit(self) -> list[str]:
         """What `atoll audit --replay` finds."""
-        assert self._database is not None and self._blobs is not None
-        ledger = Ledger(self._database)
-        found = auditing.audit(ledger, self._blobs, layout=standin.LAYOUT, with_replay=True)
+        ledger, blobs = self._stores.ledger, self._stores.blobs
+        found = auditing.audit(ledger, blobs, layout=standin.LAYOUT, with_replay=True)
         return [str(problem) for problem in found.problems]
 
     def balance(self) -> list[str]:
         """What the audit's balance of rows and queues alone finds."""
-        assert self._database is not None
-        with Ledger(self._database).reading() as t:
+        with self._stores.ledger.reading() as t:
             leases = [lease for r in t.rounds.all() for lease in t.leases.of_round(r.round)]
             datasets, queues = t.datasets.all(), t.queues.all()
         wrong = [f"{e}" for e in balances.balance(leases, datasets) if not e.holds]
@@ -170,34 +158,34 @@ class Host:
             return Answer(error=CoordinatorUnreachable("nobody answers"))
         before = self.view()
         try:
-            with self._checker.during(call):
+            with self.checker.during(call):
                 value = call.work(coordinator)
         except Crash as crash:
             self._die(f"{call.kind}: {crash}")
             return Answer(error=CoordinatorUnreachable("the connection was reset"))
         except AtollError as error:
-            self._checker.refused(call, error, before, self.view())
+            self.checker.refused(call, error, before, self.view())
             return Answer(error=error)
         except Exception as error:
-            raise Violation("coordinator-stays-up", f"{call.kind} raised {error!r}") from error
-        self._checker.answered(call, value, before, self.view())
-        return Answer(value, life=self.life)
+            raise Violation("coordinator-stays-up", call=call, error=error) from error
+        self.checker.answered(call, value, before, self.view())
+        return Answer((value, self.life) if call.kind in _OPENS_STREAM else value)
 
     def _wake(self) -> None:
         if not self._wake_due:
             self._wake_due = True
-            life = self.life
-            self._loop.after(WAKE_SECONDS, lambda: self._look(life))
+            self.world.after(WAKE_SECONDS, self._look, self.life)
 
     def _tick(self, life: int) -> None:
         if life == self.life and self.coordinator is not None:
             self._look(life)
-            self._loop.after(TICK_SECONDS, lambda: self._tick(life))
+            self.world.after(TICK_SECONDS, self._tick, life)
 
     def _look(self, life: int) -> None:
         """What the closing thread does when it wakes up."""
         self._wake_due = False
-        while life == self.life and self.coordinator is not None:
+        closed = True
+        while closed and life == self.life and self.coordinator is not None:
             coordinator, before = self.coordinator, self.view()
             self._closing = True
             try:
@@ -206,34 +194,22 @@ class Host:
                 self._die(f"advance: {crash}")
                 return
             except Exception as error:
-                raise Violation("coordinator-stays-up", f"advance raised {error!r}") from error
+                raise Violation("coordinator-stays-up", advancing=life, error=error) from error
             finally:
                 self._closing = False
-            self._checker.advanced(coordinator, before, self.view())
+            self.checker.advanced(coordinator, before, self.view())
             if closed:
-                self._loop.note("round closed", str(coordinator.weights.current.version))
-            else:
-                return
+                self.world.note("round closed", str(coordinator.weights.current.version))
 
     def _between(self, where: str) -> None:
         """Other threads' messages come in while a round closes, where no lock is held."""
-        chance = 0.5 if self.is_faulty else 0.25
+        chance = 0.5 if self.world.is_faulty else 0.25
         if self._closing and where in _UNLOCKED and self._rng.random() < chance:
             self._closing = False
-            self._checker.interrupted(self.view())
+            self.checker.interrupted(self.view())
             try:
                 self.interleave()
             finally:
                 self._closing = True
             if self.seams.is_dead:
                 raise Crash(where)
-
-
-# Transactions during which the closing thread holds no lock.
-_UNLOCKED = frozenset(
-    {
-        f"{when} {call}"
-        for when in ("before", "after")
-        for call in ("rounds.publish", "snapshots.add")
-    }
-)

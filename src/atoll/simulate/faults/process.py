@@ -4,35 +4,21 @@ Trains nothing: its displacement is the stand-in's. All that it says, keeps and 
 is the island's code; what is here carries that out, and adds what a broken island would send.
 """
 
-import hashlib
 import random
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from atoll.coordinator import handlers
 from atoll.coordinator.accept.admission import UploadRequest
-from atoll.coordinator.accept.uploads import UploadStream
 from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, FrameError, StaleGeneration
-from atoll.island.conversation import hand_in
+from atoll.island.conversation import hand_in, intents
 from atoll.island.conversation import session as sessions
 from atoll.island.conversation.beside import Beside
-from atoll.island.conversation.intents import (
-    Attend,
-    Evaluate,
-    Foresee,
-    Lead,
-    Partial,
-    Pause,
-    Persist,
-    Send,
-    Steps,
-    Train,
-    Trained,
-    Upload,
-)
+from atoll.island.conversation.intents import Steps, Trained
 from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.session import Session
 from atoll.island.link.base import Download
@@ -43,40 +29,23 @@ from atoll.island.telemetry import Samples
 from atoll.layout import Span
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.exchange import Ask, Waiting
-from atoll.protocol.messages import (
-    Assignment,
-    AssignmentRequest,
-    EvaluationReport,
-    HeartbeatRequest,
-    Identity,
-    InfoRequest,
-    LeaveRequest,
-    RegisterRequest,
-    Telemetry,
-)
+from atoll.protocol.messages import Assignment, AssignmentRequest, Telemetry
 from atoll.simulate.faults import standin
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.disk import Disk
-from atoll.simulate.faults.invariants.islands import IslandCheck, ThreadCheck, Work
-from atoll.simulate.faults.loop import EventLoop, LoopClock
+from atoll.simulate.faults.invariants.islands import IslandCheck, ThreadCheck
 from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.scenario import BLOCK
 from atoll.simulate.faults.standin import Frame, Inner
+from atoll.simulate.faults.world import ProcessClock, World
 from atoll.wire.header import FrameHeader
 
 CHUNK_BYTES = 900
 _STEPS = 1  # of a simulated round: what it moves, it moves at once
 WAIT_SECONDS = 0.7  # how long a question waits for something to tell
-_KINDS: dict[type[Ask[Any]], str] = {
-    InfoRequest: "info",
-    RegisterRequest: "register",
-    HeartbeatRequest: "heartbeat",
-    AssignmentRequest: "assignment",
-    EvaluationReport: "evaluation",
-    LeaveRequest: "leave",
-}
 
 Events = Generator[Call | float, Any, Any]
+Said = intents.Send | intents.Upload | intents.Download | intents.Attend
 
 
 class _Weights(IslandWeights):
@@ -89,43 +58,33 @@ class _Weights(IslandWeights):
         self.on_adopted()
 
 
+@dataclass(eq=False)
 class Process:
     """One life of a worker. `main` and `pulse` are its two threads."""
 
-    def __init__(
-        self,
-        worker_id: str,
-        disk: Disk,
-        *,
-        number: int,
-        seed: int,
-        step_seconds: float,
-        loop: EventLoop,
-        reference: Reference,
-    ) -> None:
-        self.worker_id = worker_id
-        self.disk = disk
-        self.name = f"{worker_id}#{number}"
-        self.rng = random.Random(f"process {seed} {number}")
-        self.step_seconds = step_seconds
-        self.slowness = 1.0
-        self.is_alive = True
-        self.stopped_until = 0.0
-        self.jump = 1.0  # its clock jumps: the next pause takes so many times as long
-        self.rogue = 0.0  # how often it also sends what must be refused
-        self.on_attend: Callable[[Any], None] = lambda _: None
-        self.flips = 0.0  # how often its weights go bad as they arrive
-        self.repeats = 0.0  # how often it sends an old frame once more
-        self._seed = seed
-        self._clock = LoopClock(loop, started=0.0, wall_offset=0.0)
-        self._check = IslandCheck(self.name, disk.memory, reference)
+    world: World
+    worker_id: str
+    number: int
+    disk: Disk
+    reference: Reference
+    slowness: float = 1.0
+    is_alive: bool = True
+    stopped_until: float = 0.0
+    jump: float = 1.0  # its clock jumps: the next pause takes so many times as long
+    presence: tuple[Any, int] = (None, 0)  # its open stream, and the coordinator's life
+    _rounds: Rounds | None = None  # once it has registered
+    _beside: Beside | None = None
+    _attends: int = 0  # the incarnation whose presence stream is open
+    _given: Assignment | None = None  # what it trained last
+    _sent: list[Frame] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.worker_id}#{self.number}"
+        self._seed = self.world.scenario.seed
+        self._rng = random.Random(f"process {self._seed} {self.number}")
+        self._check = IslandCheck(self.name, self.disk.memory, self.reference)
         self._inner = Inner()
         self._model = standin.module()
-        self._rounds: Rounds | None = None  # once it has registered
-        self._beside: Beside | None = None
-        self._attends = 0  # the incarnation whose presence stream is open
-        self._given: Assignment | None = None  # what it trained last
-        self._sent: list[Frame] = []
 
     def hurry(self) -> None:
         """It is slow no more."""
@@ -134,45 +93,48 @@ class Process:
     def corrupt(self) -> None:
         """Its memory flips a bit: what it holds has another digest now."""
         if self._rounds is not None and self._rounds.weights.digest is not None:
-            self._rounds.weights.digest = f"{self.rng.getrandbits(256):064x}"
+            self._rounds.weights.digest = f"{self._rng.getrandbits(256):064x}"
 
     def _flip(self) -> None:
-        if self.rng.random() < self.flips:
+        if self._errs("corrupt weights", 0.15):
             self.corrupt()
+
+    def _errs(self, kind: str, rate: float) -> bool:
+        """Whether a fault of this kind comes now; draws, whether it can or not."""
+        return self._rng.random() < rate and self.world.has(kind)
 
     # The two threads
 
     def main(self) -> Events:
         """The island's life, as `island.run` has it."""
         try:
-            yield from self._drive(self._live(), ThreadCheck(self.name, trains=True))
+            yield from self._drive(self._live(), ThreadCheck(trains=True))
         except AtollError as error:
             self._check.ended(error)
             raise
 
     def _live(self) -> Steps[None]:
-        info = yield from sessions.look(self.rng)
-        session = Session(IslandIdentity(self.worker_id, self.disk.key), info, self.rng)
-        adopted = session.adopted
-        weights = _Weights(
-            self._model, standin.LAYOUT, strategy=adopted.asked, download=adopted.download
-        )
+        info = yield from sessions.look(self._rng)
+        session = Session(IslandIdentity(self.worker_id, self.disk.key), info, self._rng)
+        adopted, layout = session.adopted, standin.LAYOUT
+        weights = _Weights(self._model, layout, strategy=adopted.asked, download=adopted.download)
         weights.on_adopted = self._flip
-        elements = standin.LAYOUT.size
-        continuity = Continuity(self.disk.store, info, worker_id=self.worker_id, elements=elements)
+        continuity = Continuity(
+            self.disk.store, info, worker_id=self.worker_id, elements=layout.size
+        )
         continuity.start(self._inner.as_optimizer())
-        self._beside = Beside(session, Telemetry, Samples(self._clock))
+        self._beside = Beside(session, Telemetry, Samples(ProcessClock(self.world)))
         yield from session.register(
-            layout_digest=standin.LAYOUT.digest, data_identity=adopted.manifest.data.identity
+            layout_digest=layout.digest, data_identity=adopted.manifest.data.identity
         )
         self._rounds = Rounds(session, weights, continuity)
         yield from self._rounds.take_part()
 
     def pulse(self) -> Events:
         """Presence and heartbeats; what they meet, the training thread meets too and acts on."""
-        check = ThreadCheck(self.name, trains=False)
+        check = ThreadCheck(trains=False)
         while True:
-            yield 2.0 * self.rng.uniform(0.9, 1.1)
+            yield 2.0 * self._rng.uniform(0.9, 1.1)
             if self._beside is None or self._rounds is None:
                 continue
             try:
@@ -186,8 +148,8 @@ class Process:
         """What it may just as well be saying now; nobody waits for the answer."""
         if self._rounds is None or self._beside is None or not self._rounds.session.is_registered:
             return None
-        intent = next(self.rng.choice((self._rounds.ask, self._beside.beat))())
-        assert isinstance(intent, Send)
+        intent = next(self._rng.choice((self._rounds.ask, self._beside.beat))())
+        assert isinstance(intent, intents.Send)
         return self._message(intent.message)
 
     # Carrying out what the conversation asks for
@@ -205,39 +167,40 @@ class Process:
             except AtollError as exc:
                 error = exc
 
-    def _do(self, intent: object, check: ThreadCheck) -> Events:
+    def _do(self, intent: intents.Intent, check: ThreadCheck) -> Events:
         match intent:
-            case Send(message):
-                return (yield from self._send(message, check))
-            case Upload():
-                return (yield from self._hand_in(intent, check))
-            case Download():
-                return (yield from self._checked(self._download(intent), intent, check))
-            case Attend():
-                return (yield from self._checked(self._attend(intent), intent, check))
-            case Pause(seconds):
+            case intents.Pause(seconds):
                 yield seconds
-            case Persist(work):
+            case intents.Persist(work):
                 work()
                 return lambda: None
-            case Lead(make):
+            case intents.Lead(make):
                 return (yield from self._drive(make(), check))
-            case Train(given):
+            case intents.Train(given):
                 return (yield from self._train(given))
-            case Evaluate(task):
+            case intents.Evaluate(task):
                 tokens = (task.stop - task.start) * BLOCK
-                return Partial(float(tokens), tokens)
-            case Foresee():
+                return intents.Partial(float(tokens), tokens)
+            case intents.Foresee():
                 return None
             case _:
-                raise AssertionError(f"nobody does {intent}")
+                return (yield from self._say(intent, check))
 
-    def _checked(self, events: Events, said: Any, check: ThreadCheck) -> Events:
-        """What `said`, which is being sent, comes to; `check` is told of both."""
-        identity: Identity | None = getattr(said, "identity", None)
+    def _say(self, intent: Said, check: ThreadCheck) -> Events:
+        """What a thing that is said to the coordinator comes to; `check` is told of both."""
+        said = intent.message if isinstance(intent, intents.Send) else intent
+        identity = getattr(said, "identity", None)
         check.says(said, identity)
         try:
-            return (yield from events)
+            match intent:
+                case intents.Send(message):
+                    return (yield from self._send(message))
+                case intents.Upload():
+                    return (yield from self._hand_in(intent))
+                case intents.Download():
+                    return (yield from self._download(intent))
+                case intents.Attend():
+                    return (yield from self._attend(intent))
         except AtollError as error:
             check.told(error, identity)
             raise
@@ -246,41 +209,30 @@ class Process:
         return Call(kind, work, self.name, self.worker_id, **more)
 
     def _message(self, message: Ask[Any]) -> Call:
-        facts: dict[str, Any] = {}
-        if isinstance(message, RegisterRequest):
-            facts = {"key_sha256": hashlib.sha256(message.island_key.encode()).hexdigest()}
-        if isinstance(message, AssignmentRequest):
-            facts = {"digest": message.digest}
         return self._call(
-            _KINDS[type(message)],
+            type(message).__name__.removesuffix("Request").removesuffix("Report").lower(),
             lambda c: handlers.answer(c, message, Arrival()),
             identity=getattr(message, "identity", None),
-            facts=facts,
+            message=message,
         )
 
-    def _send(self, message: Ask[Any], check: ThreadCheck) -> Events:
+    def _send(self, message: Ask[Any]) -> Events:
         if isinstance(message, AssignmentRequest):
             self._check.asks()
-
-        def sent() -> Events:
-            return (yield self._message(message))
-
-        reply = yield from self._checked(sent(), message, check)
+        reply = yield self._message(message)
         if isinstance(message, Waiting) and not message.is_answered(reply):
             yield WAIT_SECONDS
         return reply
 
-    def _attend(self, intent: Attend) -> Events:
+    def _attend(self, intent: intents.Attend) -> Events:
         identity = intent.identity
-        opened = yield self._call(
+        self.presence = yield self._call(
             "attend", lambda c: c.attend(identity, close=lambda: None), identity=identity
         )
-        stream, life = opened
         self._attends = identity.incarnation
-        self.on_attend((life, stream))
-        return stream
+        return self.presence[0]
 
-    def _download(self, intent: Download) -> Events:
+    def _download(self, intent: intents.Download) -> Events:
         identity = intent.identity
 
         def work(coordinator: Coordinator) -> tuple[str, bytes]:
@@ -301,74 +253,69 @@ class Process:
     def _train(self, given: Assignment) -> Events:
         assert self._rounds is not None
         self._check.trains(self._inner.rounds)
-        yield self.step_seconds * self.slowness * self.rng.uniform(0.5, 1.5)
+        yield self.world.scenario.step_seconds * self.slowness * self._rng.uniform(0.5, 1.5)
         self._given = given
-        if self.rng.random() < self.rogue:
-            yield from self._misbehave(given)
+        yield from self._misbehave()
         delta = standin.values(f"{self._seed}/{self.name}/{given.round}/{given.ranges}", scale=0.01)
         standin.move(self._model, delta)
-        self._check.trained(Work(given, delta))
+        self._check.trained(given, delta)
         for number in self._rounds.session.adopted.asked.due(given.round or 0, _STEPS):
-            yield from self._drive(self._rounds.merge(number), ThreadCheck(self.name, trains=True))
+            yield from self._drive(self._rounds.merge(number), ThreadCheck(trains=True))
         self._inner.rounds += 1
         return _trained(given)
 
-    def _hand_in(self, intent: Upload, check: ThreadCheck) -> Events:
+    def _hand_in(self, intent: intents.Upload) -> Events:
         """The island's contribution; what came of it is its own matter."""
-        assert self._rounds is not None
-        frame = Frame(intent.frame.read(0, intent.frame.nbytes), intent.frame.sha256)
-        self._check.sends(frame, self._rounds.session.adopted.manifest)
+        assert self._rounds is not None and isinstance(intent.frame, Frame)
+        self._check.sends(intent.frame, self._rounds.session.adopted.manifest)
         try:
-            yield from self._checked(
-                self._upload(intent.identity, frame, intent.before_commit), intent, check
-            )
+            yield from self._upload(intent)
         except AtollError as error:
             self._check.refused(error)
             raise
-        self._sent.append(frame)
-        if self.rng.random() < self.repeats:
-            yield from self._add(self.rng.choice(self._sent))
-        if self._given is not None and self.rng.random() < self.rogue:
-            yield from self._misbehave(self._given)
+        self._sent.append(intent.frame)
+        if self._errs("duplicate", 3 * self.world.scenario.duplicate):
+            yield from self._add(self._rng.choice(self._sent))
+        yield from self._misbehave()
         self._check.received()
         return "receipt"
 
-    def _upload(
-        self, identity: Identity, frame: Frame, before_commit: Callable[[], None]
-    ) -> Events:
-        request = UploadRequest(identity, frame.preamble, frame.sha256, len(frame.data))
-        about: dict[str, Any] = {"identity": identity, "frame": frame}
-        offset = yield self._call("offset", lambda c: c.upload_offset(request), **about)
-        at = replace(request, offset=0 if offset == len(frame.data) else offset)
-        try:
-            yield from self._stream(at, frame, before_commit)
-        except FrameError:
-            if not at.offset:
-                raise
-            yield from self._stream(request, frame, before_commit)  # as a link does
+    def _upload(self, intent: intents.Upload) -> Events:
+        frame = intent.frame
+        whole = UploadRequest(intent.identity, frame.preamble, frame.sha256, frame.nbytes)
+        about: dict[str, Any] = {"identity": intent.identity, "frame": frame}
 
-    def _stream(self, at: UploadRequest, frame: Frame, before_commit: Callable[[], None]) -> Events:
-        about: dict[str, Any] = {"identity": at.identity, "frame": frame}
-        opened, of = yield self._call("begin", lambda c: c.begin_upload(at), **about)
-        if isinstance(opened, ContributionRecord):
-            return
-        for start in range(at.offset, len(frame.data), CHUNK_BYTES):
-            chunk = frame.data[start : start + CHUNK_BYTES]
-            yield self._call("write", _writing(opened, chunk), life=of, identity=at.identity)
-        before_commit()
-        yield self._call("commit", lambda c: c.commit_upload(opened), life=of, **about)
+        def stream(at: UploadRequest) -> Events:
+            opened, life = yield self._call("begin", lambda c: c.begin_upload(at), **about)
+            if isinstance(opened, ContributionRecord):
+                return
+            for start in range(at.offset, frame.nbytes, CHUNK_BYTES):
+                chunk = frame.read(start, CHUNK_BYTES)
+                write = partial(Coordinator.write_upload, stream=opened, chunk=chunk)
+                yield self._call("write", write, life=life, identity=at.identity)
+            intent.before_commit()
+            yield self._call("commit", lambda c: c.commit_upload(opened), life=life, **about)
+
+        offset = yield self._call("offset", lambda c: c.upload_offset(whole), **about)
+        try:
+            yield from stream(replace(whole, offset=offset % frame.nbytes))
+        except FrameError:
+            if not offset % frame.nbytes:
+                raise
+            yield from stream(whole)  # as a link does
 
     # What a broken island sends
 
-    def _misbehave(self, given: Assignment) -> Events:
-        """Sends a frame that must be refused: a bug of an island must not harm the run."""
-        assert self._rounds is not None
-        session = self._rounds.session
-        assert given.round is not None
+    def _misbehave(self) -> Events:
+        """Sends at times what must be refused: a bug of an island must not harm the run."""
+        if self._given is None or not self._errs("rogue", 0.4):
+            return
+        assert self._rounds is not None and self._given.round is not None
+        session, trained = self._rounds.session, _trained(self._given)
         header = hand_in.header_of(
-            session, self._rounds.weights, given, _trained(given), began=given.round
+            session, self._rounds.weights, self._given, trained, began=self._given.round
         )
-        wrong = self.rng.choice(_wrong(header))
+        wrong = self._rng.choice(_wrong(header))
         label = f"{self._seed}/{self.name}/{header.round}/rogue"
         yield from self._add(standin.contribution(wrong, session.adopted.manifest, label))
 
@@ -378,7 +325,7 @@ class Process:
         standing = self._rounds.session.standing
         for _ in range(2):
             try:
-                yield from self._upload(standing.identity(), frame, lambda: None)
+                yield from self._upload(intents.Upload(standing.identity(), frame, lambda: None))
             except StaleGeneration as stale:
                 standing.told(stale.present)
                 continue
@@ -402,7 +349,3 @@ def _wrong(header: FrameHeader) -> tuple[FrameHeader, ...]:
         replace(header, ranges=moved),
         header,  # other bytes for the same key
     )
-
-
-def _writing(stream: UploadStream, chunk: bytes) -> Callable[[Coordinator], None]:
-    return lambda coordinator: coordinator.write_upload(stream, chunk)

@@ -4,6 +4,9 @@ Reads the recorded contributions' blobs as files and folds them in worker_id ord
 code under test only the frame's header and the params digest.
 """
 
+import functools
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,8 @@ from numpy.typing import NDArray
 
 from atoll.layout import Fragment, Layout
 from atoll.simulate.faults import standin
-from atoll.simulate.faults.asked import Asked
 from atoll.simulate.faults.durable import Row, View
-from atoll.strategies.base import Fragments, Strategy
+from atoll.strategies.base import ALL, Fragments, Strategy
 from atoll.sums import digest as digests
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -39,10 +41,8 @@ class Version:
     def digests(self, fragment: Fragment) -> tuple[str, str]:
         """The digests of a fragment's part of the master and of the published weights."""
         where = slice(fragment.span.start, fragment.span.stop)
-        return (
-            digest_of(self.master[where], fragment.layout),
-            digest_of(self.published[where], fragment.layout),
-        )
+        master, published = self.master[where], self.published[where]
+        return digest_of(master, fragment.layout), digest_of(published, fragment.layout)
 
 
 def digest_of(values: Floats, layout: Layout = standin.LAYOUT) -> str:
@@ -53,11 +53,11 @@ def digest_of(values: Floats, layout: Layout = standin.LAYOUT) -> str:
 class Reference:
     """Every version so far, from the initial weights on."""
 
-    def __init__(self, blobs: Path, asked: Asked, strategy: Strategy) -> None:
+    def __init__(self, blobs: Path, strategy: Strategy) -> None:
         self._blobs = blobs
-        self._asked = asked
         self._strategy = strategy
         self._fragments = Fragments.of(strategy, standin.LAYOUT)
+        self.whole = self._fragments[ALL]
         self._ticks = 0  # contributions folded so far
         initial = standin.INITIAL.numpy().copy()
         digest = digest_of(initial)
@@ -88,27 +88,28 @@ class Reference:
 
     def advance(self, view: View, number: int) -> list[tuple[Row, FrameHeader]]:
         """Computes round `number` from what the ledger says was accepted; what was folded."""
-        settings = self._asked.settings(view, number)
+        asked = view.asked(number)
+        settings = asked.settings
         before, fragment = self.newest, self.fragment(number)
         where = slice(fragment.span.start, fragment.span.stop)
         assert before.number == number - 1, (before.number, number)
-        total: Floats | None = None
-        count = 0
-        folded = []
+        terms, count, folded = [], 0, []
         for row in view.accepted(number):
-            header, payload = self.frame(row["sha256"])
+            header, payload = self.frame(row.sha256)
             folded.append((row, header))
             weight = 1 if settings["weighting"] == "equal" else header.tokens
-            delta = decode(payload, settings["upload"], len(fragment.span))
-            term = delta if weight == 1 else delta * F(weight)
-            total = term if total is None else total + term
+            terms.append(decode(payload, settings["upload"], len(fragment.span)) * F(weight))
             count += weight
-        assert total is not None, f"round {number} has no contribution"
+        assert terms, f"round {number} has no contribution"
         slots = {name: values.copy() for name, values in before.slots.items()}
         master, published = before.master.copy(), before.published.copy()
-        step = self._asked.strategy_of(view, number).outer(number, self._ticks).step
-        mean = total / F(count)
-        _step(master, where, mean, slots, settings=settings["outer"], step=step)
+        step = asked.strategy.outer(number, self._ticks).step
+        mean = functools.reduce(operator.add, terms) / F(count)
+
+        def slot(name: str) -> Floats:
+            return slots.setdefault(name, np.zeros_like(master))[where]
+
+        _step(master[where], mean, slot, settings["outer"], step)
         if settings["download"]["codec"] == "fp32":
             published[where] = master[where]
         else:
@@ -121,21 +122,12 @@ class Reference:
         return folded
 
 
-def _step(
-    whole: Floats,
-    where: slice,
-    mean: Floats,
-    slots: dict[str, Floats],
-    *,
-    settings: dict[str, Any],
-    step: int,
-) -> None:
+Slot = Callable[[str], Floats]
+
+
+def _step(master: Floats, mean: Floats, slot: Slot, settings: dict[str, Any], step: int) -> None:
     """The published rules of SGD, Nesterov and Adam, one rounding per operation, in place."""
-
-    def slot(name: str) -> Floats:
-        return slots.setdefault(name, np.zeros_like(whole))[where]
-
-    lr, master = settings["lr"], whole[where]
+    lr = settings["lr"]
     if settings["optimizer"] == "sgd":
         master -= mean * F(lr)
     elif settings["optimizer"] == "nesterov":
@@ -145,8 +137,7 @@ def _step(
         master -= (mean + m * F(settings["momentum"])) * F(lr)
     else:
         b1, b2 = settings["beta1"], settings["beta2"]
-        first = slot("first_moment")
-        second = slot("second_moment")
+        first, second = slot("first_moment"), slot("second_moment")
         first *= F(b1)
         first += mean * F(1 - b1)
         second *= F(b2)

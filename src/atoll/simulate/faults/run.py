@@ -2,25 +2,23 @@
 
 import logging
 import os
-import random
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from atoll import torch_threads
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults import standin
 from atoll.simulate.faults.fleet import Fleet
 from atoll.simulate.faults.host import Host
-from atoll.simulate.faults.invariants.base import Violation
+from atoll.simulate.faults.invariants.base import Violation, check
 from atoll.simulate.faults.invariants.checker import Checker
-from atoll.simulate.faults.loop import EventLoop
 from atoll.simulate.faults.nemesis import Nemesis
 from atoll.simulate.faults.network import Network
-from atoll.simulate.faults.scenario import Scenario, Size
+from atoll.simulate.faults.scenario import Size
+from atoll.simulate.faults.world import World
 from atoll.strategies import registry
 
 # A FULL commit costs 3 ms on a disk and 0.4 ms here; what a kill leaves is the same.
@@ -55,12 +53,13 @@ class Outcome:
         return self.invariant is None
 
 
-def run(seed: int, size: Size | None = None, *, directory: Path | None = None) -> Outcome:
-    """Simulates `seed` and checks every event; keeps the state in `directory` if given."""
-    scenario = scenarios.draw(seed, size)
-    with _somewhere(directory) as home, torch_threads.kept(), _quiet():
+def run(seed: int, size: Size | None = None) -> Outcome:
+    """Simulates `seed` and checks every event."""
+    base = TMPFS if os.access(TMPFS, os.W_OK) else None
+    made = TemporaryDirectory(prefix="atoll-faults-", dir=base, ignore_cleanup_errors=True)
+    with made as home, torch_threads.kept(), _quiet():
         torch_threads.use(1)
-        simulation = _Simulation(scenario, home)
+        simulation = _Simulation(World(scenarios.draw(seed, size)), Path(home))
         try:
             return simulation.run()
         finally:
@@ -68,111 +67,71 @@ def run(seed: int, size: Size | None = None, *, directory: Path | None = None) -
 
 
 class _Simulation:
-    def __init__(self, scenario: Scenario, home: Path) -> None:
-        def stream(name: str) -> random.Random:
-            return random.Random(f"{name} {scenario.seed}")
-
-        self.scenario = scenario
-        self.loop = EventLoop()
-        made = standin.manifest(scenario.settings, scenario.data)
-        self.checker = Checker(scenario, home, self.loop, registry.of(made))
-        self.host = Host(home, made, self.loop, stream("host"), self.checker)
-        network = Network(scenario, self.loop, self.host, stream("network"))
-        self.fleet = Fleet(scenario, self.loop, network, self.host, self.checker, stream("fleet"))
-        self.nemesis = Nemesis(
-            scenario,
-            self.loop,
-            host=self.host,
-            network=network,
-            fleet=self.fleet,
-            checker=self.checker,
-            rng=stream("nemesis"),
-        )
+    def __init__(self, world: World, home: Path) -> None:
+        made = standin.manifest(world.scenario.settings, world.scenario.data)
+        self.world = world
+        self.checker = Checker(world, home, registry.of(made))
+        self.host = Host(world, home, self.checker)
+        self.host.create(made)
+        network = Network(world, self.host)
+        self.fleet = Fleet(world, network, self.host)
+        self.nemesis = Nemesis(world, self.host, network, self.fleet)
 
     def run(self) -> Outcome:
-        invariant, detail = None, ""
+        found: Violation | None = None
+        world, scenario = self.world, self.world.scenario
         try:
             self._run()
         except Violation as violation:
-            invariant, detail = violation.invariant, violation.detail
+            found = violation
         except Exception as error:
-            error.add_note(f"at {self.loop.now:.3f} virtual seconds of seed {self.scenario.seed}")
+            error.add_note(f"at {world.now:.3f} virtual seconds of seed {scenario.seed}")
             raise
         newest = self.checker.reference.newest
         return Outcome(
-            seed=self.scenario.seed,
-            islands=self.scenario.islands,
-            rounds=self.scenario.rounds,
-            kinds=tuple(sorted(self.scenario.kinds)),
+            seed=scenario.seed,
+            islands=scenario.islands,
+            rounds=scenario.rounds,
+            kinds=tuple(sorted(scenario.kinds)),
             version=newest.number,
             digest=newest.master_digest,
-            trace=self.loop.trace,
-            virtual_seconds=self.loop.now,
-            events=self.loop.events,
+            trace=world.trace,
+            virtual_seconds=world.now,
+            events=world.events,
             checks=self.checker.checks,
             seams=self.host.seams_passed,
-            counts=dict(sorted(self.loop.counts.items())),
-            invariant=invariant,
-            detail=detail,
-            last=tuple(self.loop.lines) if invariant is not None else (),
+            counts=dict(sorted(world.counts.items())),
+            invariant=found.invariant if found else None,
+            detail=found.detail if found else "",
+            last=tuple(world.lines) if found else (),
         )
 
     def _run(self) -> None:
+        world, rounds = self.world, self.world.scenario.rounds
         self.host.start()
         for worker_id in self.fleet.workers:
             self.fleet.start(worker_id)
         deadline = float("inf")
-        while True:
-            if self._is_finished() and self.nemesis.is_over:
-                break
-            if not self.nemesis.is_over and self._faults_are_over():
+        while world.is_faulty or not self._is_finished():
+            left = rounds - self.checker.reference.newest.number
+            if world.is_faulty and (left <= 2 or world.now >= world.scenario.fault_seconds):
                 self.nemesis.end()
-                left = self.scenario.rounds - self.checker.reference.newest.number
-                deadline = self.loop.now + SETTLING_SECONDS + ROUND_SECONDS * left
-            if self.loop.now > deadline:
-                raise Violation("liveness", self._stuck())
-            self.loop.turn()
+                deadline = world.now + SETTLING_SECONDS + ROUND_SECONDS * left
+            if world.now > deadline:
+                is_up = self.host.coordinator is not None
+                states = [r.state for r in self.host.view().rounds.values()] if is_up else None
+                raise Violation("liveness", seconds=world.now, left=left, of=rounds, rounds=states)
+            world.turn()
         coordinator = self.host.coordinator
         assert coordinator is not None
         self.checker.finished(self.host.view(), coordinator)
-        is_audited = self.scenario.seed % AUDITED_EVERY == 0
+        is_audited = world.scenario.seed % AUDITED_EVERY == 0
         problems = self.host.audit() if is_audited else self.host.balance()
-        if problems:
-            raise Violation("audit-clean", "; ".join(problems))
+        check("audit-clean", not problems, problems=problems)
 
     def _is_finished(self) -> bool:
         coordinator = self.host.coordinator
         return coordinator is not None and coordinator.is_finished()
-
-    def _faults_are_over(self) -> bool:
-        nearly_done = self.checker.reference.newest.number >= self.scenario.rounds - 2
-        return nearly_done or self.loop.now >= self.scenario.fault_seconds
-
-    def _stuck(self) -> str:
-        version, rounds = self.checker.reference.newest.number, self.scenario.rounds
-        states = (
-            {}
-            if self.host.coordinator is None
-            else {number: row["state"] for number, row in self.host.view().rounds.items()}
-        )
-        return (
-            f"at {self.loop.now:.0f} virtual seconds version {version} of {rounds} is published, "
-            f"the rounds are {states}"
-        )
-
-
-@contextmanager
-def _somewhere(directory: Path | None) -> Iterator[Path]:
-    if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
-        yield directory
-        return
-    base = TMPFS if os.access(TMPFS, os.W_OK) else None
-    made = Path(tempfile.mkdtemp(prefix="atoll-faults-", dir=base))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 @contextmanager

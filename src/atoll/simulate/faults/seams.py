@@ -5,8 +5,10 @@ every further statement or file call of its unwinding is refused too, and files 
 are, so that what survives is what a real kill leaves.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,48 +24,38 @@ class Crash(BaseException):
     """The coordinator's process is killed here."""
 
 
+@dataclass(eq=False)
 class Seams:
     """Counts the places that one life of the coordinator passes, and kills it at a chosen one."""
 
-    def __init__(self) -> None:
-        self.passed = 0
-        self.is_dead = False
-        self.last = ""
-        self._left: int | None = None
-        self.recorded: Callable[[], None] = lambda: None  # after each transaction
-        self.between: Callable[[str], None] = lambda _: None  # lets others speak, where they can
+    recorded: Callable[[], None] = lambda: None  # after each transaction
+    between: Callable[[str], None] = lambda _: None  # lets others speak, where they can
+    passed: int = 0
+    is_dead: bool = False
+    dies_at: float = math.inf  # the number of the seam
 
     def kill_after(self, places: int) -> None:
         """The process dies at the `places`-th seam from now on."""
-        self._left = places
-
-    def spare(self) -> None:
-        """The process is not killed any more."""
-        self._left = None
+        self.dies_at = self.passed + places
 
     def reach(self, name: str) -> None:
         """The process is here; Crash when this is where it dies."""
+        if not self.is_dead:
+            self.passed += 1
+            self.is_dead = self.passed >= self.dies_at
         if self.is_dead:
             raise Crash(name)
-        self.passed += 1
-        if self._left is not None:
-            self._left -= 1
-            if self._left <= 0:
-                self._left = None
-                self.is_dead = True
-                self.last = name
-                raise Crash(name)
 
 
+@dataclass
 class StatementSeams:
     """A seam before and after each writing statement and before each commit of one.
 
     Fulfils `connection.Watcher`.
     """
 
-    def __init__(self, seams: Seams) -> None:
-        self._seams = seams
-        self._is_writing = False
+    _seams: Seams
+    _is_writing: bool = False
 
     def before(self, text: str) -> None:
         if text.startswith("BEGIN"):
@@ -109,36 +101,38 @@ class SteppedLedger(Ledger):
             self._seams.between(f"after {began.name}")
 
 
+@dataclass
 class _Beginning:
     """A transaction that begins with the first call to one of its tables."""
 
-    def __init__(self, real: AbstractContextManager[Transaction], seams: Seams) -> None:
-        self.name = ""
-        self.stack = ExitStack()
-        self._real = real
-        self._seams = seams
-        self._begun: Transaction | None = None
+    real: AbstractContextManager[Transaction]
+    seams: Seams
+    name: str = ""
+    stack: ExitStack = field(default_factory=ExitStack)
+    begun: Transaction | None = None
 
     def __getattr__(self, table: str) -> Any:
-        return _Calls(
-            lambda method: getattr(getattr(self._begin(f"{table}.{method}"), table), method)
-        )
+        return _Calls(self, table)
 
-    def _begin(self, name: str) -> Transaction:
-        if self._begun is None:
+    def begin(self, name: str) -> Transaction:
+        if self.begun is None:
             self.name = name
-            self._seams.between(f"before {name}")
-            self._seams.reach(f"before {name}")
-            self._begun = self.stack.enter_context(self._real)
-        return self._begun
+            self.seams.between(f"before {name}")
+            self.seams.reach(f"before {name}")
+            self.begun = self.stack.enter_context(self.real)
+        return self.begun
 
 
+@dataclass
 class _Calls:
-    def __init__(self, find: Callable[[str], Any]) -> None:
-        self._find = find
+    """One table of a transaction: what is called of it begins the transaction."""
+
+    transaction: _Beginning
+    table: str
 
     def __getattr__(self, method: str) -> Any:
-        return self._find(method)
+        begun = self.transaction.begin(f"{self.table}.{method}")
+        return getattr(getattr(begun, self.table), method)
 
 
 class SteppedFiles(SystemFiles):

@@ -106,14 +106,21 @@ class Inner:
 
 
 class Frame:
-    """A whole contribution in memory."""
+    """A whole contribution in memory; fulfils `state.base.Frame`."""
 
     def __init__(self, data: bytes, sha256: str) -> None:
         self.data = data
+        self.nbytes = len(data)
         self.sha256 = sha256
         self.header, start = frame.parse_preamble(data[: frame.MAX_PREAMBLE_BYTES])
         self.preamble = data[:start]
         self.payload = data[start : start + self.header.payload_bytes]
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self.data[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def contribution(header: FrameHeader, made: Manifest, label: str) -> Frame:

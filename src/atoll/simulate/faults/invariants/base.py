@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from atoll.simulate.faults.scenario import Scenario
+from atoll.simulate.faults.calls import Call
+from atoll.simulate.faults.reference import Reference
+from atoll.simulate.faults.world import World
 
 # Every invariant by name, with the claim that a violation contradicts. `docs/testing.md` shows it.
 INVARIANTS: dict[str, str] = {
@@ -63,13 +65,21 @@ INVARIANTS: dict[str, str] = {
 
 
 class Violation(BaseException):
-    """An invariant does not hold; not an Exception, so that no code under test swallows it."""
+    """An invariant does not hold; not an Exception, so that no code under test swallows it.
 
-    def __init__(self, invariant: str, detail: str) -> None:
-        assert invariant in INVARIANTS, invariant
-        super().__init__(f"{invariant}: {INVARIANTS[invariant]}; {detail}")
+    `seen` are the values that show it, by name.
+    """
+
+    def __init__(self, invariant: str, **seen: object) -> None:
         self.invariant = invariant
-        self.detail = detail
+        self.detail = ", ".join(f"{name}={value!r}" for name, value in seen.items())
+        super().__init__(f"{invariant}: {INVARIANTS[invariant]}; {self.detail}")
+
+
+def check(invariant: str, holds: object, **seen: object) -> None:
+    """Raises Violation with the values in `seen` unless the invariant `holds`."""
+    if not holds:
+        raise Violation(invariant, **seen)
 
 
 # The coordinator's clock has its own start, so the same moment is rounded otherwise.
@@ -80,11 +90,17 @@ ROUNDING_SECONDS = 1e-6
 class Seen:
     """What was said and heard, kept beside the coordinator and over its restarts."""
 
-    scenario: Scenario
+    world: World
+    reference: Reference
+    call: Call | None = None  # the message that is being handled
     heard: dict[str, float] = field(default_factory=dict)  # worker_id -> when it last counted
     lost: dict[str, float] = field(default_factory=dict)  # worker_id -> when its stream ended
     restarted_at: float = 0.0
 
-    def silence(self, worker_id: str, *, now: float) -> float:
+    @property
+    def now(self) -> float:
+        return self.world.now
+
+    def silence(self, worker_id: str) -> float:
         """Seconds since something of the worker counted."""
-        return now - self.heard.get(worker_id, self.restarted_at)
+        return self.now - self.heard.get(worker_id, self.restarted_at)

@@ -22,7 +22,7 @@ from atoll.layout import byte_view
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Assignment, Identity, InfoRequest
 from atoll.simulate.faults import standin
-from atoll.simulate.faults.invariants.base import Violation
+from atoll.simulate.faults.invariants.base import check
 from atoll.simulate.faults.reference import Reference, digest_of
 from atoll.simulate.faults.standin import Frame
 from atoll.strategies import build, registry
@@ -47,14 +47,6 @@ class Memory:
     unanswered: Made | None = None
 
 
-@dataclass(frozen=True)
-class Work:
-    """What an island was given and how its weights moved."""
-
-    given: Assignment
-    delta: Tensor
-
-
 class IslandCheck:
     """One life of one island."""
 
@@ -66,64 +58,53 @@ class IslandCheck:
         self._local = torch.zeros(standin.LAYOUT.size)  # the same, moved by what it trained
         self._began: int | None = None  # the round at which both were last the same
         self._trained = 0  # the last round that moved them apart
-        self._work: Work | None = None  # trained, and not seen in a frame yet
+        self._given: Assignment | None = None  # trained, and not seen in a frame yet
         self._is_sending = False  # a contribution, in this life
 
     def asks(self) -> None:
         """It wants rows."""
-        if self._memory.unanswered is not None:
-            raise Violation(
-                "pending-is-resent",
-                f"{self._name} asks for rows while {self._memory.unanswered} has no answer",
-            )
+        unanswered = self._memory.unanswered
+        check("pending-is-resent", unanswered is None, asks_on=self._name, unanswered=unanswered)
 
     def trains(self, rounds: int) -> None:
         """It trains, with inner state of so many rounds."""
-        if rounds != self._memory.receipts:
-            raise Violation(
-                "inner-state-kept",
-                f"{self._name} trains on from {rounds} rounds, it has {self._memory.receipts} "
-                "receipts",
-            )
+        receipts = self._memory.receipts
+        check(
+            "inner-state-kept", rounds == receipts, of=self._name, from_=rounds, receipts=receipts
+        )
 
     def fetched(self, data: bytes) -> None:
         """A frame has arrived: that part of the weights is the version's, published and local."""
         header, _ = wire.parse_preamble(data)
         right = torch.from_numpy(self._reference.versions[header.round].published)
-        where, is_whole = slice(0, len(right)), header.elements == len(right)
-        if not is_whole:
-            span = self._reference.fragment(header.round).span
-            where = slice(span.start, span.stop)
-        else:
+        part = self._reference.fragment(header.round)
+        if header.elements == len(right):
+            part = self._reference.whole
             # Within a round it goes on from here, and hands that in.
-            self._began = None if self._work is None else self._work.given.round
-        self._published[where] = right[where]
-        self._local[where] = right[where]
+            self._began = None if self._given is None else self._given.round
+        part.of(self._published).copy_(part.of(right))
+        part.of(self._local).copy_(part.of(right))
 
-    def trained(self, work: Work) -> None:
+    def trained(self, given: Assignment, delta: Tensor) -> None:
         """It has moved its weights."""
-        number = work.given.round or 0
+        number = given.round or 0
         if number < self._trained:
             self._local, self._began = self._published.clone(), None
-        self._local = self._local - work.delta
+        self._local = self._local - delta
         self._began, self._trained = self._began or number, number
-        self._work = work
+        self._given = given
 
     def sends(self, frame: Frame, manifest: Manifest) -> None:
         """It wants to hand this in."""
         self._is_sending = True
-        before = self._memory.unanswered
-        if self._work is None or (before is not None and before.sha256 == frame.sha256):
-            if before is None or before.sha256 != frame.sha256:
-                raise Violation(
-                    "pending-is-resent",
-                    f"{self._name} sends {frame.sha256} of round {frame.header.round}, it had "
-                    f"{before}",
-                )
-            return
-        work, self._work = self._work, None
-        self._check_header(frame, work.given, registry.of(manifest))
-        self._memory.unanswered = self._check_payload(frame, manifest)
+        before, given = self._memory.unanswered, self._given
+        is_again = before is not None and before.sha256 == frame.sha256
+        if given is None:
+            check("pending-is-resent", is_again, of=self._name, header=frame.header, had=before)
+        elif not is_again:
+            self._given = None
+            self._check_header(frame, given, registry.of(manifest))
+            self._memory.unanswered = self._check_payload(frame, manifest)
 
     def _check_header(self, frame: Frame, given: Assignment, strategy: Strategy) -> None:
         header, number = frame.header, given.round or 0
@@ -137,10 +118,8 @@ class IslandCheck:
             *(number, strategy.fragment(number), strategy.first(number, self._began or 0), base),
             *(given.manifest_sha256, tuple(given.ranges)),
         )
-        if found != wanted:
-            raise Violation(
-                "sends-what-it-was-given", f"{self._name} sends {found}, it was given {wanted}"
-            )
+        is_so = found == wanted
+        check("sends-what-it-was-given", is_so, of=self._name, sends=found, given=wanted)
 
     def _check_payload(self, frame: Frame, manifest: Manifest) -> Made:
         """The displacement and what rounding lost before it, through the codec."""
@@ -153,10 +132,8 @@ class IslandCheck:
         worker_id = str(frame.header.worker_id)
         noise = build.upload_noise(manifest, frame.header.round, worker_id)
         payload = codec.encode(values, noise=noise, first_group=0)
-        if frame.payload != bytes(byte_view(payload)):
-            raise Violation(
-                "residual-carried", f"{self._name} sends other bytes for round {frame.header.round}"
-            )
+        is_same = frame.payload == bytes(byte_view(payload))
+        check("residual-carried", is_same, of=self._name, other_bytes_under=frame.header)
         if not manifest.upload.keeps_residual:
             return Made(frame.sha256, None)
         lost = values - codec.decode(payload, len(values))
@@ -193,8 +170,7 @@ class IslandCheck:
 class ThreadCheck:
     """One of an island's threads: what it says after a refusal."""
 
-    def __init__(self, name: str, *, trains: bool) -> None:
-        self._name = name
+    def __init__(self, *, trains: bool) -> None:
         self._trains = trains
         self._generation = 0
         self._out: int | None = None  # the incarnation that the coordinator does not know
@@ -202,17 +178,10 @@ class ThreadCheck:
     def says(self, message: object, identity: Identity | None) -> None:
         """The next message."""
         if identity is not None:
-            if identity.generation < self._generation:
-                raise Violation(
-                    "generation-adopted",
-                    f"{self._name} speaks in {identity.generation} after it was told of "
-                    f"{self._generation}",
-                )
-            if self._trains and identity.incarnation == self._out:
-                raise Violation(
-                    "evicted-comes-back",
-                    f"{self._name} says {type(message).__name__} in life {self._out}, which is out",
-                )
+            told = self._generation
+            check("generation-adopted", identity.generation >= told, speaks=identity, told=told)
+            is_out = self._trains and identity.incarnation == self._out
+            check("evicted-comes-back", not is_out, speaks=identity, says=message)
         if not isinstance(message, InfoRequest):
             self._generation, self._out = 0, None
 

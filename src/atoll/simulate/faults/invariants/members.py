@@ -1,41 +1,30 @@
 """Members: who may speak, in which generation, and who is taken for dead."""
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
-from atoll.protocol.messages import Identity
+from atoll.protocol.messages import Identity, RegisterRequest
 from atoll.simulate.faults.calls import Call
-from atoll.simulate.faults.durable import View
-from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, Violation
+from atoll.simulate.faults.durable import Row, View
+from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, check
+from atoll.simulate.faults.scenario import HEARTBEAT_TIMEOUT
 
 PRESENCE_GRACE_SECONDS = 1.0
-# What asks for the present generation when it arrives; the rest of an upload belongs to the
-# generation in which it began.
-_ENTERING = frozenset(
-    {
-        "heartbeat",
-        "assignment",
-        "evaluation",
-        "offset",
-        "begin",
-        "download",
-        "leave",
-        "attend",
-    }
-)
 
 
-def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+def _is_of(worker: Row | None, incarnation: int, key: str) -> bool:
+    """Whether the ledger has this life of a worker in, under this island key."""
+    key_sha256 = hashlib.sha256(key.encode()).hexdigest()
+    return worker is not None and bool(
+        worker.active and (worker.incarnation, worker.key_sha256) == (incarnation, key_sha256)
+    )
 
 
 class Members:
     """Follows registrations beside the registry."""
 
-    def __init__(self, seen: Seen, now: Callable[[], float]) -> None:
+    def __init__(self, seen: Seen) -> None:
         self._seen = seen
-        self._now = now
         self._incarnation: dict[str, int] = {}  # newest that was acknowledged
         self._ordered = 0  # the operator's newest acknowledged command
         self.kicked: set[str] = set()
@@ -44,138 +33,80 @@ class Members:
         """Membership and generation moved together."""
         if not after.differs(before, "workers", "generations"):
             return
-        was, now = _active(before), _active(after)
-        if not (
-            after.generation >= before.generation
-            and (was == now or after.generation > before.generation)
-        ):
-            raise Violation(
-                "generation-moves",
-                f"from {was} to {now} with generation {before.generation} -> {after.generation}",
-            )
+        was, now, steps = _active(before), _active(after), after.generation - before.generation
+        check(
+            "generation-moves", steps > 0 or (steps == 0 and was == now), was=was, now=now, by=steps
+        )
         for worker_id, row in before.workers.items():
             later = after.workers.get(worker_id)
-            if later is None or later["incarnation"] < row["incarnation"]:
-                raise Violation("generation-moves", f"{worker_id} went from {row} to {later}")
+            is_later = later is not None and later.incarnation >= row.incarnation
+            check("generation-moves", is_later, was=row, became=later)
 
     def answered(self, call: Call, value: Any, before: View, after: View) -> None:
         """Who was answered had the right to be."""
-        if call.kind == "register":
-            self._registered(call, value, before, after)
-            return
-        identity = call.identity
-        if identity is None or call.kind == "write":
-            return  # a chunk is only kept; begin and commit ask who sends it
-        self._check_speaker(call, identity, before)
-        if call.kind in _ENTERING and identity.generation != before.generation:
-            raise Violation(
-                "generation-current",
-                f"{call.kind} of {identity.worker_id} in generation {identity.generation} was "
-                f"answered in generation {before.generation}",
-            )
+        if isinstance(call.message, RegisterRequest):
+            self._registered(call, call.message.island_key, value.incarnation, before, after)
+        elif call.identity is not None and call.kind != "write":
+            # A chunk is only kept; begin and commit ask who sends it.
+            self._check_speaker(call, call.identity, before)
 
-    def _registered(self, call: Call, reply: Any, before: View, after: View) -> None:
-        was = before.workers.get(call.worker_id)
-        timeout = self._seen.scenario.settings["heartbeat_timeout"]
-        silence = self._seen.silence(call.worker_id, now=self._now())
-        if not (
-            was is None
-            or not was["active"]
-            or was["key_sha256"] == call.facts["key_sha256"]
-            or silence > timeout - ROUNDING_SECONDS
-        ):
-            raise Violation(
-                "id-is-held",
-                f"{call.sender} took over {call.worker_id}, which was heard {silence:.2f} s ago",
-            )
+    def _registered(
+        self, call: Call, key: str, incarnation: int, before: View, after: View
+    ) -> None:
+        was, silence = before.workers.get(call.worker_id), self._seen.silence(call.worker_id)
+        is_free = was is None or not was.active or silence > HEARTBEAT_TIMEOUT - ROUNDING_SECONDS
+        is_own = was is not None and _is_of(was, was.incarnation, key)
+        check("id-is-held", is_free or is_own, taken_by=call.sender, was=was, silence=silence)
         row = after.workers.get(call.worker_id)
-        if not (
-            row is not None
-            and row["incarnation"] == reply.incarnation
-            and bool(row["active"])
-            and row["key_sha256"] == call.facts["key_sha256"]
-        ):
-            raise Violation(
-                "acked-is-durable",
-                f"{call.worker_id} was told incarnation {reply.incarnation}, the ledger has {row}",
-            )
-        if reply.incarnation <= self._incarnation.get(call.worker_id, 0):
-            raise Violation(
-                "fenced-gets-nothing",
-                f"{call.worker_id} was given incarnation {reply.incarnation} twice",
-            )
-        if call.worker_id in self.kicked:
-            raise Violation(
-                "operator-obeyed",
-                f"{call.worker_id} was taken in although the operator took it out",
-            )
-        self._incarnation[call.worker_id] = reply.incarnation
+        check("acked-is-durable", _is_of(row, incarnation, key), told=incarnation, recorded=row)
+        newest = self._incarnation.get(call.worker_id, 0)
+        check("fenced-gets-nothing", incarnation > newest, given_twice=incarnation, to=call.sender)
+        check("operator-obeyed", call.worker_id not in self.kicked, kicked_is_in=call.worker_id)
+        self._incarnation[call.worker_id] = incarnation
         self._seen.lost.pop(call.worker_id, None)
 
     def _check_speaker(self, call: Call, identity: Identity, before: View) -> None:
         row = before.workers.get(identity.worker_id)
-        if not (
-            row is not None
-            and bool(row["active"])
-            and row["incarnation"] == identity.incarnation
-            and row["key_sha256"] == _hash(identity.island_key)
-        ):
-            raise Violation(
-                "fenced-gets-nothing",
-                f"{call.kind} of {identity.worker_id} incarnation {identity.incarnation} was "
-                f"answered, the ledger has {row}",
-            )
+        speaks = _is_of(row, identity.incarnation, identity.island_key)
+        check("fenced-gets-nothing", speaks, kind=call.kind, of=identity, recorded=row)
+        if call.kind != "commit":  # the rest of an upload is of the generation in which it began
+            now = before.generation
+            check("generation-current", identity.generation == now, call=call, generation=now)
 
     def acknowledged(self, view: View) -> None:
         """What was acknowledged to workers and the operator is still there."""
         for worker_id, incarnation in self._incarnation.items():
             row = view.workers.get(worker_id)
-            if row is None or row["incarnation"] < incarnation:
-                raise Violation(
-                    "acked-is-durable",
-                    f"incarnation {incarnation} of {worker_id} was acknowledged, found {row}",
-                )
-        if int(view.control.get("number", 0)) < self._ordered:
-            raise Violation(
-                "acked-is-durable",
-                f"command {self._ordered} was acknowledged, found {view.control}",
-            )
+            is_kept = row is not None and row.incarnation >= incarnation
+            check("acked-is-durable", is_kept, told=incarnation, to=worker_id, recorded=row)
+        is_kept = int(view.control.get("number", 0)) >= self._ordered
+        check("acked-is-durable", is_kept, command=self._ordered, recorded=view.control)
 
     def restarted(self, view: View) -> None:
         """A kick that a crash cut in two is whole again."""
         for worker_id, row in view.workers.items():
-            if row["active"] and f"kicked/{worker_id}" in view.control:
-                raise Violation("operator-obeyed", f"{worker_id} is kept out and still in")
+            is_kept_out = f"kicked/{worker_id}" in view.control
+            check("operator-obeyed", not (row.active and is_kept_out), kicked_and_in=row)
 
     def ordered(self, number: int) -> None:
         """The operator was told that command `number` is in force."""
         self._ordered = max(self._ordered, number)
 
-    def scanned(self, before: View, after: View, *, now: float, timeout: float) -> None:
+    def scanned(self, before: View, after: View) -> None:
         """After the closing thread's look: the silent are out, the others are in."""
         for worker_id, row in after.workers.items():
-            silence = self._seen.silence(worker_id, now=now)
-            if row["active"]:
-                if silence > timeout + ROUNDING_SECONDS:
-                    raise Violation(
-                        "silent-is-evicted",
-                        f"{worker_id} was heard {silence:.2f} s ago and is still in",
-                    )
+            late = self._seen.silence(worker_id) - HEARTBEAT_TIMEOUT
+            if row.active:
+                check("silent-is-evicted", late <= ROUNDING_SECONDS, still_in=row, late=late)
                 continue
             was = before.workers.get(worker_id)
-            if was is None or not was["active"] or was["incarnation"] != row["incarnation"]:
-                continue
-            lost = self._seen.lost.get(worker_id)
-            if not (
-                silence > timeout - ROUNDING_SECONDS
-                or (lost is not None and now - lost > PRESENCE_GRACE_SECONDS - ROUNDING_SECONDS)
-            ):
-                raise Violation(
-                    "live-is-kept", f"{worker_id} was evicted, heard {silence:.2f} s ago"
+            if was is not None and was.active and was.incarnation == row.incarnation:
+                lost = self._seen.now - self._seen.lost.get(worker_id, self._seen.now)
+                is_gone = (
+                    late > -ROUNDING_SECONDS or lost > PRESENCE_GRACE_SECONDS - ROUNDING_SECONDS
                 )
+                check("live-is-kept", is_gone, evicted=row, late=late, without_stream=lost)
 
 
 def _active(view: View) -> list[tuple[str, int]]:
-    return sorted(
-        (worker_id, row["incarnation"]) for worker_id, row in view.workers.items() if row["active"]
-    )
+    return sorted((row.worker_id, row.incarnation) for row in view.workers.values() if row.active)

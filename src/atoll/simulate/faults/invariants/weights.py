@@ -4,8 +4,9 @@ import json
 import os
 
 from atoll.coordinator.service import Coordinator
+from atoll.protocol.messages import AssignmentRequest
 from atoll.simulate.faults.durable import Row, View
-from atoll.simulate.faults.invariants.base import Violation
+from atoll.simulate.faults.invariants.base import check
 from atoll.simulate.faults.invariants.rows import Rows
 from atoll.simulate.faults.reference import Reference, decode
 
@@ -22,97 +23,61 @@ class WeightsCheck:
 
     def changed(self, after: View) -> None:
         """What was published or saved since is what the reference computes."""
-        while self._reference.newest.number < after.version:
-            number = self._reference.newest.number + 1
-            for row, header in self._reference.advance(after, number):
-                self._rows.counted(row["round"], row["worker_id"], header, after)
-            self._check_round(after, number)
+        for number in range(self._reference.newest.number + 1, after.version + 1):
+            for made, header in self._reference.advance(after, number):
+                self._rows.counted(made, header, after)
+            row = after.rounds[number]
+            right = self._reference.newest.digests(self._reference.fragment(number))
+            found = (row.master_digest, row.published_digest)
+            check("weights-bits", found == right, round=row, reference=right)
         for version, snapshot in after.snapshots.items():
             if version not in self._snapshots:
                 self._check_snapshot(version, snapshot, after)
                 self._snapshots.add(version)
 
-    def _check_round(self, view: View, number: int) -> None:
-        row = view.rounds[number]
-        right = self._reference.newest.digests(self._reference.fragment(number))
-        if (row["master_digest"], row["published_digest"]) != right:
-            raise Violation(
-                "weights-bits",
-                f"round {number} records {row['master_digest']}, the reference gives {right[0]}",
-            )
-
-    def _check_snapshot(self, version: int, snapshot: Row, view: View) -> None:
-        if version > view.version:
-            raise Violation(
-                "snapshot-bits", f"version {version} was saved, published is {view.version}"
-            )
+    def _check_snapshot(self, version: int, saved: Row, view: View) -> None:
+        check("snapshot-bits", version <= view.version, saved=version, published=view.version)
         right = self._reference.versions[version]
-        stored = {
-            "master": snapshot["master_sha256"],
-            "published": snapshot["published_sha256"],
-            **dict(json.loads(snapshot["slots_sha256"])),
-        }
+        stored = {"master": saved.master_sha256, "published": saved.published_sha256}
+        stored |= dict(json.loads(saved.slots_sha256))
         wanted = {"master": right.master, "published": right.published, **right.slots}
-        if stored.keys() != wanted.keys():
-            raise Violation(
-                "snapshot-bits",
-                f"version {version} was saved with {sorted(stored)}, there are {sorted(wanted)}",
-            )
+        names = sorted(wanted)
+        check("snapshot-bits", sorted(stored) == names, version=version, saved=stored, names=names)
         for name, sha256 in stored.items():
-            if not os.path.exists(self._reference.path(sha256)):
-                continue  # said by blob-is-there
-            _, payload = self._reference.frame(sha256)
-            if decode(payload, _FP32).tobytes() != wanted[name].tobytes():
-                raise Violation(
-                    "snapshot-bits", f"{name} of version {version} was saved with other bits"
-                )
+            if os.path.exists(self._reference.path(sha256)):  # else said by blob-is-there
+                _, payload = self._reference.frame(sha256)
+                is_same = decode(payload, _FP32).tobytes() == wanted[name].tobytes()
+                check("snapshot-bits", is_same, version=version, other_bits=name)
 
-    def in_memory(self, coordinator: Coordinator, view: View, *, invariant: str) -> None:
+    def in_memory(
+        self, coordinator: Coordinator, view: View, invariant: str = "memory-follows-ledger"
+    ) -> None:
         """The coordinator's current version is the ledger's newest, with the reference's bits."""
-        current = coordinator.weights.current
-        right = self._reference.versions[view.version]
+        current, version = coordinator.weights.current, view.version
+        right = self._reference.versions[version]
         found = (current.version, current.digests.master.root, current.digests.published.root)
-        if found != (view.version, right.master_digest, right.published_digest):
-            raise Violation(
-                invariant,
-                f"in memory is {found}, the ledger has version {view.version} with "
-                f"{right.master_digest}",
-            )
+        wanted = (version, right.master_digest, right.published_digest)
+        check(invariant, found == wanted, in_memory=found, wanted=wanted)
 
     def restored(self, coordinator: Coordinator, view: View) -> None:
         """What a restarted coordinator hands out are the reference's bytes."""
-        self.in_memory(coordinator, view, invariant="restart-equals-replay")
+        self.in_memory(coordinator, view, "restart-equals-replay")
         spooled = coordinator.weights.frame_for(round_number=0, have_digest="")
         data = spooled.read(0, spooled.nbytes)
         payload = data[-spooled.header.payload_bytes - 32 : -32]
-        right = self._reference.versions[view.version]
-        if decode(payload, _FP32).tobytes() != right.published.tobytes():
-            raise Violation(
-                "restart-equals-replay",
-                f"the weights handed out as version {view.version} are not the reference's",
-            )
+        right = self._reference.versions[view.version].published
+        is_same = decode(payload, _FP32).tobytes() == right.tobytes()
+        check("restart-equals-replay", is_same, other_bits_handed_out=view.version)
 
     def told(self, version: int, digest: str | None, view: View, *, who: str) -> None:
         """Somebody was told of a version."""
-        if version > view.version:
-            raise Violation(
-                "published-is-recorded",
-                f"{who} was told of version {version}, recorded is {view.version}",
-            )
-        if digest is not None:
-            right = self._reference.versions[version].published_digest
-            if digest != right:
-                raise Violation(
-                    "digest-agrees",
-                    f"{who} was told that version {version} is {digest}, it is {right}",
-                )
+        is_recorded = version <= view.version
+        check("published-is-recorded", is_recorded, who=who, told=version, recorded=view.version)
+        right = self._reference.versions[version].published_digest
+        check("digest-agrees", digest in (None, right), who=who, told=digest, of=version, is_=right)
 
-    def trains(self, who: str, *, digest: str | None, needs: int, round_number: int) -> None:
-        """A worker that holds `digest` was given rows of the round, which needs a version."""
+    def trains(self, asked: AssignmentRequest, round_number: int, needs: int) -> None:
+        """Who `asked` was given rows of the round, which needs that version or a later one."""
         enough = self._reference.versions[max(0, needs) : round_number]
-        if not any(digest == version.published_digest for version in enough):
-            raise Violation(
-                "digest-agrees",
-                f"{who} holds {digest} and was given rows of round {round_number}, which starts "
-                f"from version {needs} or later",
-            )
+        is_enough = asked.digest in {version.published_digest for version in enough}
+        check("digest-agrees", is_enough, asked=asked, trains=round_number, needs=needs)

@@ -1,4 +1,4 @@
-"""The event loop of a fault simulation: one thread, a virtual clock, a hash of all that happened.
+"""The world of one simulated run: one thread, a virtual clock, a hash of all that happened.
 
 Nothing here reads a real clock or unseeded randomness, so a seed gives one history.
 """
@@ -6,28 +6,43 @@ Nothing here reads a real clock or unseeded randomness, so a seed gives one hist
 import hashlib
 import heapq
 import itertools
+import random
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
+
+from atoll.simulate.faults.scenario import Scenario
 
 WALL_START = 1_700_000_000.0
 LAST_LINES = 40
 
 
-class EventLoop:
+class World:
     """Events in the order of their time; equal times in the order of their making."""
 
-    def __init__(self) -> None:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.is_faulty = True  # until the faults end
         self.now = 0.0
         self.events = 0
         self.counts: Counter[str] = Counter()
         self.lines: deque[str] = deque(maxlen=LAST_LINES)  # the newest, for a report
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, partial[None]]] = []
         self._order = itertools.count()
         self._trace = hashlib.sha256()
 
-    def after(self, seconds: float, work: Callable[[], None]) -> None:
-        """Does `work` so much later."""
-        heapq.heappush(self._queue, (self.now + max(0.0, seconds), next(self._order), work))
+    def has(self, kind: str) -> bool:
+        """Whether faults of this kind are made now."""
+        return self.is_faulty and self.scenario.has(kind)
+
+    def stream(self, name: str) -> random.Random:
+        """Random numbers of their own for one part, whatever the other parts draw."""
+        return random.Random(f"{name} {self.scenario.seed}")
+
+    def after(self, seconds: float, work: Callable[..., None], *given: object) -> None:
+        """Calls `work` with what is given, so much later."""
+        event = (self.now + max(0.0, seconds), next(self._order), partial(work, *given))
+        heapq.heappush(self._queue, event)
 
     def note(self, kind: str, detail: str = "") -> None:
         """Adds a line to the history and counts its kind."""
@@ -38,8 +53,7 @@ class EventLoop:
 
     def turn(self) -> None:
         """Does the next event."""
-        when, _, work = heapq.heappop(self._queue)
-        self.now = when
+        self.now, _, work = heapq.heappop(self._queue)
         self.events += 1
         work()
 
@@ -49,20 +63,20 @@ class EventLoop:
         return self._trace.hexdigest()
 
 
-class LoopClock:
+class ProcessClock:
     """The clocks of one process: its own start, and a calendar that may jump."""
 
-    def __init__(self, loop: EventLoop, *, started: float, wall_offset: float) -> None:
-        self._loop = loop
+    def __init__(self, world: World, *, started: float = 0.0, wall_offset: float = 0.0) -> None:
+        self._world = world
         self._started = started
         self.wall_offset = wall_offset
 
     def now(self) -> float:
-        return self._loop.now + self._started
+        return self._world.now + self._started
 
     def wall(self) -> float:
-        return WALL_START + self._loop.now + self.wall_offset
+        return WALL_START + self._world.now + self.wall_offset
 
     def sleep(self, seconds: float) -> None:
-        """Never: what runs in the loop is not allowed to wait."""
+        """Never: what runs in the world is not allowed to wait."""
         raise AssertionError(f"a simulated process slept {seconds} s inside one event")
