@@ -1,5 +1,6 @@
 """What is durable, read past the code under test: the ledger's rows as SQLite itself gives them."""
 
+import re
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,12 +22,23 @@ def _row_of(columns: tuple[str, ...]) -> Callable[[Any], Row]:
     return made._make
 
 
+@lru_cache
+def _words(statement: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", statement))
+
+
 @dataclass(eq=False)
 class Table:
     """One table's rows at one moment. Consecutive views share the tables that did not change."""
 
-    rows: list[Row] = field(default_factory=list)
+    values: list[tuple[Any, ...]] = field(default_factory=list)
+    columns: tuple[str, ...] = ()
     _grouped: dict[tuple[str, ...], dict[Any, list[Row]]] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The rows with names for their columns."""
+        return list(map(_row_of(self.columns), self.values))
 
     def grouped(self, *names: str) -> dict[Any, list[Row]]:
         """The rows by what they have in these columns: one value, or a tuple of several."""
@@ -55,7 +67,7 @@ class View:
     def differs(self, other: "View", *names: str) -> bool:
         """Whether a row of these tables, or without names of any, is another one in `other`."""
         pairs = [(self.table(n), other.table(n)) for n in names or self.tables | other.tables]
-        return any(mine is not theirs and mine.rows != theirs.rows for mine, theirs in pairs)
+        return any(mine is not theirs and mine.values != theirs.values for mine, theirs in pairs)
 
     @cached_property
     def rounds(self) -> dict[int, Row]:
@@ -70,8 +82,11 @@ class View:
     @cached_property
     def places(self) -> dict[Place, list[Row]]:
         """The leases of the same rows in the same round, by lease epoch."""
-        by_epoch = Table(sorted(self.leases, key=attrgetter("lease_epoch")))
-        return by_epoch.grouped("round", "worker_id", "dataset_id", "start")
+        found: dict[Place, list[Row]] = {}
+        place = attrgetter("round", "worker_id", "dataset_id", "start")
+        for lease in sorted(self.leases, key=attrgetter("lease_epoch")):
+            found.setdefault(place(lease), []).append(lease)
+        return found
 
     @cached_property
     def ends(self) -> dict[str, int]:
@@ -131,27 +146,32 @@ class View:
 
 
 class Watched:
-    """The connection of an open ledger; reads again only when something was written."""
+    """The connection of an open ledger; reads again only the tables that were written to."""
 
     def __init__(self, connection: Connection) -> None:
         self._driver = connection.driver
         found = self._driver.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self._names = sorted(name for (name,) in found)
+        self._names = {name for (name,) in found}
+        self._stale: set[str] = set()
         self._changes = -1
         self._view = View()
+
+    def written(self, statement: str) -> None:
+        """This statement may change the tables that it names."""
+        self._stale |= self._names & _words(statement)
 
     def view(self) -> View:
         """The tables now."""
         changes = self._driver.total_changes
         if changes != self._changes:
-            self._view = View({name: self._read(name) for name in self._names})
-            self._changes = changes
+            read = {name: self._read(name) for name in self._stale or self._names}
+            self._view = View(self._view.tables | read)
+            self._changes, self._stale = changes, set()
         return self._view
 
     def _read(self, name: str) -> Table:
         cursor = self._driver.execute(f'SELECT * FROM "{name}"')
         values, before = cursor.fetchall(), self._view.table(name)
-        if before.rows == values:
+        if before.values == values:
             return before
-        row_of = _row_of(tuple(column[0] for column in cursor.description))
-        return Table([row_of(row) for row in values])
+        return Table(values, tuple(column[0] for column in cursor.description))

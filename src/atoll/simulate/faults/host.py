@@ -95,7 +95,7 @@ class Host:
         self._held.callback(database.close)
         migrations.migrate(database)
         self._watched = Watched(database.connection)
-        database.connection.watcher = seams.StatementSeams(self.seams)
+        database.connection.watcher = seams.StatementSeams(self.seams, self._watched.written)
         self._recorded()
         blobs = DirectoryBlobs(self.home / "blobs", files=seams.SteppedFiles(self.seams))
         self._held.callback(blobs.close)

@@ -55,6 +55,7 @@ class StatementSeams:
     """
 
     _seams: Seams
+    _written: Callable[[str], None]
     _is_writing: bool = False
 
     def before(self, text: str) -> None:
@@ -64,6 +65,7 @@ class StatementSeams:
                 self._seams.recorded()  # what the transaction before left
         if self._is_writing and not text.startswith(_READS):
             self._seams.reach(f"before {_short(text)}")
+            self._written(text)
         elif self._seams.is_dead:
             raise Crash(text)
 

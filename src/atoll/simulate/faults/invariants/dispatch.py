@@ -30,7 +30,7 @@ class Dispatch:
         """What is leased, to whom and in which queue is as it may be."""
         if not after.differs(before, *_TABLES):
             return
-        moved, policy = list(pairs(before, after)), self._work["policy"]
+        moved, policy = pairs(before, after), self._work["policy"]
         for was, lease in moved:
             check("policy-kept", lease.state not in _MAY_NOT[policy], lease=lease, policy=policy)
             self._check_end(was, lease, after)
@@ -126,7 +126,8 @@ def _check_queues(view: View) -> None:
         check("lease-in-its-unit", is_within, lease=lease, first=first, last=last, of=queue)
         touched[name].update(range(first, last + 1))
         if lease.state == "done":
-            done[name].update(_unit(queue, lease.epoch, row) for _, row in rows_of(lease))
+            rows = range(lease.start, lease.stop)
+            done[name].update(_unit(queue, lease.epoch, row) for row in rows)
     for name, queue in queues.items():
         whole = {unit for unit, rows in done[name].items() if rows >= _unit_rows(queue, unit)}
         right = (_bitmap(touched[name], queue.units), _bitmap(whole, queue.units))

@@ -1,6 +1,7 @@
 """Rows: each is under one lease at a time, none is lost, each counts once."""
 
-from collections.abc import Iterable
+from functools import lru_cache
+from itertools import zip_longest
 
 from atoll.protocol.messages import Assignment
 from atoll.rows import RowRange
@@ -26,14 +27,17 @@ def rows_of(span: RowRange | Row) -> list[tuple[str, int]]:
     return [(span.dataset_id, row) for row in range(span.start, span.stop)]
 
 
-def pairs(before: View, after: View) -> Iterable[tuple[Row | None, Row]]:
+@lru_cache(maxsize=1)
+def pairs(before: View, after: View) -> list[tuple[Row | None, Row]]:
     """Every lease with what it was; issued in the same place again, it is another lease."""
+    found: list[tuple[Row | None, Row]] = []
     earlier = dict(before.places)
     for place, leases in after.places.items():
         was = earlier.pop(place, [])
         check("row-not-lost", len(was) <= len(leases), was=was, became=leases)
-        yield from zip([*was, *[None] * (len(leases) - len(was))], leases, strict=True)
+        found += zip_longest(was, leases)
     check("row-not-lost", not earlier, vanished=earlier)
+    return found
 
 
 class Rows:
