@@ -1,12 +1,12 @@
 """One coordinator and N islands in one process, on a virtual clock."""
 
-import contextlib
 import random
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from atoll import files as filesystem
 from atoll import torch_threads
@@ -73,11 +73,17 @@ def simulate(
     if rounds is not None:
         stop = {**run_file.settings.get("stop", {}), "rounds": rounds}
         run_file = replace(run_file, settings={**run_file.settings, "stop": stop})
-    with _somewhere(directory) as home, torch_threads.kept():
-        return SimulatedCluster(run_file, home, location, outage).run(islands, progress)
+    with ExitStack() as stack, torch_threads.kept():
+        if directory is None:
+            directory = Path(stack.enter_context(TemporaryDirectory(prefix="atoll-simulate-")))
+        with filesystem.naming("make", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        return SimulatedCluster(run_file, directory, location, outage).run(islands, progress)
 
 
 class SimulatedCluster:
+    """One run's coordinator and islands as fibers of one scheduler, so one runs at a time."""
+
     def __init__(
         self, run_file: RunFile, home: Path, location: str | None, outage: Outage | None
     ) -> None:
@@ -91,11 +97,10 @@ class SimulatedCluster:
             self._stores, run_file, self._scheduler, new_run_id="simulated"
         )
         wait_seconds = manifest.heartbeat_timeout + manifest.membership.grace_seconds
-        if outage is not None:
-            wait_seconds += outage.seconds
+        wait_seconds += 0.0 if outage is None else outage.seconds
         self._stuck_seconds = 2 * wait_seconds + STUCK_SECONDS
         self._moved_at = 0.0
-        self._coordinator: Coordinator = boot.open_coordinator(self._stores, self._scheduler)
+        self._coordinator = boot.open_coordinator(self._stores, self._scheduler)
         torch_threads.use(manifest.inner.threads)
 
     def _open_stores(self) -> Stores:
@@ -124,116 +129,70 @@ class SimulatedCluster:
         self._stores.blobs.close()
 
     def run(self, islands: int, progress: Progress) -> Simulated:
+        spawn, needed = self._scheduler.spawn, self._coordinator.manifest.membership.min_workers
         try:
-            self._check(islands)
-            self._scheduler.spawn("coordinator", lambda: self._close_rounds(progress))
-            fibers = [
-                self._scheduler.spawn(worker_name(i), self._island(i)) for i in range(islands)
-            ]
+            if islands < needed:
+                raise ConfigError(
+                    f"islands={islands} is below membership.min_workers={needed}; no round would "
+                    f"ever begin, so simulate at least {needed}"
+                )
+            spawn("coordinator", lambda: self._close_rounds(progress))
+            fibers = [spawn(worker_name(i), partial(self._island, i)) for i in range(islands)]
             self._scheduler.run_until(
                 lambda: all(fiber.done for fiber in fibers), limit_seconds=LIMIT_SECONDS
             )
-            current = self._coordinator.weights.current
-            return Simulated(
-                digest=current.digests.master.root,
-                published_digest=current.digests.published.root,
-                virtual_seconds=self._scheduler.now(),
-                status=self._coordinator.status(),
-            )
+            digests, status = self._coordinator.weights.current.digests, self._coordinator.status()
+            now = self._scheduler.now()
+            return Simulated(digests.master.root, digests.published.root, now, status)
         finally:
             self._close_stores()
-
-    def _check(self, islands: int) -> None:
-        needed = self._coordinator.manifest.membership.min_workers
-        if islands < needed:
-            raise ConfigError(
-                f"islands={islands} is below membership.min_workers={needed}; no round would ever "
-                f"begin, so simulate at least {needed}"
-            )
 
     def _close_rounds(self, progress: Progress) -> None:
         while True:
             while self._coordinator.advance():
                 self._moved_at = self._scheduler.now()
                 progress(self._coordinator.status())
-                self._outage_if_due()
+                outage, current = self._outage, self._coordinator.weights.current
+                if outage is not None and current.version == outage.version:
+                    self._outage = None
+                    self._go_away(outage.seconds)
             if self._scheduler.now() - self._moved_at > self._stuck_seconds:
-                raise self._stuck()
+                status = self._coordinator.status()
+                live = [worker.worker_id for worker in status.workers if worker.live]
+                raise AtollError(
+                    f"the simulation is stuck: no step and no closed round in "
+                    f"{self._stuck_seconds:.0f} virtual seconds; version {status.version}, live "
+                    f"islands {live}, waiting for {list(status.waiting_for)}, min_workers="
+                    f"{self._coordinator.manifest.membership.min_workers}"
+                )
             self._scheduler.sleep(TICK_SECONDS)
-
-    def _outage_if_due(self) -> None:
-        outage = self._outage
-        if outage is not None and self._coordinator.weights.current.version == outage.version:
-            self._outage = None
-            self._go_away(outage.seconds)
-
-    def _stuck(self) -> AtollError:
-        status = self._coordinator.status()
-        live = [worker.worker_id for worker in status.workers if worker.live]
-        return AtollError(
-            f"the simulation is stuck: no step and no closed round in {self._stuck_seconds:.0f} "
-            f"virtual seconds; version {status.version}, live islands {live}, "
-            f"min_workers={self._coordinator.manifest.membership.min_workers}, waiting for "
-            f"{list(status.waiting_for)}"
-        )
 
     def _after_step(self) -> None:
         self._moved_at = self._scheduler.now()
         self._scheduler.sleep(STEP_SECONDS)
 
-    def _island(self, index: int) -> Callable[[], None]:
-        def work() -> None:
-            name = worker_name(index)
-            store = IslandStore(self._home / name)
-            keys = random.Random(f"island key {index}")
-            identity = IslandIdentity(name, keys.randbytes(32).hex())
-            run = Run(
-                MemoryLink(self._reach, self._scheduler),
-                store,
-                self._scheduler,
-                identity=identity,
-                jitter=random.Random(index),
-            )
-            pulse = self._scheduler.spawn(f"{name} pulse", self._pulse(run))
-            presence = self._scheduler.spawn(f"{name} presence", self._presence(run))
+    def _island(self, index: int) -> None:
+        name = worker_name(index)
+        identity = IslandIdentity(name, random.Random(f"island key {index}").randbytes(32).hex())
+        with closing(IslandStore(self._home / name)) as store:
+            link, jitter = MemoryLink(self._reach, self._scheduler), random.Random(index)
+            run = Run(link, store, self._scheduler, identity=identity, jitter=jitter)
+            pulse = self._scheduler.spawn(f"{name} pulse", partial(self._pulse, run))
+            presence = self._scheduler.spawn(f"{name} presence", partial(self._presence, run))
             try:
-                trainer.train(
-                    run,
-                    location=self._location,
-                    after_step=self._after_step,
-                )
+                trainer.train(run, location=self._location, after_step=self._after_step)
             finally:
                 self._scheduler.stop(pulse)
                 self._scheduler.stop(presence)
-                store.close()
 
-        return work
+    def _pulse(self, run: Run) -> None:
+        while True:
+            self._scheduler.sleep(run.manifest.heartbeat_interval)
+            # As in a process: the training fiber meets the same error and acts on it.
+            with suppress(AtollError):
+                run.beat()
 
-    def _pulse(self, run: Run) -> Callable[[], None]:
-        def work() -> None:
-            while True:
-                self._scheduler.sleep(run.manifest.heartbeat_interval)
-                # As in a process: the training fiber meets the same error and acts on it.
-                with contextlib.suppress(AtollError):
-                    run.beat()
-
-        return work
-
-    def _presence(self, run: Run) -> Callable[[], None]:
-        def work() -> None:
-            attending = Attending(run)
-            while True:
-                self._scheduler.sleep(attending.once())
-
-        return work
-
-
-@contextmanager
-def _somewhere(directory: Path | None) -> Iterator[Path]:
-    if directory is not None:
-        with filesystem.naming("make", directory):
-            directory.mkdir(parents=True, exist_ok=True)
-        yield directory
-        return
-    with tempfile.TemporaryDirectory(prefix="atoll-simulate-") as made:
-        yield Path(made)
+    def _presence(self, run: Run) -> None:
+        attending = Attending(run)
+        while True:
+            self._scheduler.sleep(attending.once())

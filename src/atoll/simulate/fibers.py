@@ -22,7 +22,7 @@ class Stopped(BaseException):
 
 
 class Fiber:
-    """One cooperative thread."""
+    """One cooperative thread, which waits for the baton from its making on."""
 
     def __init__(self, scheduler: "Scheduler", name: str, work: Callable[[], None]) -> None:
         self.name = name
@@ -33,7 +33,7 @@ class Fiber:
         self._work = work
         self._baton = threading.Semaphore(0)
         self._random = torch.get_rng_state()
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        threading.Thread(target=self._main, name=name, daemon=True).start()
 
     def _main(self) -> None:
         self._take()
@@ -46,10 +46,6 @@ class Fiber:
             self.error = exc
         self.done = True
         self._scheduler.give_back()
-
-    def start(self) -> None:
-        """Creates the thread; it waits for the baton."""
-        self._thread.start()
 
     def resume(self) -> None:
         """Hands the baton over."""
@@ -98,7 +94,6 @@ class Scheduler:
         """A new fiber that starts at the present moment."""
         fiber = Fiber(self, name, work)
         self._fibers.append(fiber)
-        fiber.start()
         self._push(self._now, fiber)
         return fiber
 
@@ -127,10 +122,7 @@ class Scheduler:
     def _turn(self) -> None:
         when, _, fiber = heapq.heappop(self._queue)
         self._now = max(self._now, when)
-        self._running = fiber
-        fiber.resume()
-        self._main.acquire()
-        self._running = None
+        self._run(fiber)
         if fiber.error is not None:
             raise fiber.error
 
@@ -140,10 +132,14 @@ class Scheduler:
         while self._queue:
             _, _, fiber = heapq.heappop(self._queue)
             if not fiber.done:
-                self._running = fiber
-                fiber.resume()
-                self._main.acquire()
-                self._running = None
+                self._run(fiber)
+
+    def _run(self, fiber: Fiber) -> None:
+        """Until it pauses or is done."""
+        self._running = fiber
+        fiber.resume()
+        self._main.acquire()
+        self._running = None
 
     def _push(self, when: float, fiber: Fiber) -> None:
         heapq.heappush(self._queue, (when, next(self._order), fiber))

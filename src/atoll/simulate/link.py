@@ -1,7 +1,7 @@
 """The in-memory link: an island's calls land on the coordinator object, at virtual time."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -24,50 +24,49 @@ POLL_SECONDS = 0.05  # virtual: how finely a waiting island looks again
 R = TypeVar("R", bound=BaseModel)
 
 
+@dataclass(eq=False)
 class MemoryLink:
     """Calls without a network; messages take no virtual time.
 
     `reach` gives the coordinator, or raises CoordinatorUnreachable while it is away.
     """
 
-    def __init__(self, reach: Callable[[], Coordinator], clock: Clock) -> None:
-        self._reach = reach
-        self._clock = clock
-        self.traffic = Traffic()
+    reach: Callable[[], Coordinator]
+    clock: Clock
+    traffic: Traffic = field(default_factory=Traffic)
 
     def close(self) -> None:
         """Nothing is open."""
 
     def send(self, message: Ask[R], *, alone: bool = False) -> R:  # noqa: ARG002  # always
-        deadline = self._clock.now() + (
-            message.wait_seconds if isinstance(message, Waiting) else 0.0
-        )
+        wait_seconds = message.wait_seconds if isinstance(message, Waiting) else 0.0
+        deadline = self.clock.now() + wait_seconds
         arrival = Arrival(PEER)
         while True:
-            reply = handlers.answer(self._reach(), message, arrival)
-            if message.is_answered(reply) or self._clock.now() >= deadline:
+            reply = handlers.answer(self.reach(), message, arrival)
+            if message.is_answered(reply) or self.clock.now() >= deadline:
                 return reply
             arrival = replace(arrival, again=True)
-            self._clock.sleep(POLL_SECONDS)
+            self.clock.sleep(POLL_SECONDS)
 
     def attend(self, identity: Identity) -> "MemoryAttendance":
-        return MemoryAttendance(self._reach, self._clock, identity)
+        return MemoryAttendance(self.reach, self.clock, identity)
 
     def upload(self, identity: Identity, frame: FrameSource, *, before_commit: Work) -> str:
         request = UploadRequest(identity, frame.preamble, frame.sha256, frame.nbytes)
-        stream = self._reach().begin_upload(request)
+        stream = self.reach().begin_upload(request)
         if isinstance(stream, ContributionRecord):
             return stream.receipt
         for offset in range(0, frame.nbytes, CHUNK_BYTES):
             data = frame.read(offset, CHUNK_BYTES)
-            self._reach().write_upload(stream, data)
+            self.reach().write_upload(stream, data)
             self.traffic.sent += len(data)
         before_commit()
-        return self._reach().commit_upload(stream).receipt
+        return self.reach().commit_upload(stream).receipt
 
     def download(self, wanted: Download) -> None:
         identity, progress = wanted.identity, wanted.progress
-        spooled = self._reach().download(
+        spooled = self.reach().download(
             identity, round_number=wanted.round_number, have_digest=wanted.have_digest
         )
         progress.opened(spooled.tag, progress.offset if spooled.tag == progress.tag else 0)
@@ -76,7 +75,7 @@ class MemoryLink:
             wanted.sink(data)
             progress.offset += len(data)
             self.traffic.received += len(data)
-            self._reach().sent(identity, len(data))
+            self.reach().sent(identity, len(data))
 
 
 class MemoryAttendance:
@@ -93,7 +92,7 @@ class MemoryAttendance:
         try:
             while not self._closed:
                 self._clock.sleep(POLL_SECONDS)
-                if self._reach() is not self._coordinator:
+                if self.reach() is not self._coordinator:
                     raise CoordinatorUnreachable("the coordinator of this stream is gone")
         finally:
             self._coordinator.absent(self._stream)

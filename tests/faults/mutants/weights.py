@@ -24,7 +24,7 @@ mutant = adding_to(MUTANTS)
 
 def _is_audited(scenario: Scenario) -> bool:
     """In full, of a run whose settings change."""
-    return scenario.seed % simulation.AUDITED_EVERY == 0 and scenario.has("outer lr")
+    return scenario.seed % simulation.REPLAYED_EVERY == 0 and scenario.has("outer lr")
 
 
 def _restores_momentum(scenario: Scenario) -> bool:

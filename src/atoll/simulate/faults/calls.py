@@ -1,7 +1,7 @@
 """What a simulated worker asks of the coordinator: one message, and what came of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.coordinator.service import Coordinator
@@ -16,7 +16,7 @@ class Call:
     """One message. `work` is what its arrival makes the coordinator do."""
 
     kind: str
-    work: Callable[[Coordinator], Any]
+    work: Callable[[Coordinator], Any] = field(repr=False)
     sender: str  # the process, not the worker_id: two processes may claim one
     worker_id: str
     identity: Identity | None = None  # of a mutating message

@@ -27,6 +27,14 @@ def _words(statement: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", statement))
 
 
+def _grouped(rows: list[Row], *names: str) -> dict[Any, list[Row]]:
+    found: dict[Any, list[Row]] = {}
+    key = attrgetter(*names)
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
 @dataclass(eq=False)
 class Table:
     """One table's rows at one moment. Consecutive views share the tables that did not change."""
@@ -43,10 +51,7 @@ class Table:
     def grouped(self, *names: str) -> dict[Any, list[Row]]:
         """The rows by what they have in these columns: one value, or a tuple of several."""
         if names not in self._grouped:
-            found = self._grouped[names] = {}
-            key = attrgetter(*names)
-            for row in self.rows:
-                found.setdefault(key(row), []).append(row)
+            self._grouped[names] = _grouped(self.rows, *names)
         return self._grouped[names]
 
     def by(self, *names: str) -> dict[Any, Row]:
@@ -82,11 +87,8 @@ class View:
     @cached_property
     def places(self) -> dict[Place, list[Row]]:
         """The leases of the same rows in the same round, by lease epoch."""
-        found: dict[Place, list[Row]] = {}
-        place = attrgetter("round", "worker_id", "dataset_id", "start")
-        for lease in sorted(self.leases, key=attrgetter("lease_epoch")):
-            found.setdefault(place(lease), []).append(lease)
-        return found
+        by_epoch = sorted(self.leases, key=attrgetter("lease_epoch"))
+        return _grouped(by_epoch, "round", "worker_id", "dataset_id", "start")
 
     @cached_property
     def ends(self) -> dict[str, int]:

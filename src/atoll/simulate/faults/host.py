@@ -13,7 +13,7 @@ from atoll.coordinator.stores import Stores
 from atoll.errors import AtollError, CoordinatorUnreachable
 from atoll.ledger import engines, migrations
 from atoll.proof import audit as auditing
-from atoll.proof import balance as balances
+from atoll.proof.audit import Problem
 from atoll.protocol.manifest import Manifest
 from atoll.simulate.faults import seams, standin
 from atoll.simulate.faults.calls import Answer, Call
@@ -134,20 +134,11 @@ class Host:
         """The durable rows now."""
         return self._watched.view()
 
-    def audit(self) -> list[str]:
-        """What `atoll audit --replay` finds."""
+    def audit(self, *, with_replay: bool) -> list[Problem]:
+        """What `atoll audit` finds."""
         ledger, blobs = self._stores.ledger, self._stores.blobs
-        found = auditing.audit(ledger, blobs, layout=standin.LAYOUT, with_replay=True)
-        return [str(problem) for problem in found.problems]
-
-    def balance(self) -> list[str]:
-        """What the audit's balance of rows and queues alone finds."""
-        with self._stores.ledger.reading() as t:
-            leases = [lease for r in t.rounds.all() for lease in t.leases.of_round(r.round)]
-            datasets, queues = t.datasets.all(), t.queues.all()
-        wrong = [f"{e}" for e in balances.balance(leases, datasets) if not e.holds]
-        disagreeing = balances.check_queues(queues, leases, datasets)
-        return wrong + [f"queue {name}: {what}" for name, what in disagreeing]
+        found = auditing.audit(ledger, blobs, layout=standin.LAYOUT, with_replay=with_replay)
+        return found.problems
 
     # What it does
 

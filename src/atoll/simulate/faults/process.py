@@ -21,7 +21,6 @@ from atoll.island.conversation.beside import Beside
 from atoll.island.conversation.intents import Steps, Trained
 from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.session import Session
-from atoll.island.link.base import Download
 from atoll.island.state.continuity import Continuity
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights

@@ -2,8 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +24,7 @@ from atoll.strategies import registry
 TMPFS = Path("/dev/shm")
 ROUND_SECONDS = 45.0  # a round without faults takes at most so long, with a lost worker
 SETTLING_SECONDS = 60.0
-AUDITED_EVERY = 8  # seeds: the audit takes as long as a few rounds; of others the row balance
+REPLAYED_EVERY = 8  # seeds: a replay takes as long as a few rounds; others are audited without
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,20 @@ def run(seed: int, size: Size | None = None) -> Outcome:
     """Simulates `seed` and checks every event."""
     base = TMPFS if os.access(TMPFS, os.W_OK) else None
     made = TemporaryDirectory(prefix="atoll-faults-", dir=base, ignore_cleanup_errors=True)
-    with made as home, torch_threads.kept(), _quiet():
+    logger = logging.getLogger("atoll")
+    with made as home, torch_threads.kept(), ExitStack() as stack:
+        # Thousands of faults would be logged; the history tells them.
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL + 1)
         torch_threads.use(1)
         simulation = _Simulation(World(scenarios.draw(seed, size)), Path(home))
-        try:
-            return simulation.run()
-        finally:
-            simulation.host.stop()
+        stack.callback(simulation.host.stop)
+        return simulation.run()
 
 
 class _Simulation:
+    """The parts of one seed's world, and the loop that turns it to its end."""
+
     def __init__(self, world: World, home: Path) -> None:
         made = standin.manifest(world.scenario.settings, world.scenario.data)
         self.world = world
@@ -125,22 +128,9 @@ class _Simulation:
         coordinator = self.host.coordinator
         assert coordinator is not None
         self.checker.finished(self.host.view(), coordinator)
-        is_audited = world.scenario.seed % AUDITED_EVERY == 0
-        problems = self.host.audit() if is_audited else self.host.balance()
+        problems = self.host.audit(with_replay=world.scenario.seed % REPLAYED_EVERY == 0)
         check("audit-clean", not problems, problems=problems)
 
     def _is_finished(self) -> bool:
         coordinator = self.host.coordinator
         return coordinator is not None and coordinator.is_finished()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Thousands of faults would be logged; the history tells them."""
-    logger = logging.getLogger("atoll")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

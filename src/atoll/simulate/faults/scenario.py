@@ -65,10 +65,8 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     """The scenario of `seed`; a given size does not change what else is drawn."""
     rng = random.Random(f"scenario {seed}")
     wanted = size or Size()
-    islands = rng.choice((2, 3, 3, 4, 4, 5))
-    rounds = rng.choice((4, 5, 6, 8))
-    islands = islands if wanted.islands is None else wanted.islands
-    rounds = rounds if wanted.rounds is None else wanted.rounds
+    islands, rounds = rng.choice((2, 3, 3, 4, 4, 5)), rng.choice((4, 5, 6, 8))
+    islands, rounds = wanted.islands or islands, wanted.rounds or rounds
     min_workers = rng.randint(1, max(1, min(3, islands - 1)))
     quorum = rng.choice((0, 0, min_workers, min(islands, min_workers + 1)))
     lossy = rng.choice(("fp32", "fp32", "bf16", "int8"))

@@ -54,27 +54,27 @@ class StatementSeams:
     Fulfils `connection.Watcher`.
     """
 
-    _seams: Seams
-    _written: Callable[[str], None]
+    seams: Seams
+    written: Callable[[str], None]  # told of each writing statement
     _is_writing: bool = False
 
     def before(self, text: str) -> None:
         if text.startswith("BEGIN"):
             self._is_writing = text != "BEGIN"
-            if self._is_writing and not self._seams.is_dead:
-                self._seams.recorded()  # what the transaction before left
+            if self._is_writing and not self.seams.is_dead:
+                self.seams.recorded()  # what the transaction before left
         if self._is_writing and not text.startswith(_READS):
-            self._seams.reach(f"before {_short(text)}")
-            self._written(text)
-        elif self._seams.is_dead:
+            self.seams.reach(f"before {_short(text)}")
+            self.written(text)
+        elif self.seams.is_dead:
             raise Crash(text)
 
     def after(self, text: str) -> None:
         if self._is_writing and not text.startswith((*_READS, "BEGIN")):
-            self._seams.reach(f"after {_short(text)}")
+            self.seams.reach(f"after {_short(text)}")
 
     def commit(self) -> None:
-        self._seams.reach("before COMMIT")
+        self.seams.reach("before COMMIT")
 
 
 def _short(statement: str) -> str:

@@ -25,7 +25,6 @@ def parse(text: str, *, first: int = 0) -> range:
 
 def command(seed: int, size: Size) -> str:
     """What repeats a seed exactly."""
-    islands = "" if size.islands is None else f" --islands {size.islands}"
-    rounds = "" if size.rounds is None else f" --rounds {size.rounds}"
-    named = "" if size.strategy_name is None else f" --strategy {size.strategy_name}"
-    return f"atoll simulate --faults {seed}{islands}{rounds}{named}"
+    given = {"islands": size.islands, "rounds": size.rounds, "strategy": size.strategy_name}
+    options = [f" --{name} {value}" for name, value in given.items() if value is not None]
+    return f"atoll simulate --faults {seed}{''.join(options)}"

@@ -68,18 +68,16 @@ class IslandCheck:
 
     def trains(self, rounds: int) -> None:
         """It trains, with inner state of so many rounds."""
-        receipts = self._memory.receipts
-        check(
-            "inner-state-kept", rounds == receipts, of=self._name, from_=rounds, receipts=receipts
-        )
+        right = self._memory.receipts
+        check("inner-state-kept", rounds == right, of=self._name, rounds=rounds, receipts=right)
 
     def fetched(self, data: bytes) -> None:
         """A frame has arrived: that part of the weights is the version's, published and local."""
         header, _ = wire.parse_preamble(data)
         right = torch.from_numpy(self._reference.versions[header.round].published)
-        part = self._reference.fragment(header.round)
-        if header.elements == len(right):
-            part = self._reference.whole
+        is_whole = header.elements == len(right)
+        part = self._reference.whole if is_whole else self._reference.fragment(header.round)
+        if is_whole:
             # Within a round it goes on from here, and hands that in.
             self._began = None if self._given is None else self._given.round
         part.of(self._published).copy_(part.of(right))
@@ -181,7 +179,7 @@ class ThreadCheck:
             told = self._generation
             check("generation-adopted", identity.generation >= told, speaks=identity, told=told)
             is_out = self._trains and identity.incarnation == self._out
-            check("evicted-comes-back", not is_out, speaks=identity, says=message)
+            check("evicted-comes-back", not is_out, speaks=identity, says=type(message).__name__)
         if not isinstance(message, InfoRequest):
             self._generation, self._out = 0, None
 

@@ -34,9 +34,8 @@ class Members:
         if not after.differs(before, "workers", "generations"):
             return
         was, now, steps = _active(before), _active(after), after.generation - before.generation
-        check(
-            "generation-moves", steps > 0 or (steps == 0 and was == now), was=was, now=now, by=steps
-        )
+        are_together = steps > 0 or (steps == 0 and was == now)
+        check("generation-moves", are_together, was=was, now=now, by=steps)
         for worker_id, row in before.workers.items():
             later = after.workers.get(worker_id)
             is_later = later is not None and later.incarnation >= row.incarnation

@@ -50,17 +50,14 @@ class RoundsCheck:
 
     def _check_order(self, before: View, after: View) -> None:
         numbers = sorted(after.rounds)
-        check("round-order", numbers == list(range(1, len(numbers) + 1)), rounds=numbers)
+        has_all = before.rounds.keys() <= after.rounds.keys()
+        has_no_gap = numbers == list(range(1, len(numbers) + 1))
+        check("round-order", has_all and has_no_gap, was=[*before.rounds], became=numbers)
         for number, was in before.rounds.items():
-            row = after.rounds.get(number)
-            check(
-                "round-order",
-                row is not None
-                and _ORDER.index(row.state) - _ORDER.index(was.state) in (0, 1)
-                and row.cursor >= was.cursor,
-                was=was,
-                became=row,
-            )
+            row = after.rounds[number]
+            steps = _ORDER.index(row.state) - _ORDER.index(was.state)
+            goes_on = steps in (0, 1) and row.cursor >= was.cursor
+            check("round-order", goes_on, was=was, became=row)
         self._check_states([after.rounds[number].state for number in numbers], after)
 
     def _check_states(self, states: list[str], view: View) -> None:
@@ -68,13 +65,9 @@ class RoundsCheck:
         lead = view.asked(max(1, len(states))).strategy.lead
         count = {state: states.count(state) for state in _ORDER}
         in_order = [state for state in reversed(_ORDER) for _ in range(count[state])]
-        check(
-            "round-order",
-            states == in_order
-            and count["planned"] <= count["frozen"] <= 1
-            and count["open"] <= 1 + lead - count["frozen"],
-            rounds=states,
-        )
+        is_planned = count["planned"] <= count["frozen"] <= 1
+        are_few = count["open"] + count["frozen"] <= 1 + lead
+        check("round-order", states == in_order and is_planned and are_few, rounds=states)
 
     def _check_together(self, view: View) -> None:
         for row in view.rounds.values():
@@ -101,13 +94,9 @@ class RoundsCheck:
         is_there = last in view.rounds
         check("next-is-planned", is_there != (0 < rounds < last), frozen=seen, next=last, of=rounds)
         seconds = self._seen.now - self._quorum_at.get(seen.round, self._seen.now)
-        check(
-            "closes-by-rule",
-            asked.strategy.is_due(seen, seconds=seconds + ROUNDING_SECONDS),
-            closed=seen,
-            seconds_with_quorum=seconds,
-            rule=asked.manifest.membership,
-        )
+        is_due = asked.strategy.is_due(seen, seconds=seconds + ROUNDING_SECONDS)
+        rule = asked.manifest.membership
+        check("closes-by-rule", is_due, closed=seen, seconds_with_quorum=seconds, rule=rule)
 
 
 def _leased(view: View) -> set[Lease]:

@@ -32,32 +32,18 @@ class UploadsCheck:
             self._check_weight(row, before)
 
     def _check_accepted(self, call: Call, header: FrameHeader, row: Row, before: View) -> None:
-        life = (row.worker_id, row.incarnation)
         worker, who = before.workers.get(row.worker_id), call.identity
-        check(
-            "accepted-from-holder",
-            worker is not None
-            and who is not None
-            and worker.active
-            and (worker.worker_id, worker.incarnation) == (who.worker_id, who.incarnation) == life
-            and header.worker_id == row.worker_id,
-            call=call,
-            accepted=row,
-            worker=worker,
-        )
+        is_in = worker is not None and worker.active and who is not None
+        lives = {(life.worker_id, life.incarnation) for life in (worker, who, row) if life}
+        is_holder = is_in and len(lives) == 1 and header.worker_id == row.worker_id
+        check("accepted-from-holder", is_holder, call=call, accepted=row, worker=worker)
         open_rounds = sorted(n for n, r in before.rounds.items() if r.state == "open")
         leased = before.leased(row.round, row.worker_id)
         right = before.asked(row.round).strategy.destination(row.round, open_rounds)
-        check(
-            "accepted-in-open-round",
-            row.applied in open_rounds
-            and (row.round, row.applied) == (header.round, right)
-            and sorted(map(span_of, leased)) == sorted(header.ranges),
-            accepted=row,
-            open=open_rounds,
-            header=header,
-            leased=leased,
-        )
+        is_open = row.applied in open_rounds and (row.round, row.applied) == (header.round, right)
+        is_leased = sorted(map(span_of, leased)) == sorted(header.ranges)
+        told = {"accepted": row, "header": header, "open": open_rounds, "leased": leased}
+        check("accepted-in-open-round", is_open and is_leased, **told)
         is_own = all(lease.incarnation == row.incarnation for lease in leased)
         check("accepted-from-holder", is_own, accepted=row, leased=leased)
         base = self._seen.reference.base(row.round)
