@@ -25,7 +25,7 @@ def ranks(cluster: Cluster) -> list[tuple[int, str]]:
 
 
 def states(cluster: Cluster) -> dict[str, tuple[str, str]]:
-    return {w.worker_id: (w.state, w.presence) for w in cluster.coordinator.table.workers().workers}
+    return {w.worker_id: (w.state, w.presence) for w in cluster.coordinator.workers().workers}
 
 
 class Attending:
@@ -204,7 +204,7 @@ def test_workers_are_listed_with_how_they_fare(cluster):
         "d": ("left", "none"),
         "e": ("evicted", "none"),
     }
-    [evicted] = [w for w in cluster.coordinator.table.workers().workers if w.state == "evicted"]
+    [evicted] = [w for w in cluster.coordinator.workers().workers if w.state == "evicted"]
     assert "presence stream ended" in evicted.reason
     assert evicted.rank is None
 
@@ -410,7 +410,7 @@ def test_unreachable_worker_is_refused_where_ranks_dial_each_other(cluster, monk
 def test_nobody_is_dialled_in_a_run_whose_islands_only_dial_out(cluster):
     cluster.island("a")
 
-    assert [w.ping_ms for w in cluster.coordinator.table.workers().workers] == [None]
+    assert [w.ping_ms for w in cluster.coordinator.workers().workers] == [None]
 
 
 def test_stream_of_a_life_that_ends_while_it_opens_does_not_hide_the_end_of_the_next(

@@ -30,7 +30,7 @@ def members(coordinator: Served) -> list[str]:
 
 
 def presence(coordinator: Served, name: str) -> str:
-    [found] = [w for w in coordinator.coordinator.table.workers().workers if w.worker_id == name]
+    [found] = [w for w in coordinator.coordinator.workers().workers if w.worker_id == name]
     return found.presence
 
 

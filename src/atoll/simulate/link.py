@@ -92,7 +92,7 @@ class MemoryAttendance:
         try:
             while not self._closed:
                 self._clock.sleep(POLL_SECONDS)
-                if self.reach() is not self._coordinator:
+                if self._reach() is not self._coordinator:
                     raise CoordinatorUnreachable("the coordinator of this stream is gone")
         finally:
             self._coordinator.absent(self._stream)

@@ -18,7 +18,7 @@ class Asked:
     """One manifest version: parsed, what answers for its rounds, and its settings as JSON."""
 
     manifest: Manifest
-    strategy: Strategy
+    round_strategy: Strategy
     settings: dict[str, Any]
 
 

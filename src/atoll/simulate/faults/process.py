@@ -21,6 +21,7 @@ from atoll.island.conversation.beside import Beside
 from atoll.island.conversation.intents import Steps, Trained
 from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.session import Session
+from atoll.island.link.base import Download
 from atoll.island.state.continuity import Continuity
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
@@ -44,7 +45,7 @@ _STEPS = 1  # of a simulated round: what it moves, it moves at once
 WAIT_SECONDS = 0.7  # how long a question waits for something to tell
 
 Events = Generator[Call | float, Any, Any]
-Said = intents.Send | intents.Upload | intents.Download | intents.Attend
+Said = intents.Send | intents.Upload | Download | intents.Attend
 
 
 class _Weights(IslandWeights):
@@ -196,7 +197,7 @@ class Process:
                     return (yield from self._send(message))
                 case intents.Upload():
                     return (yield from self._hand_in(intent))
-                case intents.Download():
+                case Download():
                     return (yield from self._download(intent))
                 case intents.Attend():
                     return (yield from self._attend(intent))
@@ -231,7 +232,7 @@ class Process:
         self._attends = identity.incarnation
         return self.presence[0]
 
-    def _download(self, intent: intents.Download) -> Events:
+    def _download(self, intent: Download) -> Events:
         identity = intent.identity
 
         def work(coordinator: Coordinator) -> tuple[str, bytes]:

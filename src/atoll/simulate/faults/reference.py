@@ -103,7 +103,7 @@ class Reference:
         assert terms, f"round {number} has no contribution"
         slots = {name: values.copy() for name, values in before.slots.items()}
         master, published = before.master.copy(), before.published.copy()
-        step = asked.strategy.outer(number, self._ticks).step
+        step = asked.round_strategy.outer(number, self._ticks).step
         mean = functools.reduce(operator.add, terms) / F(count)
 
         def slot(name: str) -> Floats:

@@ -37,7 +37,7 @@ class RoundsCheck:
         for number, row in view.rounds.items():
             if row.state == "open":
                 seen = self._seen_of(view, number, view.holding(number))
-                if view.asked(number).strategy.has_quorum(seen):
+                if view.asked(number).round_strategy.has_quorum(seen):
                     self._quorum_at.setdefault(number, self._seen.now)
 
     def _seen_of(self, view: View, number: int, held: set[str]) -> RoundView:
@@ -62,7 +62,7 @@ class RoundsCheck:
 
     def _check_states(self, states: list[str], view: View) -> None:
         """Published rounds, at most one frozen, those open, and one planned while one is frozen."""
-        lead = view.asked(max(1, len(states))).strategy.lead
+        lead = view.asked(max(1, len(states))).round_strategy.lead
         count = {state: states.count(state) for state in _ORDER}
         in_order = [state for state in reversed(_ORDER) for _ in range(count[state])]
         is_planned = count["planned"] <= count["frozen"] <= 1
@@ -77,24 +77,24 @@ class RoundsCheck:
 
     def _check_fragments(self, view: View) -> None:
         for number, row in view.rounds.items():
-            right = view.asked(number).strategy.fragment(number)
+            right = view.asked(number).round_strategy.fragment(number)
             check("fragment-by-rule", row.fragment == right, round=row, strategy_says=right)
 
     def _check_ended(self, before: View, after: View, seen: RoundView) -> None:
         """What was leased and is not any more, though no contribution has used it, has ended."""
         leased = _leased(before)
         ended = leased - _leased(after)
-        strategy = after.asked(seen.round).strategy
+        strategy = after.asked(seen.round).round_strategy
         right = strategy.ended(leased, closing=seen.round, live=seen.live)
         check("ends-by-rule", ended == right, frozen=seen.round, ended=ended, named=right)
 
     def _check_freeze(self, view: View, seen: RoundView) -> None:
         asked = view.asked(seen.round)
-        last, rounds = seen.round + 1 + asked.strategy.lead, asked.manifest.stop.rounds
+        last, rounds = seen.round + 1 + asked.round_strategy.lead, asked.manifest.stop.rounds
         is_there = last in view.rounds
         check("next-is-planned", is_there != (0 < rounds < last), frozen=seen, next=last, of=rounds)
         seconds = self._seen.now - self._quorum_at.get(seen.round, self._seen.now)
-        is_due = asked.strategy.is_due(seen, seconds=seconds + ROUNDING_SECONDS)
+        is_due = asked.round_strategy.is_due(seen, seconds=seconds + ROUNDING_SECONDS)
         rule = asked.manifest.membership
         check("closes-by-rule", is_due, closed=seen, seconds_with_quorum=seconds, rule=rule)
 

@@ -47,7 +47,7 @@ class Storage:
 
     def bounded(self, view: View) -> None:
         """One upload of each worker and open round is under way, and few frames are spooled."""
-        strategy, workers = view.asked(1).strategy, self._seen.world.scenario.islands
+        strategy, workers = view.asked(1).round_strategy, self._seen.world.scenario.islands
         drafts = len(os.listdir(self._home / "blobs" / "tmp"))
         # What a kill left is swept at the start; a snapshot's own draft may be among them.
         check("bounded", drafts <= workers * (1 + strategy.lead) + 1, drafts=drafts, of=workers)
