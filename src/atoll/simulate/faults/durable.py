@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from atoll.ledger.connection import Connection
-from atoll.simulate.faults import asked
-from atoll.simulate.faults.asked import Asked
+from atoll.simulate.faults import terms
+from atoll.simulate.faults.terms import Terms
 
 Row: TypeAlias = Any  # a named tuple of its table's columns
 Place = tuple[int, str, str, int]  # round, worker_id, dataset_id, start
@@ -141,10 +141,10 @@ class View:
         found = self.table("contributions").grouped("applied").get(round_number, [])
         return sorted(found, key=attrgetter("worker_id", "round"))
 
-    def asked(self, round_number: int) -> Asked:
+    def terms(self, round_number: int) -> Terms:
         """The manifest that the round is under, and the strategy that answers for it."""
         manifests = self.table("manifests").rows
-        return asked.read([row.body for row in manifests if row.from_round <= round_number][-1])
+        return terms.read([row.body for row in manifests if row.from_round <= round_number][-1])
 
 
 class Watched:

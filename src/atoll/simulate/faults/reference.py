@@ -88,23 +88,23 @@ class Reference:
 
     def advance(self, view: View, number: int) -> list[tuple[Row, FrameHeader]]:
         """Computes round `number` from what the ledger says was accepted; what was folded."""
-        asked = view.asked(number)
-        settings = asked.settings
+        terms = view.terms(number)
+        settings = terms.settings
         before, fragment = self.newest, self.fragment(number)
         where = slice(fragment.span.start, fragment.span.stop)
         assert before.number == number - 1, (before.number, number)
-        terms, count, folded = [], 0, []
+        deltas, count, folded = [], 0, []
         for row in view.accepted(number):
             header, payload = self.frame(row.sha256)
             folded.append((row, header))
             weight = 1 if settings["weighting"] == "equal" else header.tokens
-            terms.append(decode(payload, settings["upload"], len(fragment.span)) * F(weight))
+            deltas.append(decode(payload, settings["upload"], len(fragment.span)) * F(weight))
             count += weight
-        assert terms, f"round {number} has no contribution"
+        assert deltas, f"round {number} has no contribution"
         slots = {name: values.copy() for name, values in before.slots.items()}
         master, published = before.master.copy(), before.published.copy()
-        step = asked.round_strategy.outer(number, self._ticks).step
-        mean = functools.reduce(operator.add, terms) / F(count)
+        step = terms.asked.outer(number, self._ticks).step
+        mean = functools.reduce(operator.add, deltas) / F(count)
 
         def slot(name: str) -> Floats:
             return slots.setdefault(name, np.zeros_like(master))[where]

@@ -99,7 +99,7 @@ class Checker:
 
     def _check_training(self, call: Call, given: Assignment, view: View) -> None:
         assert given.round is not None and isinstance(call.message, AssignmentRequest)
-        needs = view.asked(given.round).round_strategy.needs(given.round)
+        needs = view.terms(given.round).asked.needs(given.round)
         self._weights.trains(call.message, given.round, needs)
         self._rows.told(call.worker_id, given, view)
         is_running = view.control.get("action", "run") == "run"

@@ -37,12 +37,12 @@ class RoundsCheck:
         for number, row in view.rounds.items():
             if row.state == "open":
                 seen = self._seen_of(view, number, view.holding(number))
-                if view.asked(number).round_strategy.has_quorum(seen):
+                if view.terms(number).asked.has_quorum(seen):
                     self._quorum_at.setdefault(number, self._seen.now)
 
     def _seen_of(self, view: View, number: int, held: set[str]) -> RoundView:
         """The round as a closing rule sees it: live is who was heard in time."""
-        timeout = view.asked(number).manifest.heartbeat_timeout - ROUNDING_SECONDS
+        timeout = view.terms(number).manifest.heartbeat_timeout - ROUNDING_SECONDS
         active = {worker_id for worker_id, row in view.workers.items() if row.active}
         live = {worker_id for worker_id in active if self._seen.silence(worker_id) < timeout}
         accepted = {row.worker_id for row in view.accepted(number)}
@@ -62,7 +62,7 @@ class RoundsCheck:
 
     def _check_states(self, states: list[str], view: View) -> None:
         """Published rounds, at most one frozen, those open, and one planned while one is frozen."""
-        lead = view.asked(max(1, len(states))).round_strategy.lead
+        lead = view.terms(max(1, len(states))).asked.lead
         count = {state: states.count(state) for state in _ORDER}
         in_order = [state for state in reversed(_ORDER) for _ in range(count[state])]
         is_planned = count["planned"] <= count["frozen"] <= 1
@@ -77,25 +77,25 @@ class RoundsCheck:
 
     def _check_fragments(self, view: View) -> None:
         for number, row in view.rounds.items():
-            right = view.asked(number).round_strategy.fragment(number)
+            right = view.terms(number).asked.fragment(number)
             check("fragment-by-rule", row.fragment == right, round=row, strategy_says=right)
 
     def _check_ended(self, before: View, after: View, seen: RoundView) -> None:
         """What was leased and is not any more, though no contribution has used it, has ended."""
         leased = _leased(before)
         ended = leased - _leased(after)
-        strategy = after.asked(seen.round).round_strategy
+        strategy = after.terms(seen.round).asked
         right = strategy.ended(leased, closing=seen.round, live=seen.live)
         check("ends-by-rule", ended == right, frozen=seen.round, ended=ended, named=right)
 
     def _check_freeze(self, view: View, seen: RoundView) -> None:
-        asked = view.asked(seen.round)
-        last, rounds = seen.round + 1 + asked.round_strategy.lead, asked.manifest.stop.rounds
+        terms = view.terms(seen.round)
+        last, rounds = seen.round + 1 + terms.asked.lead, terms.manifest.stop.rounds
         is_there = last in view.rounds
         check("next-is-planned", is_there != (0 < rounds < last), frozen=seen, next=last, of=rounds)
         seconds = self._seen.now - self._quorum_at.get(seen.round, self._seen.now)
-        is_due = asked.round_strategy.is_due(seen, seconds=seconds + ROUNDING_SECONDS)
-        rule = asked.manifest.membership
+        is_due = terms.asked.is_due(seen, seconds=seconds + ROUNDING_SECONDS)
+        rule = terms.manifest.membership
         check("closes-by-rule", is_due, closed=seen, seconds_with_quorum=seconds, rule=rule)
 
 

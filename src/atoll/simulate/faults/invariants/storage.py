@@ -22,7 +22,7 @@ class Storage:
         """Blobs that the records need for replay from the oldest kept snapshot."""
         names = {row.initial_sha256 for row in view.table("runs").rows}
         first = 0
-        if view.snapshots and view.asked(max(view.rounds)).manifest.storage.retain == "snapshots":
+        if view.snapshots and view.terms(max(view.rounds)).manifest.storage.retain == "snapshots":
             first = min(view.snapshots)
         for snapshot in view.snapshots.values():
             names |= {snapshot.master_sha256, snapshot.published_sha256}
@@ -47,7 +47,7 @@ class Storage:
 
     def bounded(self, view: View) -> None:
         """One upload of each worker and open round is under way, and few frames are spooled."""
-        strategy, workers = view.asked(1).round_strategy, self._seen.world.scenario.islands
+        strategy, workers = view.terms(1).asked, self._seen.world.scenario.islands
         drafts = len(os.listdir(self._home / "blobs" / "tmp"))
         # What a kill left is swept at the start; a snapshot's own draft may be among them.
         check("bounded", drafts <= workers * (1 + strategy.lead) + 1, drafts=drafts, of=workers)

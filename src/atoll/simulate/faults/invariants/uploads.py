@@ -39,7 +39,7 @@ class UploadsCheck:
         check("accepted-from-holder", is_holder, call=call, accepted=row, worker=worker)
         open_rounds = sorted(n for n, r in before.rounds.items() if r.state == "open")
         leased = before.leased(row.round, row.worker_id)
-        right = before.asked(row.round).round_strategy.destination(row.round, open_rounds)
+        right = before.terms(row.round).asked.destination(row.round, open_rounds)
         is_open = row.applied in open_rounds and (row.round, row.applied) == (header.round, right)
         is_leased = sorted(map(span_of, leased)) == sorted(header.ranges)
         told = {"accepted": row, "header": header, "open": open_rounds, "leased": leased}
@@ -51,7 +51,7 @@ class UploadsCheck:
 
     def _check_weight(self, row: Row, before: View) -> None:
         rows = sum(map(len, map(span_of, before.leased(row.round, row.worker_id))))
-        weight = before.asked(row.round).round_strategy.weight(tokens=rows * BLOCK)
+        weight = before.terms(row.round).asked.weight(tokens=rows * BLOCK)
         right = (rows, rows * BLOCK, weight)
         found = (row.rows, row.tokens, row.weight)
         check("weight-by-rule", found == right, recorded=row, rows_tokens_weight=right)

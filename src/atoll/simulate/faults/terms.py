@@ -1,4 +1,4 @@
-"""The strategies that the invariants ask: made from the manifests as the ledger has them.
+"""What a round is under, from the manifests as the ledger has them: settings and a strategy to ask.
 
 Never the coordinator's own: where that one asks wrongly, or something else, it shows.
 """
@@ -14,16 +14,16 @@ from atoll.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
-class Asked:
+class Terms:
     """One manifest version: parsed, what answers for its rounds, and its settings as JSON."""
 
     manifest: Manifest
-    round_strategy: Strategy
+    asked: Strategy
     settings: dict[str, Any]
 
 
 @lru_cache(maxsize=64)
-def read(body: str) -> Asked:
+def read(body: str) -> Terms:
     """The manifest with this JSON, which is read once."""
     made = Manifest.model_validate_json(body)
-    return Asked(made, registry.of(made), json.loads(body))
+    return Terms(made, registry.of(made), json.loads(body))
