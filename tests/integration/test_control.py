@@ -265,7 +265,7 @@ def test_presence_of_a_kicked_worker_ends(cluster):
     cluster.coordinator.kick("b")
 
     assert ended.is_set()
-    assert [w.presence for w in cluster.coordinator.table.workers().workers] == ["none", "none"]
+    assert [w.presence for w in cluster.coordinator.workers().workers] == ["none", "none"]
 
 
 def test_heartbeat_does_not_wait_while_a_command_is_being_written(cluster, monkeypatch):
