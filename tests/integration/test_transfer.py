@@ -309,6 +309,11 @@ def test_upload_is_refused_by_its_code_and_changes_nothing(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_name_that_is_no_hash_is_shown_with_what_it_names(alice: Worker) -> None:
+    with pytest.raises(FrameError, match=r"^sha256='x' must be 64 .*: the name of the whole frame"):
+        upload(alice, *REFUSED["a name that is no hash"][1](Case(alice)))
+
+
 @pytest.mark.parametrize(
     ("name", "error"), [("no identity", ProtocolError), ("a larger size", FrameTooLarge)]
 )

@@ -184,7 +184,10 @@ def _opening(part: transfer_pb2.UploadPart) -> UploadRequest:
 
 
 def _upload_request(sent: transfer_pb2.UploadOpen) -> UploadRequest:
-    schema.SHA256.check("sha256", sent.sha256)  # the name of the whole frame
+    if not schema.SHA256.holds(sent.sha256):
+        raise FrameError(
+            f"sha256={sent.sha256[:80]!r} must be {schema.SHA256.text}: the name of the whole frame"
+        )
     identity = _identity(sent.identity)
     return UploadRequest(identity, sent.preamble, sent.sha256, sent.nbytes, sent.offset)
 
