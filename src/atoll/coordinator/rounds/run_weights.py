@@ -148,8 +148,9 @@ class RunWeights:
 
                 digests = self.replay.apply(self._version, round_number, contributions, checked)
                 frame = spooler.finish(result_digest=digests.published.root)
-            self._torn = False
+            # In this order: whoever asks without the lock never finds it settled in between.
             self._computed = _Computed(round_number, len(contributions), digests, frame)
+            self._torn = False
             return digests
 
     def _mend(self) -> None:
