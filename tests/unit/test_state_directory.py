@@ -145,6 +145,21 @@ def test_original_removes_nothing_once_a_copy_has_adopted_its_blobs(copied: Path
         pass
 
 
+def test_start_that_finds_no_room_adopts_no_blobs(
+    copied: Path, outside: Place, monkeypatch: pytest.MonkeyPatch
+):
+    def full(_: Path) -> None:
+        raise StorageFull("no room for the history of telemetry")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "SampleStore", full)
+        with pytest.raises(StorageFull), held(copied, outside, adopt=True):
+            pass
+
+    with held(copied.parent / "original", outside) as stores:
+        stores.blobs.delete(store(stores, b"garbage"))
+
+
 def test_marker_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / owner.KEY).write_text("{")

@@ -58,7 +58,11 @@ def held(
     with closing(lock.hold(directory)) as place:
         check_repaired(directory)
         keep_addresses(directory, addresses)
-        with opened(directory, addresses, s3, lease_seconds) as (ledger, blobs):
+        with (
+            opened(directory, addresses, s3, lease_seconds) as (ledger, blobs),
+            # Before the blobs are claimed: a start that ends here has taken nobody's away.
+            closing(SampleStore(directory / "telemetry.sqlite")) as samples,
+        ):
             claim = ownership(directory, addresses, ledger=ledger.identity(), s3=s3)
             checks = {"check_place": place.check}
             if claim is not None:
@@ -67,8 +71,7 @@ def held(
                 checks["check_removal"] = claim.check
             # Changed only while this process has its directory, its ledger and them.
             fenced = FencedBlobs(blobs, ledger.check_held, **checks)
-            with closing(SampleStore(directory / "telemetry.sqlite")) as samples:
-                yield Stores(ledger, fenced, Spool(directory / "spool"), samples)
+            yield Stores(ledger, fenced, Spool(directory / "spool"), samples)
 
 
 @contextmanager
