@@ -15,7 +15,7 @@ from atoll import cli
 from atoll.coordinator.members import liveness
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
-from atoll.simulate.faults.invariants.base import INVARIANTS
+from atoll.simulate.faults.invariants.base import INVARIANTS, Violation
 from atoll.simulate.faults.scenario import KINDS, Size
 from tests import simulated
 
@@ -56,6 +56,12 @@ def test_seed_gives_the_same_history_in_another_process():
         here.digest,
         here.events,
     )
+
+
+def test_violation_tells_the_members_of_a_set_in_their_order():
+    found = Violation("no-orphans", needed_by_nothing={"c", "a", "d", "b"})
+
+    assert found.detail == "needed_by_nothing=['a', 'b', 'c', 'd']"
 
 
 def test_another_seed_gives_another_history():

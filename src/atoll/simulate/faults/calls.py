@@ -22,7 +22,7 @@ class Call:
     identity: Identity | None = None  # of a mutating message
     message: Ask[Any] | None = None  # where it is one of the control plane
     life: int | None = None  # of the coordinator: a stream belongs to one, others answer nothing
-    frame: Frame | None = None  # what an upload is about
+    frame: Frame | None = field(default=None, repr=False)  # what an upload is about
 
 
 @dataclass(frozen=True)

@@ -67,12 +67,13 @@ INVARIANTS: dict[str, str] = {
 class Violation(BaseException):
     """An invariant does not hold; not an Exception, so that no code under test swallows it.
 
-    `seen` are the values that show it, by name.
+    `seen` are the values that show it, by name; sets are told in order, as a seed has one history.
     """
 
     def __init__(self, invariant: str, **seen: object) -> None:
         self.invariant = invariant
-        self.detail = ", ".join(f"{name}={value!r}" for name, value in seen.items())
+        told = {k: sorted(v) if isinstance(v, set | frozenset) else v for k, v in seen.items()}
+        self.detail = ", ".join(f"{name}={value!r}" for name, value in told.items())
         super().__init__(f"{invariant}: {INVARIANTS[invariant]}; {self.detail}")
 
 

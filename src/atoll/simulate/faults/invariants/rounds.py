@@ -1,5 +1,7 @@
 """Rounds: their order, what a freeze leaves behind, and when one may close."""
 
+from dataclasses import asdict
+
 from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, check
 from atoll.strategies.base import Lease, RoundView
@@ -92,11 +94,12 @@ class RoundsCheck:
         terms = view.terms(seen.round)
         last, rounds = seen.round + 1 + terms.asked.lead, terms.manifest.stop.rounds
         is_there = last in view.rounds
-        check("next-is-planned", is_there != (0 < rounds < last), frozen=seen, next=last, of=rounds)
+        is_right = is_there != (0 < rounds < last)
+        check("next-is-planned", is_right, frozen=seen.round, next=last, of=rounds)
         seconds = self._seen.now - self._quorum_at.get(seen.round, self._seen.now)
         is_due = terms.asked.is_due(seen, seconds=seconds + ROUNDING_SECONDS)
         rule = terms.manifest.membership
-        check("closes-by-rule", is_due, closed=seen, seconds_with_quorum=seconds, rule=rule)
+        check("closes-by-rule", is_due, **asdict(seen), seconds_with_quorum=seconds, rule=rule)
 
 
 def _leased(view: View) -> set[Lease]:
