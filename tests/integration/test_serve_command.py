@@ -15,7 +15,7 @@ from atoll.client.info import get_info
 from atoll.coordinator.planes.access import Role
 from atoll.errors import ConfigError
 from atoll.launch import local
-from tests import served
+from tests import ledgers, served
 from tests.commanded import RUN_FILE, commanded, options_in, port_of
 from tests.served import TOKENS
 
@@ -64,6 +64,17 @@ def test_restarted_coordinator_has_the_same_fingerprint_and_tokens(
     assert info.name == "served"
     assert first["fingerprint"] in again
     assert first["token"] not in again
+
+
+def test_restart_that_makes_no_tokens_leaves_the_recorded_ones_alone(options: ServeOptions) -> None:
+    with commanded(options):
+        pass
+    with ledgers.listening() as asked, commanded(options):
+        pass
+
+    about_tokens = [text for text in asked if "credentials" in text]
+    assert about_tokens
+    assert all(text.startswith("SELECT") for text in about_tokens)
 
 
 def test_tokens_are_nowhere_in_the_state_directory(

@@ -88,7 +88,7 @@ def serve(
         def ready(address: Address) -> None:
             # Not before: a start that ends without showing new tokens must not make them valid.
             with stores.ledger.writing() as t:
-                t.credentials.set(hashes)
+                t.credentials.set({role.value: hashes[role.value] for role in tokens})
             output.say(
                 f"run {manifest.name!r} ({coordinator.run_id}), "
                 f"version {coordinator.weights.current.version}, state in {str(directory)!r}"
