@@ -94,7 +94,7 @@ def _check(run_file: Path, islands: int) -> None:
     needed = max(1, membership.get("min_workers", 1))
     if islands < needed:
         raise ConfigError(
-            f"--islands {islands} is below membership.min_workers={needed}, which a round needs"
+            f"--islands {islands} is below membership.min_workers={needed}; start at least {needed}"
         )
 
 

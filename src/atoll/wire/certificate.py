@@ -79,8 +79,8 @@ def own(directory: Path, *, host: str, now: datetime.datetime) -> Certificate:
     secret = key.private_bytes(pem, form, serialization.NoEncryption())
     public = built.public_bytes(pem)
     # Durable: islands pin it, and one that a power cut takes away would lock all of them out.
-    filesystem.write_whole(kept.key_path, secret)
-    filesystem.write_whole(kept.certificate_path, public)
+    for path, data in ((kept.key_path, secret), (kept.certificate_path, public)):
+        filesystem.write_whole(path, data)
     return kept
 
 
