@@ -598,7 +598,7 @@ class TrackingIsland(HandIsland):
     def fetch(self) -> Tensor:
         """Brings its weights to the published version; returns them."""
         wanted = 0 if self.weights.version is None else self.weights.version + 1
-        carried = self.coordinator.manifests.run_strategy.fragment(wanted)
+        carried = self.coordinator.manifests.run_strategy.fragment(wanted, is_last=False)
         have = self.weights.base_digest(carried)
         spooled = self.coordinator.download(self.identity, round_number=wanted, have_digest=have)
         receiver = self.weights.receive()

@@ -22,7 +22,7 @@ class Overlap(Sync):
         first, *others = [tensor.name for tensor in layout.tensors]
         return [[first], others]
 
-    def fragment(self, round_number: int) -> int:
+    def fragment(self, round_number: int, *, is_last: bool) -> int:
         return (round_number - 1) % 2
 
     def first(self, round_number: int, began: int) -> int:

@@ -12,14 +12,19 @@ from atoll.codecs.settings import CodecSettings
 from atoll.optim.settings import OuterSettings
 from atoll.settings import Choice
 
-# Settings of which this version knows one value only, with what another release might say.
+# Settings of which a sync run knows one value only, with what another run might say.
 ALONE: dict[str, object] = {
     "settings_authority": "worker",
     "protocol_version": 2,
     "strategy": "sharded",
     "mode": "async",
     "num_fragments": 2,
+    "fragment_pattern": "sequential",
+    "delay_steps": 3,
+    "local_weight": 0.5,
     "dylu": True,
+    "max_staleness": 3,
+    "staleness_weighting": "inverse_sqrt",
 }
 # Another value that keeps the rules, where arithmetic does not give one.
 OTHERS: dict[str, object] = {

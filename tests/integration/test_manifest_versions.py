@@ -22,6 +22,7 @@ from tests.clusters import (
 )
 from tests.integration.test_restart import DATA, MODEL, run_file, stores  # noqa: F401
 from tests.ledgers import alone
+from tests.settings import ALONE
 
 SGD: dict[str, Any] = {"outer.optimizer": "sgd", "outer.lr": 0.5}
 OLD, NEW = 0.5, 0.125
@@ -521,9 +522,7 @@ def test_refusal_without_the_flag_does_not_offer_it_for_what_no_version_changes(
 
 
 def test_everything_fixed_that_a_file_can_say_is_tried():
-    one_value_only = {"settings_authority", "protocol_version", "strategy", "mode"}
-
-    assert set(FIXED) - one_value_only - {"num_fragments", "dylu"} == set(FIXED_CHANGES)
+    assert set(FIXED) - set(ALONE) == set(FIXED_CHANGES)
 
 
 def test_change_made_while_serving_stands_after_a_restart_with_the_same_file(created):

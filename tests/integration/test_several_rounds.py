@@ -64,6 +64,7 @@ def given(island: HandIsland, number: int) -> Assignment:
         version=current.version,
         digest=current.digests.published.root,
         round=number,
+        fragment=alone(cluster.ledger).rounds.fragment(number),
         ranges=tuple(x.row_range for x in mine),
     )
 

@@ -37,7 +37,7 @@ class Relay(Sync):
         middle = len(names) // HALVES
         return [names[:middle], names[middle:]]
 
-    def fragment(self, round_number: int) -> int:
+    def fragment(self, round_number: int, *, is_last: bool) -> int:
         return (round_number - 1) % HALVES
 
     def rows(

@@ -18,7 +18,7 @@ class WholeNowAndThen(Sync):
         names = [tensor.name for tensor in layout.tensors]
         return [names[: len(names) // 2], names[len(names) // 2 :]]
 
-    def fragment(self, round_number: int) -> int:
+    def fragment(self, round_number: int, *, is_last: bool) -> int:
         return ALL if round_number % 3 == 0 else round_number % 2
 
     def needs(self, round_number: int) -> int:

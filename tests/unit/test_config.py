@@ -156,8 +156,8 @@ def test_what_is_not_built_is_refused_by_name(changes, named):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_fragments": 4}, "num_fragments=4 needs mode 'streaming'; .* leave it at 1"),
-        ({"dylu": True}, "dylu=true needs mode 'async'"),
+        ({"num_fragments": 4}, "num_fragments=4 needs mode 'streaming'; .* leave it out"),
+        ({"dylu": True}, "dylu=True needs mode 'async'"),
     ],
 )
 def test_setting_of_another_mode_is_refused_by_name(changes, says):

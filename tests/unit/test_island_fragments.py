@@ -50,7 +50,7 @@ def whole(version: int) -> bytes:
 
 def part(version: int, *, kind: str = "weights", base: str | None = None) -> bytes:
     """The fragment of a round: NEW in the place of OLD."""
-    fragment = PARTS[RELAY.fragment(version)]
+    fragment = PARTS[RELAY.fragment(version, is_last=False)]
     values, codec = fragment.of(NEW), Fp32() if kind == "weights" else Bf16()
     payload = values.view(torch.uint8)
     if kind == "update":
@@ -63,7 +63,7 @@ def part(version: int, *, kind: str = "weights", base: str | None = None) -> byt
         payload,
         kind=kind,
         round=version,
-        fragment=RELAY.fragment(version),
+        fragment=RELAY.fragment(version, is_last=False),
         base_digest=base,
         result_digest=digests.digest(fragment.layout, values).root,
     )

@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
     "stop": {"rounds": 15, "tokens": 10**6},
 }
 # It is stamped on every message of a run: another value for the same settings is a new protocol.
-GOLDEN = "2bfccd39e411dd48d1461f4087be20eeb50ebab8924122288a0bf825cac2bf4b"
+GOLDEN = "351bd86b4ee3a548734bb505f3b2877d89f1672b4d920dee7e6cbddb4d7ca9f8"
 
 
 WHOLE = Manifest.model_validate(BASE).model_dump(mode="json")

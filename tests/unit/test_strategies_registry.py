@@ -68,7 +68,7 @@ def test_settings_that_name_nothing_are_known():
     ("changes", "says"),
     [
         ({"num_fragments": 2}, "num_fragments=2 needs mode 'streaming'"),
-        ({"dylu": True}, "dylu=true needs mode 'async'"),
+        ({"dylu": True}, "dylu=True needs mode 'async'"),
     ],
 )
 def test_setting_of_another_mode_is_refused_by_name(changes, says):

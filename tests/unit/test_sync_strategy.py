@@ -27,7 +27,7 @@ def test_every_round_carries_the_only_fragment_which_is_the_model():
 
     fragments = Fragments.of(strategy, SMALL)
 
-    assert {strategy.fragment(number) for number in range(9)} == {0}
+    assert {strategy.fragment(number, is_last=False) for number in range(9)} == {0}
     assert fragments.parts == (fragments[ALL],)
     assert fragments[0].layout == SMALL
 

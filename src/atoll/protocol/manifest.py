@@ -145,11 +145,16 @@ class Manifest(Settings):
     manifest_source: Literal["file", "operator"] = "file"  # the run file, or a change while serving
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    strategy: Word = "diloco"  # what it and the next three mean, `strategies.registry` knows
+    strategy: Word = "diloco"  # what it and those up to `staleness_weighting` mean, its modes know
     mode: Word = "sync"
     sync_every: Count
     num_fragments: Count = 1
+    fragment_pattern: Literal["strided", "sequential"] = "strided"  # which blocks go together
+    delay_steps: Annotated[int, Field(ge=0)] = 0  # inner steps from a hand-in to its merge
+    local_weight: Fraction = 0.0  # of an island's own values in a merge; 0 takes the published
     dylu: bool = False
+    max_staleness: Annotated[int, Field(ge=0)] = 8  # rounds; what is older is stale
+    staleness_weighting: Literal["equal", "inverse_sqrt"] = "equal"
     weighting: Literal["equal", "tokens"] = "equal"
     upload: SerializeAsAny[CodecSettings] = codecs.DEFAULT
     download: SerializeAsAny[CodecSettings] = codecs.DEFAULT
@@ -210,7 +215,12 @@ FIXED = (
     "strategy",
     "mode",
     "num_fragments",
+    "fragment_pattern",
+    "delay_steps",
+    "local_weight",
     "dylu",
+    "max_staleness",
+    "staleness_weighting",
     "model",
     "data",
     "work.policy",

@@ -113,6 +113,7 @@ class Assignment(Message):
     digest: Sha256
     round: Whole | None = None
     manifest_sha256: Sha256 | None = None  # the manifest that the round is under
+    fragment: Annotated[int, Field(ge=-1)] = 0  # that the round carries; -1: the whole model
     ranges: tuple[RowRange, ...] = ()
     global_tokens: Whole = 0  # accepted in the run before this round
     num_planned: Whole = 0  # islands that train this round

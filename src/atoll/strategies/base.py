@@ -52,8 +52,14 @@ class Strategy(Protocol):
         The run's layout holds its tensors in this order, whatever order the model has them in.
         """
 
-    def fragment(self, round_number: int) -> int:
-        """Which fragment the round carries, or ALL."""
+    def fragment(self, round_number: int, *, is_last: bool) -> int:
+        """Which fragment the round carries, or ALL; asked when it is planned, then recorded.
+
+        `is_last`: by what is known at the plan, the run ends with it.
+        """
+
+    def may_end(self, fragment: int) -> bool:
+        """Whether a run may end with a round that carries `fragment`; else one more is planned."""
 
     # Who trains what
 

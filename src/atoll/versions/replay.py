@@ -110,8 +110,12 @@ class Replay:
         return Fragments.of(self.manifests.run_strategy, self.layout)
 
     def carried(self, round_number: int) -> Fragment:
-        """The fragment that a round carries."""
-        return self.fragments[self.manifests.run_strategy.fragment(round_number)]
+        """The fragment that a round carries, as its plan says."""
+        return self.fragments[self._number(round_number)]
+
+    def _number(self, round_number: int) -> int:
+        with self.ledger.reading() as t:
+            return t.rounds.fragment(round_number)
 
     def restore(self, snapshot: SnapshotRecord | None) -> Version:
         """The weights of `snapshot` (None: the initial ones), if they have the recorded digests."""
@@ -201,7 +205,7 @@ class Replay:
 
         From now on `version` is that version.
         """
-        carried = self.manifests.run_strategy.fragment(round_number)
+        carried = self._number(round_number)
         if carried == ALL:
             version.parts = self._measure(version.state)
         else:
@@ -293,10 +297,9 @@ class Replay:
         """
         found: dict[int, Digests] = {}
         for number in rounds:
-            carried = self.manifests.run_strategy.fragment(number)
-            record = None if carried in found else record_of(number)
+            record = record_of(number)
             if record is not None:
-                said = Digests.of(record)
+                said, carried = Digests.of(record), record.fragment
                 # Whatever a newer round said stays.
                 found = (said.cut(self.fragments) if carried == ALL else {carried: said}) | found
             if len(found) == len(self.fragments.parts):

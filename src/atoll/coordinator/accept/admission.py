@@ -126,7 +126,7 @@ class Admission:
                 f"round={header.round} is planned but not open yet; wait for a later version"
             )
         self.destination(header.round)
-        carried = self.rounds.run_strategy.fragment(header.round)
+        carried = self.rounds.record(header.round).fragment
         if header.fragment != carried:
             raise FrameError(
                 f"fragment={header.fragment} of the contribution to round {header.round}, which "

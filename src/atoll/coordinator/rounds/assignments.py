@@ -113,6 +113,7 @@ class Assignments:
             "train",
             round=found.number,
             manifest_sha256=found.record.manifest_sha256,
+            fragment=found.record.fragment,
             ranges=_ranges(found, worker_id),
             global_tokens=found.record.tokens,
             num_planned=len(found.holding),

@@ -84,7 +84,6 @@ class Dispatch:
             round=round_number,
             manifest_sha256=recorded.sha256,
             cursor=sum(planned.cursors.values()),
-            fragment=recorded.round_strategy.fragment(round_number),
             tokens=tokens,
             leases=tuple(leases),
             taken=tuple(taken),

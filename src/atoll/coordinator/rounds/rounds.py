@@ -8,7 +8,7 @@ The ledger is the truth; what is kept in memory is a copy of its unpublished rou
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -104,6 +104,15 @@ class Rounds:
         """The oldest round that is closed and not published yet."""
         return next((r.number for r in self.under_way if r.record.state is RoundState.FROZEN), None)
 
+    def record(self, round_number: int) -> RoundRecord:
+        """The record of a round that was planned at some time."""
+        found = self.find(round_number)
+        if found is not None:
+            return found.record
+        with self.ledger.reading() as t:
+            [record] = t.rounds.all(first=round_number, last=round_number)
+        return record
+
     def destination(self, made_for: int) -> int | None:
         """The round that a contribution made for `made_for` goes to now; None: it is stale."""
         open_rounds = [r.number for r in self.open_rounds]
@@ -149,7 +158,7 @@ class Rounds:
         newest = self.newest
         if newest is None or newest.state is not RoundState.PUBLISHED:
             return False
-        return self._ends_after(newest.round, self.tokens)
+        return self._ends_with(newest, self.tokens)
 
     def _view(self, seen: UnderWay) -> RoundView:
         number, live = seen.number, self.registry.live()
@@ -163,9 +172,14 @@ class Rounds:
     def _goes_on(self, record: RoundRecord) -> bool:
         """Whether a round follows the last published one because a new manifest moved the end."""
         published = record.state is RoundState.PUBLISHED
-        return published and not self._ends_after(record.round, self.tokens)
+        return published and not self._ends_with(record, self.tokens)
 
-    def _ends_after(self, round_number: int, tokens: int) -> bool:
+    def _ends_with(self, planned: RoundRecord | RoundPlan, tokens: int) -> bool:
+        """Whether no round follows one that is planned, after so many tokens of the run."""
+        may_end = self.run_strategy.may_end(planned.fragment)
+        return may_end and self._is_enough(planned.round, tokens)
+
+    def _is_enough(self, round_number: int, tokens: int) -> bool:
         # Whether there is a next round is for the manifest to say that it would be under.
         stop = self.manifests.of_round(round_number + 1).manifest.stop
         return (0 < stop.rounds <= round_number) or (0 < stop.tokens <= tokens)
@@ -213,11 +227,11 @@ class Rounds:
         """The rounds that are open from the start; each is planned when those before are in `t`."""
         tokens, cursor = self.tokens, self._cursor()
         for number in range(first, first + 1 + self.run_strategy.lead):
-            if number > first and self._ends_after(number - 1, tokens):
-                return
             plan = self._plan(t, number, live, cursor=cursor, tokens=tokens)
             yield plan
             cursor, tokens = plan.cursor, tokens + self.dispatch.tokens_of(plan.leases)
+            if self._ends_with(plan, tokens):
+                return
 
     def _fill_up(self, number: int, live: Iterable[str]) -> None:
         """Gives rows of a round that is short to live workers that have none of it."""
@@ -237,8 +251,11 @@ class Rounds:
         self, t: Transaction, round_number: int, live: list[str], *, cursor: int, tokens: int
     ) -> RoundPlan:
         recorded = self.manifests.of_round(round_number)
-        rows = recorded.round_strategy.rows(round_number, live, self.registry.heartbeats.speeds())
-        return self.dispatch.plan(t, round_number, rows, recorded, cursor=cursor, tokens=tokens)
+        asked = recorded.round_strategy
+        rows = asked.rows(round_number, live, self.registry.heartbeats.speeds())
+        plan = self.dispatch.plan(t, round_number, rows, recorded, cursor=cursor, tokens=tokens)
+        is_last = self._is_enough(round_number, tokens + self.dispatch.tokens_of(plan.leases))
+        return replace(plan, fragment=asked.fragment(round_number, is_last=is_last))
 
     def accept(self, contribution: ContributionRecord, header: FrameHeader) -> ContributionRecord:
         """Records a validated contribution; returns the first one of its key.
@@ -317,7 +334,7 @@ class Rounds:
             policy = self.manifests.of_round(closing.number).manifest.work.policy
             with self.ledger.writing() as t:
                 next_plan = None
-                if not self._ends_after(self.newest.round, tokens):
+                if not self._ends_with(self.newest, tokens):
                     # Before the freeze: rows that it reopens are given out from a later round on.
                     number, cursor = self.newest.round + 1, self._cursor()
                     next_plan = self._plan(t, number, sorted(live), cursor=cursor, tokens=tokens)

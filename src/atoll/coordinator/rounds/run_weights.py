@@ -97,9 +97,12 @@ class RunWeights:
         It is that of the round's fragment in the version before the round; None when that version
         is not published yet.
         """
-        current, carried = self.current, self._strategy.fragment(round_number)
-        base = self._last_round_of(carried, limit=min(round_number - 1, current.version))
-        if base == self._last_round_of(carried, limit=current.version):
+        current = self.current
+        with self.replay.ledger.reading() as t:
+            carried = t.rounds.fragment(round_number)
+            base = t.rounds.newest_of(carried, last=min(round_number - 1, current.version))
+            newest = t.rounds.newest_of(carried, last=current.version)
+        if base == newest:
             found = current.digests if carried == ALL else current.parts[carried]
             return found.published.root
         if base == 0:
@@ -117,13 +120,6 @@ class RunWeights:
             self._initial = {number: part.published.root for number, part in enumerate(parts)}
         return self._initial[carried]
 
-    def _last_round_of(self, carried: int, *, limit: int) -> int:
-        """The newest round up to `limit` that moved the fragment; 0: it is as it was initially."""
-        moving = (carried, ALL)
-        while limit and carried != ALL and self._strategy.fragment(limit) not in moving:
-            limit -= 1
-        return limit
-
     def compute(self, round_number: int, contributions: list[ContributionRecord]) -> Digests:
         """Applies a frozen round to the weights and spools its frame; `publish` offers it.
 
@@ -134,9 +130,11 @@ class RunWeights:
         """
         if self._computed is not None and self._computed.round == round_number:
             return self._computed.digests
-        fragment = self.replay.carried(round_number)
         download = self._manifests.of_round(round_number).manifest.download.build()
-        header = self._header_of_round(round_number, fragment, download)
+        with self.replay.ledger.reading() as t:
+            carried = t.rounds.fragment(round_number)
+        fragment = self.replay.fragments[carried]
+        header = self._header_of_round(round_number, carried, download)
         with self._lock:
             self._mend()
             with self.spool.spooler(download, header) as spooler:
@@ -185,17 +183,17 @@ class RunWeights:
             self._show()
             self._computed = None
 
-    def _header_of_round(self, version: int, fragment: Fragment, download: Codec) -> FrameHeader:
+    def _header_of_round(self, version: int, carried: int, download: Codec) -> FrameHeader:
         lossless = download.lossless
         return Told(
             kind="weights" if lossless else "update",
             run_id=self.run_id,
             manifest_sha256=self._manifests.of_round(version).sha256,
             round=version,
-            fragment=self._strategy.fragment(version),
+            fragment=carried,
             base_digest=None if lossless else self.base_digest(version),
             result_digest=STAND_IN_DIGEST,
-        ).header(fragment.layout, download)
+        ).header(self.replay.fragments[carried].layout, download)
 
     def frame_for(self, *, round_number: int, have_digest: str) -> SpooledFrame:
         """The frame of a round for an island that lacks it, or the current weights whole.
@@ -205,11 +203,9 @@ class RunWeights:
         first asks. NotReady while the buffers are ahead of the ledger.
         """
         if round_number:
-            layout = self.replay.carried(round_number).layout
-            for kind in ("update", "weights"):
-                found = self.spool.get(kind, layout)
-                if found is not None and found.leads(round_number, have_digest):
-                    return found
+            found = self.spool.leading(round_number, have_digest)
+            if found is not None:
+                return found
         return self._current_whole() or self._spool_whole()
 
     def _current_whole(self) -> SpooledFrame | None:

@@ -135,6 +135,12 @@ class Spool:
         if old is not None:
             old.path.unlink(missing_ok=True)  # readers go on until they are done
 
+    def leading(self, round_number: int, have_digest: str) -> SpooledFrame | None:
+        """The smallest frame that brings an island with `have_digest` to that round."""
+        with self._lock:
+            found = [f for f in self._frames.values() if f.leads(round_number, have_digest)]
+        return min(found, key=lambda spooled: spooled.nbytes, default=None)
+
     def get(self, kind: str, layout: Layout) -> SpooledFrame | None:
         """The newest frame of `kind` over `layout`, a fragment's or the run's."""
         with self._lock:

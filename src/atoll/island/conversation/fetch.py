@@ -54,7 +54,8 @@ def _try(session: Session, weights: IslandWeights, progress: DownloadProgress) -
     receiver = weights.receive(run_id=session.standing.info.run_id)
     held = weights.version
     number = 0 if held is None else held + 1
-    have = weights.base_digest(session.adopted.asked.fragment(number)) if number else ""
+    carried = session.adopted.asked.fragment(number, is_last=False)
+    have = weights.base_digest(carried) if number else ""
 
     def download() -> Steps[None]:
         yield Download(session.standing.identity(), number, have, progress, receiver.feed)

@@ -56,7 +56,7 @@ def header_of(
     """
     assert given.round is not None
     info, standing, strategy = session.adopted.info, session.standing, session.adopted.asked
-    carried, first = strategy.fragment(given.round), strategy.first(given.round, began)
+    carried, first = given.fragment, strategy.first(given.round, began)
     return Told(
         kind="contribution",
         run_id=info.run_id,

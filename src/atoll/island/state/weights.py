@@ -135,7 +135,7 @@ class IslandWeights:
     def part_of(self, header: FrameHeader) -> int:
         """Which part of the model a frame brings: the fragment that its round carries, or ALL."""
         is_whole = header.layout_digest == self.layout.digest
-        return ALL if is_whole else self._strategy.fragment(header.round)
+        return ALL if is_whole else header.fragment
 
     def store(self, fragment: Fragment, span: Span, payload: Tensor, header: FrameHeader) -> None:
         """Takes a tile of a fragment's frame into the published and the local weights."""

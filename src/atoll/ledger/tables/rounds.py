@@ -17,6 +17,7 @@ from atoll.ledger.tables.leases import Key, LeaseTable
 from atoll.ledger.tables.table import RecordTable
 
 FIRST_ROUND = 1
+ALL = -1  # in place of a fragment's number
 NO_LIMIT = 2**63 - 1  # the highest number that a ledger can hold
 
 _TABLE = schema.rounds
@@ -27,6 +28,13 @@ _FROM_TO = select(_TABLE).where(_NOT_BEFORE, _NOT_AFTER).order_by(_TABLE.c.round
 _PUBLISHED = schema.newest_round(RoundState.PUBLISHED)
 _UNPUBLISHED = select(_TABLE).where(_TABLE.c.round > _PUBLISHED).order_by(_TABLE.c.round)
 _STATE = select(_TABLE.c.state).where(_TABLE.c.round == bindparam("of_round"))
+_FRAGMENT = select(_TABLE.c.fragment).where(_TABLE.c.round == bindparam("of_round"))
+_MOVED = (
+    select(_TABLE.c.round)
+    .where(_TABLE.c.fragment.in_((bindparam("carried"), bindparam("whole"))), _NOT_AFTER)
+    .order_by(_TABLE.c.round.desc())
+    .limit(1)
+)
 _UPDATE = schema.STATEMENTS[_TABLE.name].update
 _MOVE_CURSOR = update(_TABLE).where(_NOT_BEFORE).values(cursor=bindparam("new_cursor"))
 
@@ -49,6 +57,23 @@ class RoundTable(RecordTable):
     def unpublished(self) -> list[RoundRecord]:
         """Rounds that are not published, oldest first."""
         return self._records(RoundRecord, _UNPUBLISHED)
+
+    def fragment(self, round_number: int) -> int:
+        """Which fragment a round carries, as it was planned; -1: all. WrongRound without a plan."""
+        found = self._connection.value(_FRAGMENT, {"of_round": round_number})
+        if found is None:
+            raise WrongRound(f"round {round_number} is not planned; ask for a round that is")
+        return int(found)
+
+    def newest_of(self, fragment: int, *, last: int) -> int:
+        """The newest round up to `last` that carries the fragment; 0: none does.
+
+        For -1, all of them, it is the newest round whatever it carries.
+        """
+        if fragment == ALL:
+            return last
+        wanted = {"carried": fragment, "whole": ALL, "last": last}
+        return int(self._connection.value(_MOVED, wanted) or 0)
 
     def begin(self, plans: Iterable[RoundPlan]) -> None:
         """Inserts rounds that no freeze has planned, open, with their leases.

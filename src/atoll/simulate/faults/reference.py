@@ -53,9 +53,10 @@ def digest_of(values: Floats, layout: Layout = standin.LAYOUT) -> str:
 class Reference:
     """Every version so far, from the initial weights on."""
 
-    def __init__(self, blobs: Path, strategy: Strategy) -> None:
+    def __init__(self, blobs: Path, strategy: Strategy, *, last: int) -> None:
         self._blobs = blobs
         self._strategy = strategy
+        self._last = last  # the round that the run ends with
         self._fragments = Fragments.of(strategy, standin.LAYOUT)
         self.whole = self._fragments[ALL]
         self._ticks = 0  # contributions folded so far
@@ -79,7 +80,11 @@ class Reference:
 
     def fragment(self, number: int) -> Fragment:
         """The fragment that a round carries."""
-        return self._fragments[self._strategy.fragment(number)]
+        return self._fragments[self.carried(number)]
+
+    def carried(self, number: int) -> int:
+        """The number of that fragment, or ALL."""
+        return self._strategy.fragment(number, is_last=number >= self._last)
 
     def base(self, number: int) -> str:
         """The digest that contributions made for a round start from, as far as it is published."""

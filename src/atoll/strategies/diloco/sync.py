@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from atoll.codecs.noise import Noise
-from atoll.errors import ConfigError
 from atoll.layout import Layout
 from atoll.protocol.manifest import Manifest
 from atoll.strategies.base import Lease, RoundView
+from atoll.strategies.diloco import of_mode
 from atoll.strategies.outer import NOISE_LANE_DOWNLOAD, OuterStep
 
 
@@ -27,20 +27,17 @@ class Sync:
     @classmethod
     def of(cls, manifest: Manifest) -> "Sync":
         """Refuses settings that belong to other modes, by name."""
-        if manifest.num_fragments != 1:
-            raise ConfigError(
-                f"num_fragments={manifest.num_fragments} needs mode 'streaming'; a sync round "
-                f"carries the whole model, so leave it at 1"
-            )
-        if manifest.dylu:
-            raise ConfigError("dylu=true needs mode 'async'; sync islands train equally many steps")
+        of_mode.refuse_others(manifest, "sync")
         return cls(manifest)
 
     def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
         return [[tensor.name for tensor in layout.tensors]]
 
-    def fragment(self, round_number: int) -> int:
+    def fragment(self, round_number: int, *, is_last: bool) -> int:
         return 0
+
+    def may_end(self, fragment: int) -> bool:
+        return True
 
     def rows(
         self, round_number: int, live: Collection[str], speeds: Mapping[str, float]

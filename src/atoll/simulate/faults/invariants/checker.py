@@ -31,7 +31,7 @@ class Checker:
 
     def __init__(self, world: World, home: Path, strategy: Strategy) -> None:
         self.checks = 0
-        self.reference = Reference(home / "blobs", strategy)
+        self.reference = Reference(home / "blobs", strategy, last=world.scenario.rounds)
         self.seen = Seen(world, self.reference)
         self.members = Members(self.seen)
         self._rows = Rows()

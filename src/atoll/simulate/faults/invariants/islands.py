@@ -113,7 +113,8 @@ class IslandCheck:
             *(header.manifest_sha256, tuple(header.ranges)),
         )
         wanted = (
-            *(number, strategy.fragment(number), strategy.first(number, self._began or 0), base),
+            *(number, self._reference.carried(number)),
+            *(strategy.first(number, self._began or 0), base),
             *(given.manifest_sha256, tuple(given.ranges)),
         )
         is_so = found == wanted

@@ -79,7 +79,9 @@ class RoundsCheck:
 
     def _check_fragments(self, view: View) -> None:
         for number, row in view.rounds.items():
-            right = view.terms(number).asked.fragment(number)
+            terms = view.terms(number)
+            is_last = number >= terms.manifest.stop.rounds
+            right = terms.asked.fragment(number, is_last=is_last)
             check("fragment-by-rule", row.fragment == right, round=row, strategy_says=right)
 
     def _check_ended(self, before: View, after: View, seen: RoundView) -> None:
