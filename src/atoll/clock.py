@@ -1,6 +1,8 @@
 """Time as an argument: the one seam between Atoll and the machine's clocks."""
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -16,6 +18,9 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None: ...
 
+    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:
+        """Returns once another thread has made `holds` true and notified `changed` of it."""
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -28,6 +33,10 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:
+        with changed:
+            changed.wait_for(holds)
 
 
 class ManualClock:
@@ -45,6 +54,11 @@ class ManualClock:
 
     def sleep(self, seconds: float) -> None:
         self.advance(seconds=seconds)
+
+    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:
+        """Waits for a real thread; no time of this clock passes."""
+        with changed:
+            changed.wait_for(holds)
 
     def advance(self, *, seconds: float) -> None:
         self._now += seconds

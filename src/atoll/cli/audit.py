@@ -96,6 +96,11 @@ def _show(report: auditing.AuditReport) -> None:
             f"{epoch.missing} missing ({epoch.leased} leased, {epoch.reopened} reopened, "
             f"{epoch.unissued} not issued, {epoch.given_up} given up)"
         )
+    for found in report.fragments:
+        output.say(
+            f"rows in fragment {found.fragment}: {found.counted} counted, {found.to_come} to come, "
+            f"{found.missed} missed"
+        )
     output.say(f"replay: {replayed}")
     output.say(f"params digest {report.digest}")
     for problem in report.problems:

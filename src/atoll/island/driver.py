@@ -20,8 +20,11 @@ class Driver:
     `evaluate` and `foresee` are what the training script's side does about rows.
     """
 
-    def __init__(self, link: Link, clock: Clock, group: Group = SOLO) -> None:
+    def __init__(
+        self, link: Link, clock: Clock, group: Group = SOLO, *, alone: bool = False
+    ) -> None:
         self.link = link
+        self._alone = alone  # for steps of the leader alone, beside the training
         self.evaluate: Callable[[intents.Evaluate], Any] = lambda _: None
         self.foresee: Callable[[intents.Foresee], None] = lambda _: None
         self._clock = clock
@@ -60,7 +63,7 @@ class Driver:
     def _do(self, intent: object) -> Any:
         match intent:
             case intents.Send(message, alone):
-                return self.link.send(message, alone=alone)
+                return self.link.send(message, alone=alone or self._alone)
             case intents.Upload(identity, frame, before_commit):
                 return self.link.upload(identity, frame, before_commit=before_commit)
             case Download():
@@ -69,6 +72,8 @@ class Driver:
                 return self.link.attend(identity)
             case intents.Pause(seconds):
                 return self._clock.sleep(seconds)
+            case intents.Until(holds, changed):
+                return self._clock.wait_for(holds, changed)
             case intents.Persist(work):
                 return _begun(work)
             case intents.Lead(make):

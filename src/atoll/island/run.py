@@ -11,8 +11,9 @@ Everything that must match comes from the coordinator; nothing of it can be set 
 
 import logging
 import random
+import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,7 @@ from atoll.island.conversation.beside import Beside
 from atoll.island.conversation.intents import Partial, Trained
 from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.session import Session
+from atoll.island.conversation.transfers import Transfers
 from atoll.island.driver import Driver
 from atoll.island.link.base import Attendance, Link
 from atoll.island.prefetch import RowPrefetch
@@ -48,7 +50,12 @@ from atoll.versions import recorded
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[nn.Module, Tensor], tuple[float, int]]
+Spawn = Callable[[str, Callable[[], None]], object]
 _NOTHING = Trained(0.0, 0, 0)
+
+
+def _in_a_thread(name: str, work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -90,10 +97,13 @@ class Run:
         identity: IslandIdentity,
         jitter: random.Random,
         group: Group = SOLO,
+        spawn: Spawn = _in_a_thread,
     ) -> None:
         self.group = group
         self._store = store
+        self._spawn = spawn  # begins what goes on beside the training
         self._driver = Driver(link, clock, group)
+        self._beside_driver = Driver(link, clock, alone=True)
         info = self._driver.run(sessions.look(jitter))
         self._session = Session(identity, info, jitter, group=group)
         self._rounds: Rounds | None = None
@@ -178,7 +188,7 @@ class Run:
         self._driver.run(self._session.register(layout_digest=digest, data_identity=identity))
         collective.check_data(self.group, self.manifest, dataset)
         self._rounds = Rounds(self._session, loaded.weights, loaded.continuity)
-        with closing(RowPrefetch(dataset)) as ahead:
+        with closing(RowPrefetch(dataset)) as ahead, self._transferring(self._rounds.transfers):
             self._driver.foresee = lambda rows: ahead.begin(rows.ranges, **self._reading())
             self._driver.evaluate = lambda asked: self._evaluate(loaded, dataset, asked.task)
             steps = self._rounds.take_part()
@@ -187,6 +197,18 @@ class Run:
                 trained = yield from self._train(loaded, dataset, train.assignment, ahead)
                 train = self._driver.until_training(steps, trained)
         self.close()
+
+    @contextmanager
+    def _transferring(self, transfers: Transfers) -> Iterator[None]:
+        """The leader's transfers go on beside what is done meanwhile."""
+        if self.group.is_leader:
+            drive = self._beside_driver.run
+            self._spawn("sending", lambda: drive(transfers.sending()))
+            self._spawn("following", lambda: drive(transfers.following()))
+        try:
+            yield
+        finally:
+            transfers.close()
 
     def step(self, *, loss: float | Tensor) -> None:
         """Counts one inner step; `loss` is the mean over the tokens this rank was given."""
@@ -250,10 +272,11 @@ class Run:
 
     def _train(
         self, loaded: _Loaded, dataset: Dataset, assignment: Assignment, ahead: RowPrefetch
-    ) -> Generator[Tensor, None, Trained]:
+    ) -> Generator[Tensor, None, Trained | None]:
         settings = self.manifest.inner
         self._round = current = _Round(assignment, dataset.block)
         per_step = settings.batch * dataset.block * assignment.num_planned
+        found: Trained | None = None
         self._meter.begin()
         for rows in ahead.batches(assignment.ranges, **self._reading()):
             if loaded.optimizer is not None:
@@ -263,17 +286,27 @@ class Run:
             yield loaded.share.slice(rows).to(loaded.device)
             if current.awaits_step:
                 raise ConfigError("run.step(loss=...) must be called once for every batch")
-            self._merge_due(current)
+            if not self._merge_due(current):
+                break
+        else:
+            found = current.trained
         self._meter.end()
         self._round = None
-        return current.trained
+        return found
 
-    def _merge_due(self, current: _Round) -> None:
-        """Takes in what the strategy wants merged after this step; waits for it if need be."""
+    def _merge_due(self, current: _Round) -> bool:
+        """Takes in what the strategy wants merged after this step; waits for it if need be.
+
+        False when the round is given up.
+        """
         assert self._rounds is not None and current.assignment.round is not None
-        strategy = self._session.adopted.asked
-        for number in strategy.due(current.assignment.round, current.steps):
-            self._driver.run(self._rounds.merge(number))
+        due = self._session.adopted.asked.due(current.assignment.round, current.steps)
+        if not due:
+            return True
+        self._meter.end()  # waiting is no training
+        merged = all(self._driver.run(self._rounds.merge(number)) for number in due)
+        self._meter.begin()
+        return merged
 
     def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> Partial | None:
         """This island's share of the held-out loss, over all its ranks."""

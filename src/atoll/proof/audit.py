@@ -20,8 +20,9 @@ from atoll.ledger.records import (
     RoundRecord,
     RoundState,
 )
-from atoll.proof import balance, retention
+from atoll.proof import balance, pairs, retention
 from atoll.proof.balance import EpochBalance
+from atoll.proof.pairs import FragmentBalance
 from atoll.strategies.base import Strategy
 from atoll.sums import digest as digests
 from atoll.versions.manifests import Manifests
@@ -59,6 +60,7 @@ class AuditReport:
     replayed_rounds: int = 0
     digest: str | None = None
     balance: list[EpochBalance] = field(default_factory=list)
+    fragments: list[FragmentBalance] = field(default_factory=list)  # empty: there is one
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -98,6 +100,7 @@ def audit(
     with ledger.reading() as t:
         held = {record.round: t.leases.of_round(record.round) for record in rounds}
     misnamed: list[Problem] = []
+    folded: list[ContributionRecord] = []
     counted: dict[int, dict[str, int]] = {}  # by the round they were made for: worker -> rows
     for done, record in enumerate(rounds, start=1):
         progress("contributions", done, len(rounds))
@@ -108,6 +111,8 @@ def audit(
             header = _check_contribution(report, blobs, contribution, pruned=record.round <= start)
             misnamed += _check_named(header, held.get(contribution.round, []))
             counted.setdefault(contribution.round, {})[contribution.worker_id] = contribution.rows
+            folded.append(contribution)
+    _check_fragments(report, rounds, folded)
     for number, given in held.items():
         _check_leases(report, number, counted.get(number, {}), given)
     leases = [lease for given in held.values() for lease in given]
@@ -218,6 +223,17 @@ def _check_leases(
             done[lease.worker_id] = done.get(lease.worker_id, 0) + lease.stop - lease.start
     if done != counted:
         report.add(number, "rows", f"leases say done {done}, contributions count {counted}")
+
+
+def _check_fragments(
+    report: AuditReport, rounds: Sequence[RoundRecord], folded: Sequence[ContributionRecord]
+) -> None:
+    """Every row that is done is in each fragment at most once."""
+    report.fragments = pairs.balance(rounds, folded)
+    for found in report.fragments:
+        if not found.holds:
+            said = f"{found.twice} rows are in two contributions of fragment {found.fragment}"
+            report.add(rounds[-1].round, "row and fragment twice", said)
 
 
 def _check_rows(

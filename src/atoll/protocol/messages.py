@@ -134,6 +134,7 @@ class AssignmentRequest(
     digest: Sha256 | None = None
     upcoming: Whole = 0  # the newest planned round whose rows the island knows
     awaits: Whole = 0  # the round that the island must merge before it goes on; 0: none
+    under_way: tuple[Whole, ...] = ()  # rounds that it trains or hands in: not to be given again
 
     def is_answered(self, reply: Assignment) -> bool:
         """Whether there is something to do, or rows to read meanwhile."""

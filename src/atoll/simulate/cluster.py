@@ -176,7 +176,12 @@ class SimulatedCluster:
         identity = IslandIdentity(name, random.Random(f"island key {index}").randbytes(32).hex())
         with closing(IslandStore(self._home / name)) as store:
             link, jitter = MemoryLink(self._reach, self._scheduler), random.Random(index)
-            run = Run(link, store, self._scheduler, identity=identity, jitter=jitter)
+            run = Run(
+                *(link, store, self._scheduler),
+                identity=identity,
+                jitter=jitter,
+                spawn=lambda part, work: self._scheduler.spawn(f"{name} {part}", work),
+            )
             pulse = self._scheduler.spawn(f"{name} pulse", partial(self._pulse, run))
             presence = self._scheduler.spawn(f"{name} presence", partial(self._presence, run))
             try:

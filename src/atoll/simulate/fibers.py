@@ -71,6 +71,7 @@ class Scheduler:
         self._now = 0.0
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Fiber]] = []
+        self._waiting: list[tuple[Callable[[], object], Fiber]] = []
         self._main = threading.Semaphore(0)
         self._running: Fiber | None = None
         self._fibers: list[Fiber] = []
@@ -89,6 +90,14 @@ class Scheduler:
             return
         self._push(self._now + max(0.0, seconds), fiber)
         fiber.pause()
+
+    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:  # noqa: ARG002
+        """Lets the others run until one of them has made `holds` true; fibers notify nobody."""
+        fiber = self._running
+        assert fiber is not None, "only a fiber waits for another"
+        if not holds():
+            self._waiting.append((holds, fiber))
+            fiber.pause()
 
     def spawn(self, name: str, work: Callable[[], None]) -> Fiber:
         """A new fiber that starts at the present moment."""
@@ -109,6 +118,7 @@ class Scheduler:
         """Runs fibers until `finished`; an error in one, or no progress, ends the simulation."""
         try:
             while not finished():
+                self._wake()
                 if not self._queue:
                     raise AtollError("the simulation is stuck: no fiber has anything left to do")
                 if self._now > limit_seconds:
@@ -118,6 +128,16 @@ class Scheduler:
                 self._turn()
         finally:
             self._unwind()
+
+    def _wake(self) -> None:
+        """Those whose wait is over go on at this moment."""
+        still = []
+        for holds, fiber in self._waiting:
+            if holds() or fiber.stopping:
+                self._push(self._now, fiber)
+            else:
+                still.append((holds, fiber))
+        self._waiting = still
 
     def _turn(self) -> None:
         when, _, fiber = heapq.heappop(self._queue)
@@ -129,6 +149,7 @@ class Scheduler:
     def _unwind(self) -> None:
         for fiber in self._fibers:
             fiber.stopping = True
+        self._wake()
         while self._queue:
             _, _, fiber = heapq.heappop(self._queue)
             if not fiber.done:

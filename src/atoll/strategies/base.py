@@ -44,6 +44,27 @@ class Strategy(Protocol):
     def dials(self) -> bool:
         """Whether islands dial each other; others only dial out, so they work behind NAT."""
 
+    @property
+    def fixed(self) -> Collection[str]:
+        """Settings, by their dotted names, that no manifest version may change in such a run.
+
+        Beside those that are fixed in every run.
+        """
+
+    @property
+    def keeps_local(self) -> bool:
+        """Whether an island's own weights live on from round to round.
+
+        Then it saves them with every hand-in: killed, it needs them to go on as if it had paused.
+        """
+
+    @property
+    def local_weight(self) -> float:
+        """What an island's own values weigh in a merge, from 0 (takes the published) to below 1.
+
+        local = local_weight * local + (1 - local_weight) * published
+        """
+
     # The model
 
     def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
@@ -72,7 +93,7 @@ class Strategy(Protocol):
         """
 
     def needs(self, round_number: int) -> int:
-        """The version that an island must have reached before it begins the round."""
+        """The version that an island must have merged before it begins the round."""
 
     def first(self, round_number: int, began: int) -> int:
         """The first round whose rows are in a contribution made for `round_number`.

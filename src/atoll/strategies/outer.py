@@ -157,3 +157,15 @@ def apply_update(published: Tensor, payload: Tensor, *, codec: Codec) -> None:
 def displacement(base: Tensor, local: Tensor) -> Tensor:
     """Δ = base - local: what one island contributes for a tile."""
     return base - local
+
+
+def mix(local: Tensor, published: Tensor, *, own: float) -> None:
+    """A merge: local = own*local + (1-own)*published, in place.
+
+    Two multiplies and an add, each rounded once: `lerp` fuses them on some CPUs. Without a weight
+    of its own it is a copy, which keeps the sign of a zero.
+    """
+    if own:
+        local.mul_(own).add_(published.to(local.device) * (1.0 - own))
+    else:
+        local.copy_(published)

@@ -14,6 +14,7 @@ from atoll.errors import (
     Forbidden,
     FrameError,
     FrameTooLarge,
+    LeaseLost,
     ManifestMismatch,
     StaleContribution,
     WrongBase,
@@ -161,9 +162,29 @@ class Admission:
         leases.check_named(header, leased)
         rows = sum(lease.stop - lease.start for lease in leased)
         tokens = self.rounds.dispatch.tokens_of(leased)
-        weight = self.rounds.strategy_of(header.round).weight(tokens=header.tokens)
+        contained = tokens + self._earlier_tokens(header, header.worker_id)
+        weight = self.rounds.strategy_of(header.round).weight(tokens=contained)
         if (header.rows, header.tokens, header.weight) != (rows, tokens, weight):
             raise ContributionError(
                 f"rows={header.rows} tokens={header.tokens} weight={header.weight} do not fit "
                 f"the lease, which counts rows={rows} tokens={tokens} weight={weight}"
             )
+
+    def _earlier_tokens(self, header: FrameHeader, worker_id: str) -> int:
+        """Tokens of the earlier rounds whose rows the contribution says it contains.
+
+        LeaseLost where the worker has lost its rows of one: they are, or will be, in another
+        contribution.
+        """
+        tokens = 0
+        for number in range(header.first or header.round, header.round):
+            made = self.rounds.contribution(number, worker_id)
+            if made is not None:
+                tokens += made.tokens
+            elif self.rounds.was_leased(number, worker_id):
+                raise LeaseLost(
+                    f"first={header.first} of the contribution to round {header.round}: "
+                    f"{worker_id!r} handed nothing in for its rows of round {number}, so they must "
+                    f"not be in it; set out from the published weights and ask for an assignment"
+                )
+        return tokens

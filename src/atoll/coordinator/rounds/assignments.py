@@ -76,10 +76,12 @@ class Assignments:
                     extra={"worker": request.identity.worker_id, "digest": request.digest},
                 )
             return _fetch(current)
-        if request.awaits:
-            told = _fetch(current) if request.awaits <= current.version else _told("wait")
+        if not request.awaits:
+            told = self._next(request, request.version, current)
+        elif request.awaits <= current.version:
+            told = _fetch(current)
         else:
-            told = self._next(request.identity.worker_id, request.version, current)
+            told = self._while_awaiting(request, current)
         if told.action == "fetch":
             return told
         return told.model_copy(update={"version": request.version, "digest": request.digest})
@@ -92,8 +94,9 @@ class Assignments:
             self._evaluation_task(worker_id, version)
         self.evaluation.take(report)
 
-    def _next(self, worker_id: str, version: int, current: Current) -> Assignment:
+    def _next(self, request: AssignmentRequest, version: int, current: Current) -> Assignment:
         """The answer to a worker that holds `version`, which was or is the published one."""
+        worker_id = request.identity.worker_id
         finished = self.rounds.is_finished()
         is_current = version == current.version
         task = self._evaluation_task(worker_id, version) if is_current else None
@@ -102,7 +105,7 @@ class Assignments:
         wanted = self.control.command.action
         if wanted == "stop":
             return _told("stop", reason="the operator stops the run")
-        found = self.rounds.next_of(worker_id)
+        found = self.rounds.next_of(worker_id, under_way=request.under_way)
         if found is None or version < self.rounds.strategy_of(found.number).needs(found.number):
             # Who holds the newest version and needs a later one waits until that is published.
             return self._planned(worker_id) if is_current else _fetch(current)
@@ -119,6 +122,16 @@ class Assignments:
             num_planned=len(found.holding),
             evaluation=task,
         )
+
+    def _while_awaiting(self, request: AssignmentRequest, current: Current) -> Assignment:
+        """The answer to a worker that waits for a version: whether that may need itself.
+
+        It was given rows of a round that must close before, or the run is being stopped.
+        """
+        assert request.version is not None
+        found = self._next(request, request.version, current)
+        is_needed = found.action == "train" and (found.round or 0) <= request.awaits
+        return found if is_needed or found.action == "stop" else _told("wait")
 
     def _planned(self, worker_id: str) -> Assignment:
         """`wait`, with the rows of a round that opens later where there are some."""

@@ -7,7 +7,7 @@ The ledger is the truth; what is kept in memory is a copy of its unpublished rou
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -126,6 +126,11 @@ class Rounds:
         with self.ledger.reading() as t:
             return under_way.held(t.leases.of_round(round_number), worker_id)
 
+    def was_leased(self, round_number: int, worker_id: str) -> bool:
+        """Whether the worker was ever given rows of a round, whatever became of them."""
+        with self.ledger.reading() as t:
+            return any(x.worker_id == worker_id for x in t.leases.of_round(round_number))
+
     def contribution(self, round_number: int, worker_id: str) -> ContributionRecord | None:
         """What was accepted under this key, in any round."""
         found = self._made(round_number, worker_id)
@@ -139,10 +144,15 @@ class Rounds:
         key = (round_number, worker_id)
         return next((r.contributions[key] for r in self.under_way if key in r.contributions), None)
 
-    def next_of(self, worker_id: str) -> UnderWay | None:
-        """The oldest open round that the worker has rows of and has handed in nothing for."""
+    def next_of(self, worker_id: str, *, under_way: Collection[int] = ()) -> UnderWay | None:
+        """The oldest open round that the worker has rows of and has handed in nothing for.
+
+        Rounds `under_way` are those that it trains or hands in at the moment.
+        """
         for found in self.open_rounds:
-            if worker_id in found.holding and self._made(found.number, worker_id) is None:
+            is_begun = found.number in under_way
+            is_made = self._made(found.number, worker_id) is not None
+            if worker_id in found.holding and not is_begun and not is_made:
                 return found
         return None
 

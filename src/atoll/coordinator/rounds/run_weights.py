@@ -198,36 +198,56 @@ class RunWeights:
     def frame_for(self, *, round_number: int, have_digest: str) -> SpooledFrame:
         """The frame of a round for an island that lacks it, or the current weights whole.
 
-        The round's frame, while it is the newest of its fragment and applies to what the island
-        has of that fragment; else the whole published weights, which are spooled when somebody
-        first asks. NotReady while the buffers are ahead of the ledger.
+        While the round is the newest of its fragment: its frame, if that applies to what the island
+        has of the fragment, else the fragment's weights. Else the whole published weights. Weights
+        are spooled when somebody first asks. NotReady while the buffers are ahead of the ledger.
         """
-        if round_number:
-            found = self.spool.leading(round_number, have_digest)
+        found = self.spool.leading(round_number, have_digest) if round_number else None
+        return found or self._spooled(*self._newest_in(round_number)) or self._spool(round_number)
+
+    def _newest_in(self, round_number: int) -> tuple[int, int]:
+        """The fragment that the round was the last to move, and the round.
+
+        Where there is no such one: the whole model, and its version.
+        """
+        version = self.current.version
+        if 0 < round_number <= version:
+            with self.replay.ledger.reading() as t:
+                carried = t.rounds.fragment(round_number)
+                if t.rounds.newest_of(carried, last=version) == round_number:
+                    return carried, round_number
+        return ALL, version
+
+    def _spooled(self, carried: int, version: int) -> SpooledFrame | None:
+        found = self.spool.get("weights", self.replay.fragments[carried].layout)
+        return found if found is not None and found.header.round == version else None
+
+    def _spool(self, round_number: int) -> SpooledFrame:
+        with self._lock:
+            # Once more: it may have moved on before the lock was ours.
+            carried, version = self._newest_in(round_number)
+            found = self._spooled(carried, version)
             if found is not None:
                 return found
-        return self._current_whole() or self._spool_whole()
-
-    def _current_whole(self) -> SpooledFrame | None:
-        whole = self.spool.get("weights", self._layout)
-        return whole if whole is not None and whole.header.round == self.current.version else None
-
-    def _spool_whole(self) -> SpooledFrame:
-        with self._lock:
-            current, whole = self.current, self._current_whole()
-            if whole is not None:
-                return whole
             if not self.is_settled:
                 raise NotReady(
-                    f"version {current.version + 1} is computed and being recorded; ask again"
+                    f"version {self.current.version + 1} is computed and being recorded; ask again"
                 )
-            codec = Fp32()
-            header = self._header_of_whole(STAND_IN_DIGEST)
+            codec, fragment, current = Fp32(), self.replay.fragments[carried], self.current
+            digests = current.digests if carried == ALL else current.parts[carried]
+            header = Told(
+                kind="weights",
+                run_id=self.run_id,
+                manifest_sha256=self._manifests.of_round(version).sha256,
+                round=version,
+                fragment=carried,
+                result_digest=STAND_IN_DIGEST,
+            ).header(fragment.layout, codec)
             with self.spool.spooler(codec, header) as spooler:
-                for span in self._layout.tiles(TILE_BYTES):
-                    tile = self._version.state.published[span.start : span.stop]
+                for span in fragment.layout.tiles(TILE_BYTES):
+                    tile = fragment.place(span).of(self._version.state.published)
                     spooler(span, codec.encode(tile, noise=None, first_group=span.first_group))
-                spooled = spooler.finish(result_digest=current.digests.published.root)
+                spooled = spooler.finish(result_digest=digests.published.root)
             self.spool.put(spooled)
             return spooled
 

@@ -1,13 +1,15 @@
-"""Handing in a round: encode, persist, upload, and what the answer means for the inner state.
+"""Handing in a round: encode, persist, upload, and what the answer means for what is saved.
 
-Followers of a group are durable before the leader sends, and do as it did.
+`prepare` takes what is handed in from the training; everything after it is the leader's alone and
+may go on beside the training.
 """
 
 import logging
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from atoll.codecs.base import Codec
+from atoll.codecs.noise import Noise
 from atoll.errors import (
     Conflict,
     LeaseLost,
@@ -16,14 +18,13 @@ from atoll.errors import (
     WrongBase,
     WrongRound,
 )
-from atoll.island.conversation.intents import Persist, Steps, Trained, Upload, decided, led
+from atoll.island.conversation.intents import Persist, Steps, Trained, Upload
 from atoll.island.conversation.session import Session
 from atoll.island.link.base import Work
-from atoll.island.ranks.group import Group
 from atoll.island.state import encoding
 from atoll.island.state.base import Frame, Saved
-from atoll.island.state.continuity import Continuity
-from atoll.island.state.weights import IslandWeights
+from atoll.island.state.continuity import Captured, Continuity
+from atoll.island.state.weights import IslandWeights, Staged
 from atoll.layout import Fragment
 from atoll.protocol.messages import Assignment
 from atoll.strategies import build
@@ -47,12 +48,37 @@ class Held(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """A contribution that was just trained: what it is made of, and the state that goes with it."""
+
+    header: FrameHeader
+    staged: Staged
+    captured: Captured
+    codec: Codec
+    noise: Noise
+
+    @property
+    def round(self) -> int:
+        return self.header.round
+
+
+HandIn = Fresh | Saved  # or one that an earlier life has saved with its frame
+
+
 def header_of(
-    session: Session, weights: Held, given: Assignment, trained: Trained, *, began: int
+    session: Session,
+    weights: Held,
+    given: Assignment,
+    trained: Trained,
+    *,
+    began: int,
+    tokens: int | None = None,
 ) -> FrameHeader:
     """The header of a contribution: `trained` is what was done on the rows of `given`.
 
-    The island set out from published weights at the start of round `began`.
+    The island set out from published weights at the start of round `began`. `tokens` are those of
+    all rounds whose rows are in it, which is what it weighs; None: its own round's.
     """
     assert given.round is not None
     info, standing, strategy = session.adopted.info, session.standing, session.adopted.asked
@@ -67,89 +93,61 @@ def header_of(
         base_digest=weights.base_digest(carried),
         fragment=carried,
         first=0 if first == given.round else first,
-        weight=strategy.weight(tokens=trained.tokens),
+        weight=strategy.weight(tokens=trained.tokens if tokens is None else tokens),
         ranges=given.ranges,
         **asdict(trained),
     ).header(weights.fragment(carried).layout, session.adopted.upload)
 
 
-def hand_in(
-    session: Session, continuity: Continuity, weights: IslandWeights, header: FrameHeader
-) -> Steps[bool]:
-    """Collective: hands the round in, and says whether it was accepted.
+def prepare(
+    session: Session,
+    continuity: Continuity,
+    weights: IslandWeights,
+    header: FrameHeader,
+    *,
+    copies: bool,
+    course: dict[str, object],
+) -> Fresh:
+    """What is to be handed in, taken from the training; with `copies` it may go on at once."""
+    manifest, island = session.adopted.manifest, session.standing.island
+    local = weights.local_copy() if session.adopted.asked.keeps_local else None
+    return Fresh(
+        header,
+        weights.stage(header.fragment, copies=copies),
+        continuity.capture(copies=copies, local=local, course=course),
+        session.adopted.upload,
+        build.upload_noise(manifest, header.round, island.worker_id),
+    )
 
-    If not, the inner state goes back to that of the last accepted round.
-    """
-    weights.gather()
-    _followers(session.group, lambda: continuity.save_part(header.round))
-    accepted = yield from led(lambda: contribute(session, continuity, weights, header))
-    _followers(session.group, lambda: continuity.settle(header.round, accepted=accepted))
-    return accepted
 
-
-def _followers(group: Group, work: Work) -> None:
-    """Collective: each rank but the leader does `work`."""
-    group.together(_nothing if group.is_leader else work)
+def contribute(session: Session, continuity: Continuity, made: HandIn) -> Steps[bool]:
+    """Saves and sends what was handed in; whether it was accepted. The leader's alone."""
+    if isinstance(made, Saved):
+        frame = continuity.frame(made.round, made.meta)
+        return (yield from _settled(session, continuity, made.round, frame, _nothing))
+    path = continuity.begin(made.round)
+    with continuity.writing(path) as file, continuity.feedback(path) as feed:
+        encoded = encoding.encode(
+            made.staged, made.header, file.write, codec=made.codec, feed=feed, noise=made.noise
+        )
+    described = continuity.describe(encoded.preamble, encoded.sha256)
+    # The frame travels while it is being synced here; only the commit waits for that.
+    saved = yield Persist(lambda: continuity.save(path, described, made.captured))
+    frame = continuity.frame(made.round, described)
+    return (yield from _settled(session, continuity, made.round, frame, saved))
 
 
 def _nothing() -> None:
     """Stands for work where there is none."""
 
 
-def contribute(
-    session: Session, continuity: Continuity, weights: IslandWeights, header: FrameHeader
-) -> Steps[bool]:
-    """The leader's part of handing in: encodes, saves and sends; whether it was accepted."""
-    manifest = session.adopted.manifest
-    noise = build.upload_noise(manifest, header.round, session.standing.island.worker_id)
-    path = continuity.begin(header.round)
-    with continuity.writing(path) as file, continuity.feedback(path) as feed:
-        encoded = encoding.encode(
-            weights, header, file.write, codec=session.adopted.upload, feed=feed, noise=noise
-        )
-    described = continuity.describe(encoded.preamble, encoded.sha256)
-    captured = continuity.capture()
-    # The frame travels while it is being synced here; only the commit waits for that.
-    saved = yield Persist(lambda: continuity.save(path, described, captured))
-    frame = continuity.frame(header.round, described)
-    promote = partial(continuity.promote, header.round)
-    return (yield from _settled(session, continuity, frame, saved, promote))
-
-
-def resume(session: Session, continuity: Continuity) -> Steps[None]:
-    """Collective: continues what an earlier life left, on all ranks or on none."""
-    group = session.group
-    found: Saved | None = None
-
-    def read() -> tuple[int | None, int | None]:
-        nonlocal found
-        found = continuity.resume(version=session.standing.version, lead=session.adopted.asked.lead)
-        return continuity.rounds()
-
-    checkpoint, pending = yield from decided(read)
-    fits = group.together(lambda: group.is_leader or continuity.fall_in(checkpoint, pending))
-    if not all(one for (one,) in group.gather([fits])):
-        log.warning("the ranks' states are not of one round and are dropped")
-        group.together(continuity.drop)
-        return
-    if pending is None:
-        return
-    accepted = yield from led(lambda: _resend(session, continuity, found))
-    _followers(group, lambda: continuity.settle_resent(accepted=accepted))
-
-
-def _resend(session: Session, continuity: Continuity, pending: Saved | None) -> Steps[bool]:
-    """Sends a frame that an earlier life has saved; whether the contribution was accepted."""
-    assert pending is not None, "only a pending round is sent again"
-    frame = continuity.frame(pending.round, pending.meta)
-    promote = partial(continuity.adopt_pending, pending)
-    return _settled(session, continuity, frame, _nothing, promote)
-
-
 def _settled(
-    session: Session, continuity: Continuity, frame: Frame, saved: Work, promote: Work
+    session: Session, continuity: Continuity, round_number: int, frame: Frame, saved: Work
 ) -> Steps[bool]:
-    """Sends `frame`, then promotes or rolls back; whether it was accepted."""
+    """Sends `frame`; a receipt makes what was saved with it the checkpoint. Whether there is one.
+
+    After a refusal nothing is sent again, by this life or a later one.
+    """
 
     def upload() -> Steps[str]:
         receipt: str = yield Upload(session.standing.identity(), frame, saved)
@@ -164,12 +162,12 @@ def _settled(
     except _ROUND_IS_OVER as error:
         about = {"code": error.code, "reason": str(error)}
         log.warning("contribution refused, its rows go to a later round", extra=about)
-        continuity.roll_back()
+        continuity.discard()
         return False
     except ProtocolError:
         # Refused for what it holds: the next life must not send it again.
-        continuity.roll_back()
+        continuity.discard()
         raise
     log.info("contribution accepted", extra={"receipt": receipt})
-    promote()
+    continuity.promote(round_number)
     return True

@@ -4,6 +4,7 @@
 """
 
 import math
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import wraps
@@ -47,6 +48,13 @@ class Pause(NamedTuple):
     seconds: float
 
 
+class Until(NamedTuple):
+    """Waits until another thread of this island has made `holds` true."""
+
+    holds: Callable[[], object]
+    changed: threading.Condition  # that other thread notifies it
+
+
 class Persist(NamedTuple):
     """Begins to make something durable; the result is a function that waits until it is."""
 
@@ -72,7 +80,10 @@ class Evaluate(NamedTuple):
 
 
 class Train(NamedTuple):
-    """Rows to train, from the published weights; the result is a `Trained`."""
+    """Rows to train on the local weights; the result is a `Trained`.
+
+    None: it was given up halfway, because something that was handed in before does not count.
+    """
 
     assignment: Assignment
 
@@ -101,7 +112,9 @@ class Trained(Partial):
         return Trained(loss_sum, tokens, self.rows + other.rows)
 
 
-Intent = Send | Upload | Download | Attend | Pause | Persist | Lead | Foresee | Evaluate | Train
+Intent = (
+    Send | Upload | Download | Attend | Pause | Until | Persist | Lead | Foresee | Evaluate | Train
+)
 Steps = Generator[Intent, Any, T]
 
 

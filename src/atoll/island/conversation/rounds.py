@@ -1,137 +1,288 @@
-"""The training's half of the conversation: ask, fetch, train, hand in, until the run is over."""
+"""The training's half of the conversation: ask, train, merge, hand in, until the run is over."""
 
 import logging
 import math
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 from atoll.errors import ContributionError, WrongRound
 from atoll.island.conversation import hand_in
-from atoll.island.conversation.fetch import fetch
-from atoll.island.conversation.intents import Evaluate, Foresee, Partial, Steps, Train, send
+from atoll.island.conversation.asking import ask
+from atoll.island.conversation.intents import (
+    Evaluate,
+    Foresee,
+    Partial,
+    Steps,
+    Train,
+    Trained,
+    decided,
+    led,
+    send,
+)
 from atoll.island.conversation.session import Session
 from atoll.island.conversation.standing import Adopted
+from atoll.island.conversation.transfers import Transfers
+from atoll.island.link.base import Work
+from atoll.island.state.base import Saved
 from atoll.island.state.continuity import Continuity
 from atoll.island.state.weights import IslandWeights
-from atoll.protocol.messages import (
-    Assignment,
-    AssignmentRequest,
-    Done,
-    EvaluationReport,
-    EvaluationTask,
-    Identity,
-)
+from atoll.protocol.messages import Assignment, Done, EvaluationReport, EvaluationTask
+from atoll.strategies.base import ALL
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 20.0  # a long poll; well below any proxy's idle limit
-
-
-def question(
-    who: Identity, version: int | None, digest: str | None, *, upcoming: int = 0, awaits: int = 0
-) -> AssignmentRequest:
-    """The question what to do next, of an island with these weights and the rows of `upcoming`.
-
-    With `awaits`: it must merge that round before it goes on.
-    """
-    return AssignmentRequest(
-        identity=who,
-        version=version,
-        digest=digest,
-        wait_seconds=WAIT_SECONDS,
-        upcoming=upcoming,
-        awaits=awaits,
-    )
-
 
 class Rounds:
-    """One island's rounds, for its training thread. Every method is collective."""
+    """One island's rounds, for its training thread. Every method is collective.
+
+    What travels is the leader's `transfers`, beside the training. What they have come to, all ranks
+    learn from the leader where it is looked at: at a merge and at the end of a round.
+    """
 
     def __init__(self, session: Session, weights: IslandWeights, continuity: Continuity) -> None:
         self.session = session
         self.weights = weights
         self.continuity = continuity
+        self.transfers = Transfers(session, weights, continuity)
         self.stale_rounds = 0
         self._began: int | None = None  # the round at which it set out from published weights
         self._trained = 0  # the last round that it trained
+        self._newest = 0  # the newest that it handed in
+        self._tokens: dict[int, int] = {}  # of the rounds that it trained since it set out
         self._upcoming = 0  # the newest planned round whose rows are known
 
     def take_part(self) -> Steps[None]:
         """From what an earlier life left to the end of the run; yields `Train` for each round."""
-        yield from hand_in.resume(self.session, self.continuity)
+        yield from self._resume()
         while (given := (yield from self._next())) is not None:
             self._begin(given)
-            trained = yield Train(given)
-            assert self._began is not None
-            session, weights = self.session, self.weights
-            header = hand_in.header_of(session, weights, given, trained, began=self._began)
-            if not (yield from hand_in.hand_in(session, self.continuity, weights, header)):
-                self.stale_rounds += 1
-                # Else rows that did not count would be in the next contribution.
-                self._set_out_anew()
+            trained: Trained | None = yield Train(given)
+            if trained is not None and (yield from self._is_whole(given)):
+                yield from self._hand_in(given, trained)
+            yield from self._settle(most=self.session.adopted.asked.lead)
+        yield from self._settle(most=0)
+        self.transfers.close()
         yield from self.session.leave()
 
-    def _begin(self, given: Assignment) -> None:
-        """Begins a round's training, from the published weights or on from earlier rounds."""
-        assert given.round is not None
-        if self._began is not None and given.round < self._trained:
-            # Filled up late: what was trained since would be in none of the rounds counted.
-            self._set_out_anew()
-        self._began = given.round if self._began is None else self._began
-        self._trained = given.round
-        self.weights.train()
+    # Where the training stands
 
-    def _set_out_anew(self) -> None:
-        """Makes the local weights the published ones again."""
-        self.weights.reset()
-        self._began = None
+    def _place(self, given: Assignment) -> Steps[None]:
+        """Makes the local weights what the round is trained from: the published ones, or its own.
 
-    def merge(self, round_number: int) -> Steps[None]:
-        """Waits until the round is published, and takes it into the local weights.
-
-        Within a round: what is merged is trained on. Where only the whole weights could be had,
-        nothing that was trained before is in the local ones any more, so they began in this round.
+        Its own go on where they hold all that the round's contribution will count: not where what
+        was trained last is newer, or was missed.
         """
-        while self.weights.version is None or self.weights.version < round_number:
-            reply = yield from self.session.call(lambda: self.ask(awaits=round_number))
-            if reply.action == "stop":
-                return
-            if reply.action == "fetch":
-                yield from self._fetch()
-                self.weights.train()
-                self._began = self._trained if self._began is None else self._began
+        number, strategy = given.round, self.session.adopted.asked
+        assert number is not None
+        self.weights.told(number, given.fragment)
+        is_late = number < self._newest or self._trained < self._newest  # it was filled up late
+        is_missed = strategy.keeps_local and number != self._trained + 1
+        if self._began is None or is_late or is_missed:
+            yield from self._set_out(number)
+        else:
+            self._merge_all(strategy.needs(number))
 
-    def _fetch(self) -> Steps[None]:
-        yield from fetch(self.session, self.weights)
-        if len(self.weights.newest) == self.weights.layout.size:
-            self._began = None  # it sets out from the published weights
+    def _begin(self, given: Assignment) -> None:
+        """Begins a round's training."""
+        number, needs = given.round, self.session.adopted.asked.needs
+        assert number is not None
+        self._trained = number
+        self.weights.train()
+        if needs(number + 1) < number:
+            self.transfers.look_ahead(number)  # the next one may be open before this is handed in
 
-    def ask(self, *, awaits: int = 0) -> Steps[Assignment]:
-        """What next? Says which published weights this island holds, and what it waits for."""
-        standing, weights = self.session.standing, self.weights
-        who, known = standing.identity(), self._upcoming
-        asked = question(who, weights.version, weights.digest, upcoming=known, awaits=awaits)
-        reply = yield from send(asked)
-        standing.told(reply.generation)
-        return reply
+    def _set_out(self, number: int) -> Steps[None]:
+        """Makes the local weights the published ones: the round is trained from there."""
+        yield from led(self.transfers.rest)
+        yield from self._hold()
+        self.weights.reset()
+        self.transfers.go_on()
+        self._began, self._tokens = number, {}
+
+    def _hold(self) -> Steps[None]:
+        """Followers learn which version the leader holds."""
+        version, digest = yield from decided(lambda: self.weights.held)
+        self.weights.adopt(version, digest)
+
+    def merge(self, round_number: int) -> Steps[bool]:
+        """Takes rounds up to this one into the local weights, once they are published.
+
+        False when what was handed in does not count, so that what is being trained does not either.
+        """
+
+        def wait() -> Steps[bool]:
+            self.transfers.want(round_number)
+            return (yield from self.transfers.arrived(round_number)) and self.weights.can_merge()
+
+        if round_number <= self.weights.merged:
+            return True
+        if not (yield from led(wait)):
+            self._began = None
+            return False
+        yield from self._hold()
+        self._merge_all(round_number)
+        return True
+
+    def _merge_all(self, last: int) -> None:
+        """Merges rounds up to `last`, which are here, one by one."""
+        for number in range(self.weights.merged + 1, last + 1):
+            self.weights.merge(number)
+
+    def _is_whole(self, given: Assignment) -> Steps[bool]:
+        """Merges what is in flight where the round is to carry the whole model; whether it may."""
+        assert given.round is not None
+        return given.fragment != ALL or (yield from self.merge(given.round - 1))
+
+    # Handing in
+
+    def _hand_in(self, given: Assignment, trained: Trained) -> Steps[None]:
+        """Hands the round over to be sent; training may go on beside it."""
+        assert given.round is not None and self._began is not None
+        number, began = given.round, self._began
+        self._newest = max(number, self._newest)
+        self._tokens[number] = trained.tokens
+        first = self.session.adopted.asked.first(number, began)
+        self._tokens = {n: tokens for n, tokens in self._tokens.items() if n >= first}
+        course = self._course()
+        self.weights.gather()
+        self._followers(lambda: self.continuity.save_part(number, course))
+        goes_on = yield from decided(self._goes_on)
+        if self.session.group.is_leader:
+            tokens = sum(self._tokens.values())
+            header = hand_in.header_of(
+                self.session, self.weights, given, trained, began=began, tokens=tokens
+            )
+            self.transfers.send(
+                hand_in.prepare(
+                    *(self.session, self.continuity, self.weights, header),
+                    copies=goes_on,
+                    course=course,
+                )
+            )
+        if goes_on:
+            self.transfers.want(number)
+
+    def _goes_on(self) -> bool:
+        """Whether the training goes on while what is handed in now travels."""
+        return len(self.transfers.under_way) < self.session.adopted.asked.lead
+
+    def _course(self) -> dict[str, Any]:
+        tokens = [list(entry) for entry in self._tokens.items()]
+        known = {"began": self._began, "trained": self._trained, "newest": self._newest}
+        return {**known, "merged": self.weights.merged, "tokens": tokens}
+
+    def _settle(self, *, most: int) -> Steps[None]:
+        """Waits until no more than `most` hand-ins are under way, and does as they came out."""
+
+        def wait() -> Steps[tuple[tuple[int, ...], bool]]:
+            found = yield from self.transfers.settle(most=most)
+            return found.accepted, found.is_refused
+
+        accepted, is_refused = yield from led(wait)
+        for number in accepted:
+            self._followers(partial(self.continuity.promote, number))
+        if is_refused:
+            self.stale_rounds += 1
+            self.session.group.together(self.continuity.roll_back)
+            self.transfers.forgive()
+            # Else rows that did not count would be in the next contribution.
+            self._began, self._trained, self._newest = None, 0, 0
+
+    def _followers(self, work: Work) -> None:
+        """Each rank but the leader does `work`."""
+        group = self.session.group
+        group.together(_nothing if group.is_leader else work)
+
+    def _resume(self) -> Steps[None]:
+        """Continues what an earlier life left, on all ranks or on none."""
+        session, continuity, group = self.session, self.continuity, self.session.group
+        waiting: list[Saved] = []
+
+        def read() -> tuple[int | None, tuple[int, ...]]:
+            version, lead = session.standing.version, session.adopted.asked.lead
+            waiting.extend(continuity.resume(version=version, lead=lead))
+            return continuity.rounds()
+
+        checkpoint, pending = yield from decided(read)
+        fits = group.together(lambda: group.is_leader or continuity.fall_in(checkpoint, pending))
+        if not all(one for (one,) in group.gather([fits])):
+            log.warning("the ranks' states are not of one round and are dropped")
+            group.together(continuity.drop)
+            return
+        for saved in waiting:
+            self.transfers.send(saved)
+        local, course = continuity.take_local(), continuity.course
+        if (yield from decided(lambda: local is not None)):
+            self.weights.go_on_from(local, merged=course["merged"])
+            self._began, self._trained = course["began"], course["trained"]
+            self._newest = course["newest"]
+            self._tokens = dict(course["tokens"])
+        yield from self._settle(most=session.adopted.asked.lead)
+
+    # What comes next
 
     def _next(self) -> Steps[Assignment | None]:
-        """The next rows to train, from the published weights; None when the run is over."""
+        """The next rows to train; None when the run is over."""
+        ahead = yield from decided(self._taken_ahead)
+        if ahead is not None:
+            given = Assignment.model_validate_json(ahead)
+            yield from self._prepare(given)
+            return given
         while True:
+            self.transfers.answer()
             reply = yield from self.session.call(self.ask)
             if reply.upcoming > self._upcoming:
                 self._upcoming = reply.upcoming
                 yield Foresee(reply.upcoming_ranges)
             if reply.action == "fetch":
-                yield from self._fetch()
+                yield from self._fetch(reply.version)
                 continue
-            if reply.evaluation is not None:
-                yield from self._evaluate(reply.evaluation)
             if reply.action == "stop":
-                log.info("stopped", extra=reply.model_dump(include={"reason", "version", "digest"}))
+                yield from self._stop(reply)
                 return None
+            yield from self._prepare(reply)
             if reply.action == "train":
-                yield from self._adopt(reply)
                 return reply
+
+    def ask(self) -> Steps[Assignment]:
+        """What next? Says which published weights this island holds."""
+        busy = self.transfers.under_way
+        return ask(self.session, self.weights, upcoming=self._upcoming, under_way=busy)
+
+    def _taken_ahead(self) -> str | None:
+        found = self.transfers.take_ahead()
+        return None if found is None else found.model_dump_json()
+
+    def _fetch(self, version: int) -> Steps[None]:
+        """Brings the published copy to a version that is known to be published."""
+
+        def wait() -> Steps[bool]:
+            if self.transfers.reached >= version:
+                yield from self.transfers.start_over()  # what is here is not what was published
+            self.transfers.want(version, is_published=True)
+            yield from self.transfers.until(lambda: self.transfers.reached >= version)
+            return self.weights.can_merge()
+
+        if not (yield from led(wait)):
+            self._began = None  # it missed a round, so it sets out from the published weights
+        yield from self._hold()
+
+    def _prepare(self, reply: Assignment) -> Steps[None]:
+        """Makes ready for a round that is given, and evaluates if that is asked for."""
+        if reply.action == "train":
+            yield from self._adopt(reply)
+            yield from self._place(reply)
+        if reply.evaluation is not None:
+            yield from self._evaluate(reply.evaluation)
+
+    def _stop(self, reply: Assignment) -> Steps[None]:
+        """The end: the model holds the published weights."""
+        yield from self._settle(most=0)
+        yield from self._set_out(self._newest + 1)
+        if reply.evaluation is not None:
+            yield from self._evaluate(reply.evaluation)
+        log.info("stopped", extra=reply.model_dump(include={"reason", "version", "digest"}))
 
     def _adopt(self, given: Assignment) -> Steps[None]:
         """Takes over the manifest that the round is under.
@@ -146,16 +297,25 @@ class Rounds:
         # All ranks look when one must: the leader may have heard of it while it sent.
         if any(one for (one,) in session.group.gather([wanted != info.manifest_sha256])):
             info = yield from session.call(lambda: session.version(wanted))
+        # What travels was made under the settings before.
+        yield from self._settle(most=0)
+        yield from led(self.transfers.rest)
         session.adopted = Adopted.of(info)
         self.weights.download = session.adopted.download
         self.continuity.adopt(info)
+        self.transfers.go_on()
         body = session.adopted.manifest.body()
         log.info("settings adopted from the coordinator", extra={"manifest": body})
 
+    # Held-out loss
+
     def _evaluate(self, task: EvaluationTask) -> Steps[None]:
         """This island's share of the held-out loss: a partial sum with its honest count."""
-        with self.weights.published_shown():
-            found: Partial | None = yield Evaluate(task)
+        yield from led(self.transfers.rest)
+        try:
+            found = yield from self._evaluated(task)
+        finally:
+            self.transfers.go_on()
         if found is None or not found.tokens or not math.isfinite(found.loss_sum):
             return
 
@@ -168,3 +328,20 @@ class Rounds:
         except (WrongRound, ContributionError) as error:
             # The coordinator went on, or restarted in between: a figure less, and no work lost.
             log.warning("evaluation refused", extra={"code": error.code, "reason": str(error)})
+
+    def _evaluated(self, task: EvaluationTask) -> Steps[Partial | None]:
+        """The partial sum of the published weights; None when they are of another version now."""
+        weights = self.weights
+        version, is_shown = yield from decided(lambda: [weights.held[0], weights.shows_published])
+        if version != task.version:
+            return None
+        if is_shown:
+            found: Partial | None = yield Evaluate(task)
+            return found
+        with weights.published_shown():
+            found = yield Evaluate(task)
+        return found
+
+
+def _nothing() -> None:
+    """Stands for work where there is none."""

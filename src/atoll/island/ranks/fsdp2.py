@@ -17,6 +17,7 @@ from atoll.island.ranks import buffers
 from atoll.island.ranks.batch_slice import BatchSlice
 from atoll.island.ranks.group import Group
 from atoll.layout import Layout, Span, TensorSpec
+from atoll.strategies import outer
 
 
 def combine_by(share: BatchSlice, model: nn.Module) -> None:
@@ -86,24 +87,31 @@ class ShardedWeights:
         self._group = group
         self._gathered = layout.zeros() if group.is_leader else None
 
-    def write(self, span: Span, published: Tensor) -> None:
-        """Nothing yet: shards are set tensor by tensor, by all ranks together."""
-
-    def share(self, published: Tensor | None, span: Span) -> None:
-        """Each rank takes its shards of the leader's tensors."""
+    def merge(self, published: Tensor | None, span: Span, *, own: float) -> None:
+        """Each rank takes its shards of the leader's tensors in."""
         with torch.no_grad():
             for spec, parameter in self._sharded():
                 if not span.start <= spec.offset < span.stop:
                     continue
-                own = spec.span
-                whole = own.room() if published is None else own.of(published)
+                place = spec.span
+                whole = place.room() if published is None else place.of(published)
                 self._group.broadcast(whole)
                 mesh, placements = parameter.device_mesh, parameter.placements
                 placed = whole.view(spec.shape).to(parameter.device)
                 # Without a source rank nothing is sent: every rank has the whole tensor here.
                 shards = distribute_tensor(placed, mesh, placements, src_data_rank=None)
-                parameter.to_local().copy_(shards.to_local())
+                outer.mix(parameter.to_local(), shards.to_local(), own=own)
         buffers.share(self._model, self._group)
+
+    def copy(self) -> list[Tensor]:
+        """One tensor for each shard."""
+        return [parameter.to_local().clone() for _, parameter in self._sharded()]
+
+    def put_back(self, own: list[Tensor]) -> None:
+        """The same."""
+        with torch.no_grad():
+            for (_, parameter), kept in zip(self._sharded(), own, strict=True):
+                parameter.to_local().copy_(kept)
 
     def gather(self) -> None:
         """All shards of a tensor at a time; only the leader keeps it."""

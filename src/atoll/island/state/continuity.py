@@ -1,12 +1,13 @@
 """What makes a restarted island continue as if it had paused.
 
-Inner optimizer, random state and error-feedback residual, saved with every contribution: pending
-until its receipt, then the checkpoint. A refusal goes back to the last checkpoint.
+Inner optimizer, random state, error-feedback residual and, where they live on, local weights, saved
+with every contribution: pending until its receipt, then the checkpoint. A refusal goes back to the
+last checkpoint.
 """
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,15 @@ from atoll.protocol.messages import Info
 log = logging.getLogger(__name__)
 
 
-class InnerState(NamedTuple):
-    """What is saved of the optimizer and the random state."""
+LOCAL_WEIGHTS = "weights/local"  # a tensor's name; whole, and saved by the leader alone
+
+
+class Captured(NamedTuple):
+    """What is saved of an island's training: optimizer, random state, local weights."""
 
     tensors: dict[str, Tensor]
     numbers: dict[str, Any]
+    course: dict[str, Any]  # where the training stands, for the conversation to go on
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,9 @@ WHOLE = Part()
 class Continuity:
     """The inner state of one island and its copies on disk.
 
-    For the thread that trains; `save` alone may run beside it, while it sends the frame.
+    What is written for a round, `begin` to `promote`, belongs to the thread that sends; `save` may
+    run beside it. The rest belongs to the thread that trains, and `roll_back`, `resume` and `adopt`
+    while nothing is being sent.
     """
 
     def __init__(
@@ -67,6 +74,8 @@ class Continuity:
         self._elements = elements
         self._part = part
         self._optimizer: Optimizer | None = None
+        self._course: dict[str, Any] = {}
+        self._local: Tensor | None = None
         # bf16, what rounding lost of earlier contributions; and the one after the round under way
         self._residual: Tensor | None = None
         self._next_residual: Tensor | None = None
@@ -74,6 +83,7 @@ class Continuity:
     def start(self, optimizer: Optimizer | None) -> None:
         """A newcomer's inner state: nothing learned, its own random stream."""
         self._optimizer = optimizer
+        self._course, self._local = {}, None
         if optimizer is not None:
             optimizer.state.clear()
         self._residual, self._next_residual = self._new_residual(), self._new_residual()
@@ -100,66 +110,66 @@ class Continuity:
         if kept is not None and self._residual is not None:
             self._residual = kept
 
-    def resume(self, *, version: int, lead: int) -> Saved | None:
-        """Adopts an earlier life's checkpoint; returns a round that still waits for its receipt.
+    def resume(self, *, version: int, lead: int) -> list[Saved]:
+        """Adopts the newest state that an earlier life has saved; what still waits for a receipt.
 
         `version` is the coordinator's, and `lead` rounds may be open beyond the one after it. State
         of another run, or of rounds that a coordinator restored from an older copy has not come to,
         is of another history and is dropped.
         """
-        saved, pending = self._store.checkpoint(), self._store.pending()
-        found = [s for s in (saved, pending) if s is not None]
+        kept, waiting = self._saved()
+        found = [s for s in (kept, *waiting) if s is not None]
         newest = version + 1 + lead
         if any(s.meta["run_id"] != self._info.run_id or s.round > newest for s in found):
             log.warning("the island's state belongs to another history and is dropped")
         elif any(self._is_foreign(s) for s in found):
             log.warning("the island had other ranks or another sharding; its state is dropped")
         else:
-            if saved is not None:
-                self._adopt(saved)
-            return pending
+            if found:
+                self._adopt(found[-1])
+            return waiting
         self.drop()
-        return None
+        return []
 
-    def rounds(self) -> tuple[int | None, int | None]:
-        """Which rounds the checkpoint and the pending state are of."""
+    def _saved(self) -> tuple[Saved | None, list[Saved]]:
+        """The checkpoint, and what has no receipt yet, oldest first."""
+        _, waiting = self._store.rounds()
+        return self._store.checkpoint(), [self._store.pending(number) for number in waiting]
+
+    def rounds(self) -> tuple[int | None, tuple[int, ...]]:
+        """Which rounds the checkpoint and what is pending are of."""
         return self._store.rounds()
 
-    def fall_in(self, checkpoint: int | None, pending: int | None) -> bool:
+    def fall_in(self, checkpoint: int | None, waiting: Sequence[int]) -> bool:
         """Brings a follower's state to the leader's rounds; False when it has other ones.
 
         A follower saves before the leader sends and promotes after it, so what the leader has is
-        here too, at most one name behind.
+        here too, under an earlier name at most.
         """
-        if checkpoint is not None and self._store.rounds()[1] == checkpoint:
-            self._store.promote(checkpoint)
-        if pending is None:
-            self._store.discard_pending()
-        if self.rounds() != (checkpoint, pending):
+        for number in self.rounds()[1]:
+            if checkpoint is not None and number <= checkpoint:
+                self._store.promote(number)
+        self._store.discard_pending(after=max([*waiting, checkpoint or 0]))
+        if self.rounds() != (checkpoint, tuple(waiting)):
             return False
-        saved = self._store.checkpoint()
-        found = [s for s in (saved, self._store.pending()) if s is not None]
+        kept, mine = self._saved()
+        found = [s for s in (kept, *mine) if s is not None]
         if any(s.meta["run_id"] != self._info.run_id or self._is_foreign(s) for s in found):
             return False
         # From here on as the leader's `resume` does.
-        if saved is not None:
-            self._adopt(saved)
+        if found:
+            self._adopt(found[-1])
         return True
 
-    def settle(self, round_number: int, *, accepted: bool) -> None:
-        """A follower does as the leader did with the round."""
-        if accepted:
-            self._store.promote(round_number)
-        else:
-            self.roll_back()
+    @property
+    def course(self) -> dict[str, Any]:
+        """Where the training of the state that was adopted stands; empty before one was."""
+        return self._course
 
-    def settle_resent(self, *, accepted: bool) -> None:
-        """The same for a round of an earlier life."""
-        pending = self._store.pending()
-        if accepted and pending is not None:
-            self.adopt_pending(pending)
-        else:
-            self.roll_back()
+    def take_local(self) -> Tensor | None:
+        """The local weights that were saved with it, once; None where none were."""
+        found, self._local = self._local, None
+        return found
 
     def drop(self) -> None:
         """Starts anew: what is on disk does not belong to this group and history."""
@@ -194,25 +204,34 @@ class Continuity:
             return
         with self._store.writing(path / RESIDUAL_FILE) as file:
             yield Feedback(self._residual, self._next_residual, file.write)
+        # The next contribution builds on this one; a refusal reads the checkpoint's again.
+        self._residual, self._next_residual = self._next_residual, self._residual
 
-    def capture(self) -> InnerState:
-        """The inner state now, by reference: it must be saved before the next step."""
+    def capture(
+        self, *, copies: bool, course: dict[str, Any], local: Tensor | None = None
+    ) -> Captured:
+        """The inner state now; without `copies` by reference, to be saved before the next step."""
         tensors = optimizer_state.random_state()
         numbers: dict[str, Any] = {}
         if self._optimizer is not None:
             state, numbers = optimizer_state.flatten(self._optimizer)
-            tensors |= state
-        return InnerState(tensors, numbers)
+            tensors |= {k: t.clone() for k, t in state.items()} if copies else state
+        if local is not None:
+            tensors[LOCAL_WEIGHTS] = local
+        return Captured(tensors, numbers, course)
 
-    def save(self, path: Path, frame: dict[str, Any], captured: InnerState) -> None:
+    def save(self, path: Path, frame: dict[str, Any], captured: Captured) -> None:
         """Makes frame, residual and inner state durable, still pending; from any thread."""
-        meta = {**frame, "numbers": captured.numbers, "part": self._part.described()}
-        self._store.complete(path, meta, captured.tensors)
+        beside = {"numbers": captured.numbers, "course": captured.course}
+        self._store.complete(
+            path, {**frame, **beside, "part": self._part.described()}, captured.tensors
+        )
 
-    def save_part(self, round_number: int) -> None:
+    def save_part(self, round_number: int, course: dict[str, Any]) -> None:
         """A follower's inner state, pending until the leader has the receipt."""
         path = self.begin(round_number)
-        self.save(path, {"run_id": self._info.run_id}, self.capture())
+        captured = self.capture(copies=False, course=course)
+        self.save(path, {"run_id": self._info.run_id}, captured)
 
     def frame(self, round_number: int, described: dict[str, Any]) -> Frame:
         """The frame of a pending round."""
@@ -220,16 +239,14 @@ class Continuity:
 
     def promote(self, round_number: int) -> None:
         """The receipt is here: pending becomes the checkpoint."""
-        self._residual, self._next_residual = self._next_residual, self._residual
         self._store.promote(round_number)
 
-    def adopt_pending(self, pending: Saved) -> None:
-        """The receipt of an earlier life's round is here: its state is ours."""
-        self._adopt(pending)
-        self._store.promote(pending.round)
+    def discard(self) -> None:
+        """Nothing of what waits for a receipt is sent again."""
+        self._store.discard_pending()
 
     def roll_back(self) -> None:
-        """The round did not count: back to the last accepted one."""
+        """A round did not count: back to the last accepted one, on the disk and in memory."""
         self._store.discard_pending()
         saved = self._store.checkpoint()
         self.start(self._optimizer)
@@ -243,3 +260,5 @@ class Continuity:
         # Saved under a manifest version without error feedback, it has none.
         if self._residual is not None and saved.meta.get("residual", True):
             self._store.read_raw(saved, RESIDUAL_FILE, byte_view(self._residual))
+        self._course = dict(saved.meta.get("course", {}))
+        self._local = saved.tensors.get(LOCAL_WEIGHTS)

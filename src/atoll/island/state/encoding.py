@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.codecs import feedback
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
-from atoll.island.state.weights import IslandWeights
+from atoll.island.state.weights import Staged
 from atoll.layout import TILE_BYTES, Span, byte_view
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -38,7 +38,7 @@ class Feedback:
 
 
 def encode(
-    weights: IslandWeights,
+    staged: Staged,
     header: FrameHeader,
     write: Callable[[memoryview], object],
     *,
@@ -46,16 +46,13 @@ def encode(
     feed: Feedback | None,
     noise: Noise,
 ) -> Encoded:
-    """Writes the frame of the header's fragment, and with `feed` the residual after it.
-
-    The residual before it is left as it was: a refusal goes back to it.
-    """
+    """Writes the frame of what is staged, and with `feed` the residual after it."""
     sink = frame.FrameWriter(header, write)
-    fragment = weights.fragment(header.fragment)
+    fragment = staged.fragment
     if feed is not None:  # the residual is kept for the whole model
         feed.keep(Span(0, fragment.span.start))
     for span in fragment.layout.tiles(TILE_BYTES):
-        delta = weights.displacement(fragment, span)
+        delta = staged.tile(span)
         if feed is None:
             payload = codec.encode(delta, noise=noise, first_group=span.first_group)
         else:
@@ -67,5 +64,5 @@ def encode(
             feed.write(byte_view(residual))
         sink.payload(byte_view(payload))
     if feed is not None:
-        feed.keep(Span(fragment.span.stop, weights.layout.size))
+        feed.keep(Span(fragment.span.stop, staged.size))
     return Encoded(frame.preamble(header), sink.finish())

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from atoll.island.ranks import buffers, combine
 from atoll.island.ranks.group import Group
 from atoll.layout import Layout, Span
+from atoll.strategies import outer
 
 _PIECE_BYTES = 16 << 20
 
@@ -15,15 +16,20 @@ _PIECE_BYTES = 16 << 20
 class LocalWeights(Protocol):
     """The local weights of one rank."""
 
-    def write(self, span: Span, published: Tensor) -> None:
-        """The leader takes a tile of new weights; the other ranks get it by `share`."""
+    def merge(self, published: Tensor | None, span: Span, *, own: float) -> None:
+        """Collective: within `span`, which cuts no tensor, takes the leader's `published` in.
+
+        local = own*local + (1-own)*published, where own = 0 is a copy. `published` is the leader's,
+        whole; None on other ranks. Buffers are shared too.
+        """
         ...
 
-    def share(self, published: Tensor | None, span: Span) -> None:
-        """Collective: within `span`, which cuts no tensor, every rank's weights are the leader's.
+    def copy(self) -> list[Tensor]:
+        """This rank's weights as they are now."""
+        ...
 
-        `published` are the leader's, whole; None on other ranks. Buffers are shared too.
-        """
+    def put_back(self, own: list[Tensor]) -> None:
+        """Makes this rank's weights what `copy` gave."""
         ...
 
     def gather(self) -> None:
@@ -60,21 +66,24 @@ class FlatWeights:
                 views[name].copy_(parameter)
                 parameter.data = views[name]
 
-    def write(self, span: Span, published: Tensor) -> None:
-        """Copies the tile."""
+    def merge(self, published: Tensor | None, span: Span, *, own: float) -> None:
+        """From the leader's flat buffer, piece by piece."""
         with torch.no_grad():
-            span.of(self._local).copy_(published)
-
-    def share(self, published: Tensor | None, span: Span) -> None:
-        """The leader's flat buffer, piece by piece."""
-        if self._group.size == 1:
-            return
-        for tile in self._layout.tiles(_PIECE_BYTES, span):
-            piece = tile.room() if published is None else tile.of(published)
-            self._group.broadcast(piece)
-            if published is None:
-                self.write(tile, piece)
+            for tile in self._layout.tiles(_PIECE_BYTES, span):
+                piece = tile.room() if published is None else tile.of(published)
+                if self._group.size > 1:
+                    self._group.broadcast(piece)
+                outer.mix(tile.of(self._local), piece, own=own)
         buffers.share(self._model, self._group)
+
+    def copy(self) -> list[Tensor]:
+        """One flat buffer."""
+        return [self._local.clone()]
+
+    def put_back(self, own: list[Tensor]) -> None:
+        """The same."""
+        with torch.no_grad():
+            self._local.copy_(own[0])
 
     def gather(self) -> None:
         """The leader has them all."""

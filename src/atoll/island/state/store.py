@@ -2,7 +2,7 @@
 
     identity.json            worker_id and island key
     checkpoint-N/            inner state after accepted round N (at most one, the newest)
-    pending-N/               the same for a round whose receipt is not here yet, with its frame
+    pending-N/               the same for each round whose receipt is not here yet, with its frame
     spare-*                  large files that are done with, to be written over by the next round
     rank-R/                  the same for a follower of a torchrun group: its inner state, no frame
 
@@ -68,7 +68,8 @@ class StoredFrame:
 class IslandStore:
     """One island's directory, held by one process; fulfils `base.Store`.
 
-    For the thread that trains; `complete` alone may run beside it, while it reads the frame.
+    For one thread at a time: the one that sends, or the one that trains while that one rests.
+    `complete` alone may run beside it, while it reads the frame.
     """
 
     def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
@@ -111,9 +112,10 @@ class IslandStore:
     # Pending and checkpoint directories
 
     def begin(self, round_number: int) -> Path:
-        """An empty directory for what is about to be sent; earlier pending ones are dropped."""
-        self.discard_pending()
+        """An empty directory for what is about to be sent."""
         path = self.directory / f"pending-{round_number}"
+        if path.exists():
+            self._remove(path)  # of an earlier try
         with _own_disk(path):
             path.mkdir()
             for spare in self.directory.glob(f"{SPARE}*"):
@@ -142,13 +144,14 @@ class IslandStore:
             _write_json(path / "complete.json", dict(meta))
             filesystem.sync(self.directory, way_out=_WAY_OUT)
 
-    def pending(self) -> Saved | None:
-        """What was complete but has no receipt yet."""
-        return self._newest("pending")
+    def pending(self, round_number: int) -> Saved:
+        """What was complete for a round, but has no receipt yet."""
+        return self._read("pending", round_number)
 
     def checkpoint(self) -> Saved | None:
         """The inner state after the newest accepted round."""
-        return self._newest("checkpoint")
+        newest, _ = self.rounds()
+        return None if newest is None else self._read("checkpoint", newest)
 
     def frame(self, saved: Saved) -> StoredFrame:
         """The frame of a pending round."""
@@ -177,10 +180,11 @@ class IslandStore:
         with suppress(FileNotFoundError):
             os.replace(path, self.directory / f"{SPARE}{path.name}")
 
-    def discard_pending(self) -> None:
-        """A refusal, or a round that is over: the pending state is void."""
+    def discard_pending(self, *, after: int = 0) -> None:
+        """A refusal, or a round that is over: what is pending of rounds after `after` is void."""
         for path in self.directory.glob("pending-*"):
-            self._remove(path)
+            if _round_of(path) > after:
+                self._remove(path)
 
     def forget(self) -> None:
         """Drops all training state, not the identity: it belongs to another history."""
@@ -195,11 +199,8 @@ class IslandStore:
         os.replace(path, trash)
         shutil.rmtree(trash, ignore_errors=True)
 
-    def _newest(self, kind: str) -> Saved | None:
-        newest = self._newest_round(kind)
-        if newest is None:
-            return None
-        path = self.directory / f"{kind}-{newest}"
+    def _read(self, kind: str, round_number: int) -> Saved:
+        path = self.directory / f"{kind}-{round_number}"
         try:
             tensors = load_file(str(path / STATE_FILE))
         except (OSError, SafetensorError) as exc:
@@ -207,15 +208,15 @@ class IslandStore:
                 f"cannot read {str(path / 'state.safetensors')!r}: {exc}; remove {str(path)!r} "
                 f"and the island starts from the run's weights"
             ) from exc
-        return Saved(newest, _read_json(path / "complete.json"), tensors, path)
+        return Saved(round_number, _read_json(path / "complete.json"), tensors, path)
 
-    def rounds(self) -> tuple[int | None, int | None]:
-        """Which rounds the checkpoint and the pending state are of."""
-        return self._newest_round("checkpoint"), self._newest_round("pending")
+    def rounds(self) -> tuple[int | None, tuple[int, ...]]:
+        """Which rounds the checkpoint and what is pending are of, the latter oldest first."""
+        return max(self._complete("checkpoint"), default=None), tuple(self._complete("pending"))
 
-    def _newest_round(self, kind: str) -> int | None:
+    def _complete(self, kind: str) -> list[int]:
         complete = self.directory.glob(f"{kind}-*/complete.json")
-        return max((int(path.parent.name.rpartition("-")[2]) for path in complete), default=None)
+        return sorted(_round_of(path.parent) for path in complete)
 
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         """Fills `buffer` from a file of the saved directory; StoreError when it does not fit."""
@@ -241,6 +242,11 @@ class IslandStore:
             for path in self.directory.glob(f"{kind}-*"):
                 if not (path / "complete.json").exists() or not (path / needed).exists():
                     self._remove(path)
+
+
+def _round_of(path: Path) -> int:
+    """The round of a directory, by its name."""
+    return int(path.name.rpartition("-")[2])
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -4,8 +4,9 @@ The model's parameters are views into one flat buffer, so a tile of them is a sl
 to be packed. Owns what a downloaded frame does to the buffers and what a displacement is made of.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,12 +28,25 @@ from atoll.wire.frame import FrameReader
 from atoll.wire.header import FrameHeader
 
 
+@dataclass(frozen=True)
+class Staged:
+    """What a contribution is made of: Δ of a fragment, tile by tile."""
+
+    fragment: Fragment
+    size: int  # elements of the whole model
+    tile: Callable[[Span], Tensor]  # fp32 on the CPU; the span counts from the fragment's start
+
+
 class IslandWeights:
     """θ̂ as published, and the local weights of `model`, which set out from it.
 
     The model's parameters are `layout`'s by name; their own order does not matter. Local weights
-    live on from round to round; a fragment of them becomes the published one when a round that
-    carries it is merged. Used by the training thread alone.
+    live on from round to round; a fragment of them takes the published one in when a round that
+    carries it is merged, and nothing that arrives changes them.
+
+    The local weights belong to the training thread, the published ones to the thread that receives
+    them; `held` is replaced whole. Each may use the other's while that one rests, or where it does
+    not write: a fragment that is staged or merged is not on its way then.
     """
 
     def __init__(
@@ -45,92 +59,147 @@ class IslandWeights:
         group: Group = SOLO,
     ) -> None:
         self.layout = layout
-        self.version: int | None = None
-        self.digest: str | None = None
+        # Version and digest of the published copy; on a follower what the leader last merged.
+        self.held: tuple[int | None, str | None] = (None, None)
         self.download = download  # moves with the manifest, between two rounds
+        self.merged = 0  # the version up to which the local weights have taken the published in
         self._strategy = strategy
+        self._carried: dict[int, int] = {}  # which fragment each of the newest rounds carries
         self._fragments = Fragments.of(strategy, layout)
         self._parts: list[ParamsDigest] = []  # of each fragment of θ̂; empty before the first
-        self.newest = Span(0, 0)  # the part that was last fetched
         self._is_leader = group.is_leader
-        # Fragments whose local weights are the published ones; training changes all of them.
-        self._same: set[Span] = set()
+        self._is_trained = True  # whether the local weights are not those of version `merged`
         if group.is_leader:
             compiled.prepare(layout.size)
         # Followers hold no published copy: theirs is the leader's.
         self._published = self.layout.zeros() if group.is_leader else torch.empty(0)
         self._local = local_weights.of(model, self.layout, group)
 
+    @property
+    def version(self) -> int | None:
+        """The published version that this island holds."""
+        return self.held[0]
+
+    @property
+    def digest(self) -> str | None:
+        """Its digest."""
+        return self.held[1]
+
     def fragment(self, number: int) -> Fragment:
         """The fragment of that number, or the whole model."""
         return self._fragments[number]
+
+    def carried(self, round_number: int) -> int:
+        """Which fragment a round carries, as far as this island knows: only the last differs."""
+        usual = self._strategy.fragment(round_number, is_last=False)
+        return self._carried.get(round_number, usual)
+
+    def told(self, round_number: int, fragment: int) -> None:
+        """The coordinator says which fragment a round carries."""
+        known = {n: f for n, f in self._carried.items() if n > self.merged}
+        self._carried = {**known, round_number: fragment}
 
     def base_digest(self, number: int) -> str:
         """The digest of a fragment of the published weights that this island holds."""
         if self.digest is None:
             return ""
-        # Followers hold no published copy, and what they say is not looked at.
-        is_whole = number == ALL or not self._is_leader
-        return self.digest if is_whole else self._parts[number].root
+        return self.digest if number == ALL else self._parts[number].root
 
-    def displacement(self, fragment: Fragment, span: Span) -> Tensor:
-        """Δ of a tile of a fragment, fp32 on the CPU; `span` counts from the fragment's start."""
-        where = fragment.place(span)
-        return outer.displacement(where.of(self._published), self._local.read(where))
+    def stage(self, number: int, *, copies: bool) -> Staged:
+        """Δ of a fragment as it is now; without `copies` as it is when a tile is asked for."""
+        fragment = self._fragments[number]
+
+        def displacement(span: Span) -> Tensor:
+            where = fragment.place(span)
+            return outer.displacement(where.of(self._published), self._local.read(where))
+
+        if not copies:
+            return Staged(fragment, self.layout.size, displacement)
+        copy = torch.empty(fragment.layout.size)
+        for span in fragment.layout.tiles(TILE_BYTES):
+            span.of(copy).copy_(displacement(span))
+        return Staged(fragment, self.layout.size, lambda span: span.of(copy))
 
     def receive(self, *, run_id: str | None = None) -> "Receiver":
         """A sink for the frame that leads to a later version; of `run_id` only, when given."""
         return Receiver(self, run_id=run_id)
 
+    # The local weights
+
     def reset(self) -> None:
         """Collective: local weights are the published ones, as after a round that did not count."""
-        for span in self._trained():
-            if self._is_leader:
-                self._local.write(span, span.of(self._published))
-            self._share(span)
+        self._local.merge(self._source, Span(0, self.layout.size), own=0.0)
+        self.merged, self._is_trained = self.held[0] or 0, False
 
-    def _trained(self) -> list[Span]:
-        """The fragments whose local weights are not the published ones any more."""
-        return [part.span for part in self._fragments.parts if part.span not in self._same]
+    def merge(self, round_number: int) -> None:
+        """Collective: takes the fragment of a round, which is here, into the local weights.
 
-    def adopt(self, version: int, digest: str, span: Span) -> None:
-        """Collective, after the leader has fetched: every rank holds this version of `span`."""
-        self.version, self.digest = version, digest
-        self._share(span)
+        local = w*local + (1-w)*published, where w is the strategy's `local_weight`.
+        """
+        fragment, own = self._fragments[self.carried(round_number)], self._strategy.local_weight
+        self._local.merge(self._source, fragment.span, own=own)
+        self.merged = round_number
+        if not own and len(fragment.span) == self.layout.size:
+            self._is_trained = False
 
-    def _share(self, span: Span) -> None:
-        self._local.share(self._published if self._is_leader else None, span)
-        inside = (part.span for part in self._fragments.parts)
-        self._same |= {s for s in inside if span.start <= s.start and s.stop <= span.stop}
+    def can_merge(self) -> bool:
+        """Whether each fragment was moved at most once since it was last merged.
+
+        If not, what an earlier round made of it is not here any more. The leader's answer.
+        """
+        moved = [self.carried(n) for n in range(self.merged + 1, (self.held[0] or 0) + 1)]
+        return len(set(moved)) == len(moved) and (ALL not in moved or len(moved) < 2)
+
+    def adopt(self, version: int | None, digest: str | None) -> None:
+        """What the leader holds; a follower takes it over."""
+        if not self._is_leader:
+            self.held = (version, digest)
+
+    @property
+    def _source(self) -> Tensor | None:
+        return self._published if self._is_leader else None
+
+    @property
+    def shows_published(self) -> bool:
+        """Whether the model holds the published weights; the leader's answer."""
+        return not self._is_trained and self.merged == self.held[0]
 
     @contextmanager
     def published_shown(self) -> Iterator[None]:
-        """While it lasts the model holds the published weights; then its own again, bit for bit."""
-        own = [(span, self._local.read(span).clone()) for span in self._trained()]
-        for span, _ in own:
-            self._local.write(span, span.of(self._published))
+        """Collective: while it lasts the model holds the published weights.
+
+        Then it holds its own again, bit for bit.
+        """
+        own = self._local.copy()
+        self._local.merge(self._source, Span(0, self.layout.size), own=0.0)
         try:
             yield
         finally:
-            for span, values in own:
-                self._local.write(span, values)
+            self._local.put_back(own)
 
     def gather(self) -> None:
         """Collective: makes the leader's displacement that of all ranks' weights."""
         self._local.gather()
 
+    def local_copy(self) -> Tensor:
+        """The local weights as they are now, fp32 [layout.size]; the leader's, once gathered."""
+        return self._local.read(Span(0, self.layout.size)).clone()
+
+    def go_on_from(self, local: Tensor | None, *, merged: int) -> None:
+        """Collective: the local weights are those that the leader has saved (None: not here)."""
+        self._local.merge(local, Span(0, self.layout.size), own=0.0)
+        self.merged, self._is_trained = merged, True
+
     def train(self) -> None:
         """Training begins: from now on the local weights are their own."""
-        self._same = set()
+        self._is_trained = True
+
+    # The published weights
 
     def forget(self) -> None:
         """Gives the published copy up, torn or wrong as it is: a whole download must replace it."""
-        self.torn()
+        self.held = (None, None)
         self._parts = []
-
-    def torn(self) -> None:
-        """Notes that the published copy is between two versions, until a frame has arrived."""
-        self.version, self.digest = None, None
 
     def part_of(self, header: FrameHeader) -> int:
         """Which part of the model a frame brings: the fragment that its round carries, or ALL."""
@@ -138,14 +207,12 @@ class IslandWeights:
         return ALL if is_whole else header.fragment
 
     def store(self, fragment: Fragment, span: Span, payload: Tensor, header: FrameHeader) -> None:
-        """Takes a tile of a fragment's frame into the published and the local weights."""
-        where = fragment.place(span)
-        published = where.of(self._published)
+        """Takes a tile of a fragment's frame into the published weights."""
+        published = fragment.place(span).of(self._published)
         if header.kind == "weights":
             published.copy_(payload.view(torch.float32))
         else:
             outer.apply_update(published, payload, codec=self.download)
-        self._local.write(where, published)
 
     def digest_of(self, fragment: Fragment) -> RunningDigest:
         """The digest of a fragment of the published weights, as it becomes final."""
@@ -158,13 +225,12 @@ class IslandWeights:
                 f"version {header.round} arrived with digest {found.root}, published is "
                 f"{header.result_digest}; the island fetches the weights whole"
             )
-        self.newest = self._fragments[number].span
         if number == ALL:
             parts = self._fragments.parts
             self._parts = digests.cut(found, [part.layout for part in parts])
         else:
             self._parts[number] = found
-        self.version, self.digest = header.round, digests.composed(self._parts).root
+        self.held = (header.round, digests.composed(self._parts).root)
 
 
 class Receiver:
@@ -217,7 +283,7 @@ class Receiver:
             )
         self._number = weights.part_of(header)
         self._fragment = weights.fragment(self._number)
-        held, base = weights.version, weights.base_digest(self._number)
+        held, base = weights.held[0], weights.base_digest(self._number)
         is_full = header.kind == "weights"
         self._codec: Codec = Fp32() if is_full else weights.download
         kind = "weights" if is_full else "update"
@@ -237,6 +303,4 @@ class Receiver:
         self._span = next(self._spans)
         # Hashed as it comes in, so that the network's time is used.
         self._digest = weights.digest_of(self._fragment)
-        # From here on the published copy is between two versions.
-        weights.torn()
         return header

@@ -22,65 +22,79 @@ _PENDING, _CHECKPOINT = "pending", "checkpoint"
 class Folder:
     """A directory of the island's state; it counts once it has its meta data."""
 
-    round: int
     files: dict[str, bytes] = field(default_factory=dict)
     meta: dict[str, Any] | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 class MemoryStore:
-    """Fulfils `state.base.Store`, as `IslandStore` does on a disk: at most one folder of a kind."""
+    """Fulfils `state.base.Store`, as `IslandStore` does on a disk."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, Folder] = {}
+        self._folders: dict[Path, Folder] = {}
 
     def begin(self, round_number: int) -> Path:
-        self._folders[_PENDING] = Folder(round_number)
-        return Path(_PENDING)
+        path = _path(_PENDING, round_number)
+        self._folders[path] = Folder()
+        return path
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[BinaryIO]:
         file = io.BytesIO()
         yield file
-        self._folders[_PENDING].files[path.name] = file.getvalue()
+        self._folders[path.parent].files[path.name] = file.getvalue()
 
     def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        folder = self._folders[path.name]
+        folder = self._folders[path]
         folder.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         folder.meta = json.loads(json.dumps(dict(meta)))
 
-    def pending(self) -> Saved | None:
-        return self._saved(_PENDING)
+    def pending(self, round_number: int) -> Saved:
+        return self._saved(_PENDING, round_number)
 
     def checkpoint(self) -> Saved | None:
-        return self._saved(_CHECKPOINT)
+        newest, _ = self.rounds()
+        return None if newest is None else self._saved(_CHECKPOINT, newest)
 
-    def rounds(self) -> tuple[int | None, int | None]:
-        kept, pending = self.checkpoint(), self.pending()
-        return None if kept is None else kept.round, None if pending is None else pending.round
+    def rounds(self) -> tuple[int | None, tuple[int, ...]]:
+        return max(self._complete(_CHECKPOINT), default=None), tuple(self._complete(_PENDING))
 
     def frame(self, saved: Saved) -> Frame:
-        return Frame(self._folders[_PENDING].files[FRAME_FILE], saved.meta["sha256"])
+        path = _path(_PENDING, saved.round)
+        return Frame(self._folders[path].files[FRAME_FILE], saved.meta["sha256"])
 
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         assert saved.path is not None
-        buffer[:] = self._folders[saved.path.name].files[name]
+        buffer[:] = self._folders[saved.path].files[name]
 
     def promote(self, round_number: int) -> None:
-        assert self._folders[_PENDING].round == round_number
-        self._folders[_CHECKPOINT] = self._folders.pop(_PENDING)
+        promoted = self._folders.pop(_path(_PENDING, round_number))
+        self._drop(_CHECKPOINT)
+        self._folders[_path(_CHECKPOINT, round_number)] = promoted
 
-    def discard_pending(self) -> None:
-        self._folders.pop(_PENDING, None)
+    def discard_pending(self, *, after: int = 0) -> None:
+        self._drop(_PENDING, after=after)
 
     def forget(self) -> None:
         self._folders.clear()
 
-    def _saved(self, kind: str) -> Saved | None:
-        folder = self._folders.get(kind)
-        if folder is None or folder.meta is None:
-            return None
-        return Saved(folder.round, folder.meta, folder.tensors, Path(kind))
+    def _drop(self, kind: str, *, after: int = 0) -> None:
+        for path in [p for p in self._folders if p.parts[0] == kind and int(p.name) > after]:
+            del self._folders[path]
+
+    def _complete(self, kind: str) -> list[int]:
+        found = [p for p, folder in self._folders.items() if folder.meta is not None]
+        return sorted(int(path.name) for path in found if path.parts[0] == kind)
+
+    def _saved(self, kind: str, round_number: int) -> Saved:
+        path = _path(kind, round_number)
+        folder = self._folders[path]
+        assert folder.meta is not None, path
+        return Saved(round_number, folder.meta, folder.tensors, path)
+
+
+def _path(kind: str, round_number: int) -> Path:
+    return Path(kind) / str(round_number)
 
 
 @dataclass

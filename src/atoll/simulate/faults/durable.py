@@ -141,6 +141,11 @@ class View:
         found = self.table("contributions").grouped("applied").get(round_number, [])
         return sorted(found, key=attrgetter("worker_id", "round"))
 
+    def earlier_tokens(self, worker_id: str, first: int, round_number: int) -> int:
+        """Tokens of what the worker handed in for rounds from `first` to before `round_number`."""
+        made = (self.contributions.get((n, worker_id)) for n in range(first, round_number))
+        return sum(row.tokens for row in made if row is not None)
+
     def terms(self, round_number: int) -> Terms:
         """The manifest that the round is under, and the strategy that answers for it."""
         manifests = self.table("manifests").rows

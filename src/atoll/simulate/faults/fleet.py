@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
+from atoll.island.conversation.intents import Until
 from atoll.simulate.faults.calls import Answer, Call
 from atoll.simulate.faults.disk import Disk
 from atoll.simulate.faults.host import Host
@@ -40,14 +41,14 @@ class Fleet:
         else:
             self.newest[worker_id] = process
         self.world.note("process starts", process.name)
-        for thread in (process.main(), process.pulse()):
+        for thread in process.threads():
             self.world.after(self._rng.uniform(0, 0.5), self._resume, process, thread, Answer())
         return process
 
     # Threads
 
     def _resume(self, process: Process, thread: Events, answer: Answer) -> None:
-        """Goes on with one of a process's two threads, until it waits for something again."""
+        """Goes on with one of a process's threads, until it waits for something again."""
         if not process.is_alive:
             return
         wait = process.stopped_until - self.world.now
@@ -60,6 +61,7 @@ class Fleet:
             else:
                 step = thread.send(answer.value)
         except StopIteration:
+            self._wake(process)
             return
         except AtollError as error:
             self.world.note("process ends", f"{process.name} {error.code}")
@@ -67,11 +69,23 @@ class Fleet:
             if self._is_wanted(process):
                 self.world.after(self._rng.uniform(0.5, 4.0), self.restart, process)
             return
-        if isinstance(step, Call):
+        if isinstance(step, Until):
+            process.waiting.append((step.holds, thread))
+        elif isinstance(step, Call):
             self.network.send(step, lambda answer: self._resume(process, thread, answer))
         else:
             pause, process.jump = step * process.jump, 1.0
             self.world.after(pause, self._resume, process, thread, Answer())
+        self._wake(process)
+
+    def _wake(self, process: Process) -> None:
+        """Threads that wait for another one look whether it has got there."""
+        waiting, process.waiting = process.waiting, []
+        for holds, thread in waiting:
+            if holds():
+                self.world.after(0.0, self._resume, process, thread, Answer())
+            else:
+                process.waiting.append((holds, thread))
 
     def _aside(self) -> Call | None:
         awake = [p for p in self.running() if p.stopped_until <= self.world.now]

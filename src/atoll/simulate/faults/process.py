@@ -5,6 +5,7 @@ is the island's code; what is here carries that out, and adds what a broken isla
 """
 
 import random
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +27,6 @@ from atoll.island.state.continuity import Continuity
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
 from atoll.island.telemetry import Samples
-from atoll.layout import Span
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.exchange import Ask, Waiting
 from atoll.protocol.messages import Assignment, AssignmentRequest, Telemetry
@@ -38,29 +38,29 @@ from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.scenario import BLOCK
 from atoll.simulate.faults.standin import Frame, Inner
 from atoll.simulate.faults.world import ProcessClock, World
+from atoll.sums.digest import ParamsDigest
 from atoll.wire.header import FrameHeader
 
 CHUNK_BYTES = 900
-_STEPS = 1  # of a simulated round: what it moves, it moves at once
 WAIT_SECONDS = 0.7  # how long a question waits for something to tell
 
-Events = Generator[Call | float, Any, Any]
+Events = Generator[Call | float | intents.Until, Any, Any]
 Said = intents.Send | intents.Upload | Download | intents.Attend
 
 
 class _Weights(IslandWeights):
     """An island's weights, whose bits may flip as they arrive."""
 
-    on_adopted: Callable[[], None] = staticmethod(lambda: None)
+    on_arrived: Callable[[], None] = staticmethod(lambda: None)
 
-    def adopt(self, version: int, digest: str, span: Span) -> None:
-        super().adopt(version, digest, span)
-        self.on_adopted()
+    def arrived(self, header: FrameHeader, number: int, found: ParamsDigest) -> None:
+        super().arrived(header, number, found)
+        self.on_arrived()
 
 
 @dataclass(eq=False)
 class Process:
-    """One life of a worker. `main` and `pulse` are its two threads."""
+    """One life of a worker, with the threads that an island has: `threads`."""
 
     world: World
     worker_id: str
@@ -72,6 +72,8 @@ class Process:
     stopped_until: float = 0.0
     jump: float = 1.0  # its clock jumps: the next pause takes so many times as long
     presence: tuple[Any, int] = (None, 0)  # its open stream, and the coordinator's life
+    # Threads that wait for another one, with what they wait for
+    waiting: list[tuple[Callable[[], object], Events]] = field(default_factory=list)
     _rounds: Rounds | None = None  # once it has registered
     _beside: Beside | None = None
     _attends: int = 0  # the incarnation whose presence stream is open
@@ -85,6 +87,7 @@ class Process:
         self._check = IslandCheck(self.name, self.disk.memory, self.reference)
         self._inner = Inner()
         self._model = standin.module()
+        self._started = threading.Condition()  # nobody is notified: one thread runs all of it
 
     def hurry(self) -> None:
         """It is slow no more."""
@@ -93,7 +96,8 @@ class Process:
     def corrupt(self) -> None:
         """Its memory flips a bit: what it holds has another digest now."""
         if self._rounds is not None and self._rounds.weights.digest is not None:
-            self._rounds.weights.digest = f"{self._rng.getrandbits(256):064x}"
+            weights = self._rounds.weights
+            weights.held = (weights.version, f"{self._rng.getrandbits(256):064x}")
 
     def _flip(self) -> None:
         if self._errs("corrupt weights", 0.15):
@@ -103,7 +107,17 @@ class Process:
         """Whether a fault of this kind comes now; draws, whether it can or not."""
         return self._rng.random() < rate and self.world.has(kind)
 
-    # The two threads
+    # Its threads
+
+    def threads(self) -> tuple[Events, ...]:
+        """The training, what goes on beside it, and what travels."""
+        return self.main(), self.pulse(), self._transfer("sending"), self._transfer("following")
+
+    def _transfer(self, name: str) -> Events:
+        yield intents.Until(lambda: self._rounds is not None, self._started)
+        assert self._rounds is not None
+        steps = getattr(self._rounds.transfers, name)()
+        yield from self._drive(steps, ThreadCheck(trains=True))
 
     def main(self) -> Events:
         """The island's life, as `island.run` has it."""
@@ -118,7 +132,7 @@ class Process:
         session = Session(IslandIdentity(self.worker_id, self.disk.key), info, self._rng)
         adopted, layout = session.adopted, standin.LAYOUT
         weights = _Weights(self._model, layout, strategy=adopted.asked, download=adopted.download)
-        weights.on_adopted = self._flip
+        weights.on_arrived = self._flip
         continuity = Continuity(
             self.disk.store, info, worker_id=self.worker_id, elements=layout.size
         )
@@ -173,11 +187,14 @@ class Process:
                 yield seconds
             case intents.Persist(work):
                 work()
+                self._saved()
                 return lambda: None
             case intents.Lead(make):
                 return (yield from self._drive(make(), check))
             case intents.Train(given):
                 return (yield from self._train(given))
+            case intents.Until():
+                yield intent
             case intents.Evaluate(task):
                 tokens = (task.stop - task.start) * BLOCK
                 return intents.Partial(float(tokens), tokens)
@@ -185,6 +202,13 @@ class Process:
                 return None
             case _:
                 return (yield from self._say(intent, check))
+
+    def _saved(self) -> None:
+        """A contribution is on its disk: from now on it is sent, whatever happens."""
+        assert self._rounds is not None
+        store = self.disk.store
+        newest = store.pending(store.rounds()[1][-1])
+        self._check.makes(store.frame(newest), self._rounds.session.adopted.manifest)
 
     def _say(self, intent: Said, check: ThreadCheck) -> Events:
         """What a thing that is said to the coordinator comes to; `check` is told of both."""
@@ -217,8 +241,8 @@ class Process:
         )
 
     def _send(self, message: Ask[Any]) -> Events:
-        if isinstance(message, AssignmentRequest):
-            self._check.asks()
+        if isinstance(message, AssignmentRequest) and self._rounds is not None:
+            self._check.asks(self._rounds.session.adopted.manifest)
         reply = yield self._message(message)
         if isinstance(message, Waiting) and not message.is_answered(reply):
             yield WAIT_SECONDS
@@ -251,23 +275,35 @@ class Process:
     # Rounds
 
     def _train(self, given: Assignment) -> Events:
-        assert self._rounds is not None
-        self._check.trains(self._inner.rounds)
-        yield self.world.scenario.step_seconds * self.slowness * self._rng.uniform(0.5, 1.5)
+        """Moves the model once for each batch, and merges what is due, as `island.run` does."""
+        assert self._rounds is not None and given.round is not None
+        adopted = self._rounds.session.adopted
+        self._check.trains(given, self._inner.rounds, adopted.manifest)
         self._given = given
+        steps = -(-sum(map(len, given.ranges)) // adopted.manifest.inner.batch)
+        pause = self.world.scenario.step_seconds * self.slowness / steps
+        for step in range(1, steps + 1):
+            yield pause * self._rng.uniform(0.5, 1.5)
+            label = f"{self._seed}/{self.name}/{given.round}/{given.ranges}/{step}"
+            delta = standin.values(label, scale=0.01)
+            standin.move(self._model, delta)
+            self._check.trained(delta)
+            for number in adopted.asked.due(given.round, step):
+                merged = yield from self._drive(
+                    self._rounds.merge(number), ThreadCheck(trains=True)
+                )
+                if not merged:
+                    return None
+                self._check.merged(number)
         yield from self._misbehave()
-        delta = standin.values(f"{self._seed}/{self.name}/{given.round}/{given.ranges}", scale=0.01)
-        standin.move(self._model, delta)
-        self._check.trained(given, delta)
-        for number in self._rounds.session.adopted.asked.due(given.round or 0, _STEPS):
-            yield from self._drive(self._rounds.merge(number), ThreadCheck(trains=True))
         self._inner.rounds += 1
+        self._check.hands_over(given)
         return _trained(given)
 
     def _hand_in(self, intent: intents.Upload) -> Events:
         """The island's contribution; what came of it is its own matter."""
         assert self._rounds is not None and isinstance(intent.frame, Frame)
-        self._check.sends(intent.frame, self._rounds.session.adopted.manifest)
+        self._check.sends(intent.frame)
         try:
             yield from self._upload(intent)
         except AtollError as error:

@@ -102,7 +102,8 @@ class Reference:
         for row in view.accepted(number):
             header, payload = self.frame(row.sha256)
             folded.append((row, header))
-            weight = 1 if settings["weighting"] == "equal" else header.tokens
+            contained = row.tokens + view.earlier_tokens(row.worker_id, row.first, row.round)
+            weight = 1 if settings["weighting"] == "equal" else contained
             deltas.append(decode(payload, settings["upload"], len(fragment.span)) * F(weight))
             count += weight
         assert deltas, f"round {number} has no contribution"

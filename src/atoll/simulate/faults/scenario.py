@@ -94,6 +94,8 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         },
     }
     _add_islands(settings, random.Random(f"islands {seed}"))
+    if wanted.strategy_name is None:
+        _add_mode(settings, random.Random(f"mode {seed}"))
     if wanted.strategy_name is not None:
         settings = {"strategy": wanted.strategy_name, **settings}
     kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
@@ -131,6 +133,21 @@ def _add_islands(settings: dict[str, Any], rng: random.Random) -> None:
         upload["error_feedback"] = feeds
     if upload["codec"] == "bf16":
         upload["rounding"] = rounding
+
+
+def _add_mode(settings: dict[str, Any], rng: random.Random) -> None:
+    """Which mode of DiLoCo it is, and that mode's own settings."""
+    mode = rng.choice(("sync", "streaming"))
+    if mode == "streaming":
+        fragments, steps = rng.choice((1, 2, 2, 3, 3)), rng.choice((1, 2, 3))
+        settings |= {
+            "mode": mode,
+            "num_fragments": fragments,
+            "fragment_pattern": "sequential",
+            "sync_every": fragments * steps,
+            "delay_steps": rng.randrange(fragments * steps),
+            "local_weight": rng.choice((0.0, 0.0, 0.25, 0.5)),
+        }
 
 
 def _work(rng: random.Random) -> dict[str, Any]:

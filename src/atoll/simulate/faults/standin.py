@@ -27,7 +27,8 @@ from atoll.wire.header import FrameHeader
 
 RUN_ID = "faults"
 LAYOUT = Layout.of(
-    [("embedding", (12, 8), "float32"), ("norm", (8,), "float32"), ("head", (8, 12), "float32")]
+    # In the order of their names: so a run of several fragments has them in this order too.
+    [("embedding", (12, 8), "float32"), ("head", (8, 12), "float32"), ("norm", (8,), "float32")]
 )
 
 

@@ -7,6 +7,7 @@ import hashlib
 import heapq
 import itertools
 import random
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -80,3 +81,7 @@ class ProcessClock:
     def sleep(self, seconds: float) -> None:
         """Never: what runs in the world is not allowed to wait."""
         raise AssertionError(f"a simulated process slept {seconds} s inside one event")
+
+    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:
+        """Never, for the same reason."""
+        raise AssertionError(f"a simulated process waited for {holds} and {changed}")

@@ -6,6 +6,7 @@ in a few answers.
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import ClassVar
 
 from atoll.codecs.noise import Noise
 from atoll.layout import Layout
@@ -21,8 +22,20 @@ class Sync:
 
     manifest: Manifest
 
-    lead = 0
+    fixed: ClassVar[tuple[str, ...]] = ()
     dials = False
+
+    @property
+    def lead(self) -> int:
+        return 0
+
+    @property
+    def local_weight(self) -> float:
+        return 0.0
+
+    @property
+    def keeps_local(self) -> bool:
+        return False
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Sync":

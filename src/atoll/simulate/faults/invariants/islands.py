@@ -4,6 +4,7 @@ Looks at what an island wants to send and what it was told, never at its own not
 survives with the island's disk.
 """
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -26,7 +27,7 @@ from atoll.simulate.faults.invariants.base import check
 from atoll.simulate.faults.reference import Reference, digest_of
 from atoll.simulate.faults.standin import Frame
 from atoll.strategies import build, registry
-from atoll.strategies.base import Strategy
+from atoll.strategies.base import ALL, Strategy
 from atoll.wire import frame as wire
 
 
@@ -36,6 +37,7 @@ class Made:
 
     sha256: str
     residual: Tensor | None = field(repr=False)
+    course: "Course | None" = field(repr=False)  # that was saved with it
 
 
 @dataclass
@@ -44,7 +46,19 @@ class Memory:
 
     receipts: int = 0
     residual: Tensor | None = None  # fp32 values of bf16; None: nothing was lost yet
-    unanswered: Made | None = None
+    unanswered: list[Made] = field(default_factory=list)  # oldest first
+    course: "Course | None" = None  # that was saved with the last receipt
+
+
+@dataclass
+class Course:
+    """Where an island's own weights stand."""
+
+    local: Tensor
+    began: int  # the round at which they were last the published ones
+    trained: int  # the last round that moved them
+    newest: int  # that was handed in
+    merged: int  # the version up to which they have taken the published ones in
 
 
 class IslandCheck:
@@ -55,56 +69,111 @@ class IslandCheck:
         self._memory = memory
         self._reference = reference
         self._published = torch.zeros(standin.LAYOUT.size)  # what it was given of the weights
-        self._local = torch.zeros(standin.LAYOUT.size)  # the same, moved by what it trained
-        self._began: int | None = None  # the round at which both were last the same
-        self._trained = 0  # the last round that moved them apart
+        self._version = 0  # of these
+        # Its own, moved by what it trained; a life that goes on has saved them.
+        saved = [memory.course, *(made.course for made in memory.unanswered)]
+        self._course = copy.deepcopy(saved[-1])
+        self._handed = len(memory.unanswered)  # rounds trained whose answer is not here
         self._given: Assignment | None = None  # trained, and not seen in a frame yet
+        self._strategy: Strategy | None = None
+        self._made: list[tuple[Assignment, Course]] = []  # trained whole, oldest first
         self._is_sending = False  # a contribution, in this life
+        self._is_refused = False  # and the training has not been seen to go back yet
+        self._is_doomed = False  # what is trained follows on something that was refused
 
-    def asks(self) -> None:
+    def asks(self, manifest: Manifest) -> None:
         """It wants rows."""
-        unanswered = self._memory.unanswered
-        check("pending-is-resent", unanswered is None, asks_on=self._name, unanswered=unanswered)
+        left, lead = self._memory.unanswered, registry.of(manifest).lead
+        check("pending-is-resent", len(left) <= lead, asks_on=self._name, unanswered=left)
 
-    def trains(self, rounds: int) -> None:
-        """It trains, with inner state of so many rounds."""
-        right = self._memory.receipts
-        check("inner-state-kept", rounds == right, of=self._name, rounds=rounds, receipts=right)
+    def trains(self, given: Assignment, rounds: int, manifest: Manifest) -> None:
+        """It begins a round, with inner state of so many rounds."""
+        right = self._memory.receipts + self._handed
+        self._strategy, self._given = registry.of(manifest), given
+        if self._is_refused and rounds != right:
+            self._is_doomed = True  # it has not looked yet, and must hand in nothing of this
+            return
+        self._is_refused = self._is_doomed = False
+        check("inner-state-kept", rounds == right, of=self._name, rounds=rounds, right=right)
+        self._place(given.round or 0, self._strategy)
+
+    def _place(self, number: int, strategy: Strategy) -> None:
+        """The published weights, or its own where they hold all that the round will count."""
+        course = self._course
+        goes_on = course is not None and course.trained == course.newest < number
+        if course is not None and goes_on and self._can_merge(course):
+            goes_on = not strategy.keeps_local or number == course.trained + 1
+            if goes_on:
+                self._merge(course, strategy.needs(number), strategy)
+                course.trained = number
+                return
+        newest = 0 if course is None else course.newest
+        self._course = Course(self._published.clone(), number, number, newest, self._version)
+
+    def _can_merge(self, course: Course) -> bool:
+        moved = [self._reference.carried(n) for n in range(course.merged + 1, self._version + 1)]
+        return len(set(moved)) == len(moved) and (ALL not in moved or len(moved) == 1)
+
+    def _merge(self, course: Course, last: int, strategy: Strategy) -> None:
+        own = torch.tensor(strategy.local_weight, dtype=torch.float32)
+        rest = torch.tensor(1.0 - strategy.local_weight, dtype=torch.float32)
+        for number in range(course.merged + 1, last + 1):
+            part = self._reference.fragment(number)
+            theirs = part.of(self._published)
+            mixed = part.of(course.local) * own + theirs * rest
+            part.of(course.local).copy_(mixed if strategy.local_weight else theirs)
+            course.merged = number
 
     def fetched(self, data: bytes) -> None:
-        """A frame has arrived: that part of the weights is the version's, published and local."""
+        """A frame has arrived: that part of the published weights is the version's."""
         header, _ = wire.parse_preamble(data)
         right = torch.from_numpy(self._reference.versions[header.round].published)
         is_whole = header.elements == len(right)
         part = self._reference.whole if is_whole else self._reference.fragment(header.round)
-        if is_whole:
-            # Within a round it goes on from here, and hands that in.
-            self._began = None if self._given is None else self._given.round
         part.of(self._published).copy_(part.of(right))
-        part.of(self._local).copy_(part.of(right))
+        self._version = header.round
 
-    def trained(self, given: Assignment, delta: Tensor) -> None:
-        """It has moved its weights."""
-        number = given.round or 0
-        if number < self._trained:
-            self._local, self._began = self._published.clone(), None
-        self._local = self._local - delta
-        self._began, self._trained = self._began or number, number
-        self._given = given
+    def trained(self, delta: Tensor) -> None:
+        """It has moved its weights by a step."""
+        if self._course is not None:
+            self._course.local = self._course.local - delta
 
-    def sends(self, frame: Frame, manifest: Manifest) -> None:
+    def merged(self, number: int) -> None:
+        """It has taken the published weights in up to a round."""
+        if self._course is not None and self._strategy is not None and not self._is_doomed:
+            self._merge(self._course, number, self._strategy)
+
+    def hands_over(self, given: Assignment) -> None:
+        """A round is trained whole."""
+        if not self._is_doomed and self._course is not None:
+            self._handed += 1
+            self._course.newest = max(self._course.newest, given.round or 0)
+            self._made.append((given, copy.deepcopy(self._course)))
+
+    def sends(self, frame: Frame) -> None:
         """It wants to hand this in."""
         self._is_sending = True
-        before, given = self._memory.unanswered, self._given
-        is_again = before is not None and before.sha256 == frame.sha256
-        if given is None:
-            check("pending-is-resent", is_again, of=self._name, header=frame.header, had=before)
-        elif not is_again:
-            self._given = None
-            self._check_header(frame, given, registry.of(manifest))
-            self._memory.unanswered = self._check_payload(frame, manifest)
+        left = self._memory.unanswered
+        is_in_turn = bool(left) and left[0].sha256 == frame.sha256
+        check("pending-is-resent", is_in_turn, of=self._name, header=frame.header, had=left)
 
-    def _check_header(self, frame: Frame, given: Assignment, strategy: Strategy) -> None:
+    def makes(self, frame: Frame, manifest: Manifest) -> None:
+        """It has made a contribution, and saved it."""
+        unanswered = self._memory.unanswered
+        is_new = bool(self._made) and self._made[0][0].round == frame.header.round
+        is_in_turn = is_new and not unanswered
+        check("pending-is-resent", is_in_turn, of=self._name, header=frame.header, had=unanswered)
+        given, course = self._made.pop(0)
+        strategy = registry.of(manifest)
+        if self._reference.carried(given.round or 0) == ALL:
+            self._merge(course, (given.round or 0) - 1, strategy)
+        self._check_header(frame, given, course, strategy)
+        saved = course if strategy.keeps_local else None
+        unanswered.append(Made(frame.sha256, self._check_payload(frame, manifest, course), saved))
+
+    def _check_header(
+        self, frame: Frame, given: Assignment, course: Course, strategy: Strategy
+    ) -> None:
         header, number = frame.header, given.round or 0
         fragment = self._reference.fragment(number)
         base = digest_of(fragment.of(self._published).numpy(), fragment.layout)
@@ -114,17 +183,17 @@ class IslandCheck:
         )
         wanted = (
             *(number, self._reference.carried(number)),
-            *(strategy.first(number, self._began or 0), base),
+            *(strategy.first(number, course.began), base),
             *(given.manifest_sha256, tuple(given.ranges)),
         )
         is_so = found == wanted
         check("sends-what-it-was-given", is_so, of=self._name, sends=found, given=wanted)
 
-    def _check_payload(self, frame: Frame, manifest: Manifest) -> Made:
-        """The displacement and what rounding lost before it, through the codec."""
+    def _check_payload(self, frame: Frame, manifest: Manifest, course: Course) -> Tensor | None:
+        """The displacement and what rounding lost before it, through the codec; what it loses."""
         codec = manifest.upload.build()
         fragment = self._reference.fragment(frame.header.round)
-        values = fragment.of(self._published) - fragment.of(self._local)
+        values = fragment.of(self._published) - fragment.of(course.local)
         before = self._memory.residual
         if before is not None:
             values = values + fragment.of(before)
@@ -134,36 +203,40 @@ class IslandCheck:
         is_same = frame.payload == bytes(byte_view(payload))
         check("residual-carried", is_same, of=self._name, other_bytes_under=frame.header)
         if not manifest.upload.keeps_residual:
-            return Made(frame.sha256, None)
+            return None
         lost = values - codec.decode(payload, len(values))
         after = torch.zeros(standin.LAYOUT.size) if before is None else before.clone()
         fragment.of(after).copy_(lost.bfloat16().float())
-        return Made(frame.sha256, after)
+        return after
 
     def received(self) -> None:
         """There is a receipt."""
-        made = self._memory.unanswered
-        assert made is not None
+        made = self._memory.unanswered.pop(0)
         self._memory.receipts += 1
-        self._memory.residual = made.residual
-        self._settle()
+        self._memory.residual, self._memory.course = made.residual, made.course
+        self._handed -= 1
+        self._is_sending = False
 
     def refused(self, error: AtollError) -> None:
-        """An upload came to nothing; one that was refused for good is given up."""
+        """An upload came to nothing; one that was refused for good is given up, and what follows.
+
+        It sets out anew.
+        """
         is_over = isinstance(error, (ProtocolError, RoundError, LeaseLost)) and not error.retry
         # Under another manifest the same is sent again.
         if is_over and not isinstance(error, ManifestMismatch):
-            self._local, self._began = self._published.clone(), None
-            self._settle()
+            self._drop()
+            self._is_refused = True
 
     def ended(self, error: AtollError) -> None:
         """Its process ends; a frame that was refused for what it holds is not sent again."""
         if self._is_sending and isinstance(error, ProtocolError):
-            self._settle()
+            self._drop()
 
-    def _settle(self) -> None:
+    def _drop(self) -> None:
         self._is_sending = False
-        self._memory.unanswered = None
+        self._handed, self._made, self._course = 0, [], None
+        self._memory.unanswered = []
 
 
 class ThreadCheck:

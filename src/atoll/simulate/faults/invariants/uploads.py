@@ -51,7 +51,8 @@ class UploadsCheck:
 
     def _check_weight(self, row: Row, before: View) -> None:
         rows = sum(map(len, map(span_of, before.leased(row.round, row.worker_id))))
-        weight = before.terms(row.round).asked.weight(tokens=rows * BLOCK)
+        contained = rows * BLOCK + before.earlier_tokens(row.worker_id, row.first, row.round)
+        weight = before.terms(row.round).asked.weight(tokens=contained)
         right = (rows, rows * BLOCK, weight)
         found = (row.rows, row.tokens, row.weight)
         check("weight-by-rule", found == right, recorded=row, rows_tokens_weight=right)
