@@ -24,9 +24,9 @@ import torch
 import torch.multiprocessing as mp
 
 from atoll.clock import SystemClock
+from atoll.island.conversation.asking import question
 from atoll.island.conversation.hand_in import header_of
 from atoll.island.conversation.intents import Trained
-from atoll.island.conversation.rounds import question
 from atoll.island.conversation.session import Session, look
 from atoll.island.driver import Driver
 from atoll.island.link.network import NetworkLink

@@ -32,10 +32,10 @@ from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.stores import Stores
+from atoll.island.conversation.asking import question
 from atoll.island.conversation.beside import Beside
 from atoll.island.conversation.hand_in import header_of
 from atoll.island.conversation.intents import Send, Steps, Trained
-from atoll.island.conversation.rounds import question
 from atoll.island.conversation.session import Session
 from atoll.island.conversation.standing import Adopted
 from atoll.island.state.store import IslandIdentity

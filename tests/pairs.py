@@ -20,8 +20,7 @@ from atoll.island.link.led import LedLink
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch.joining import NO_KEY
-from atoll.simulate.fibers import Fiber
-from tests.seas import FaultyLink, Sea
+from tests.seas import FaultyLink, Life, Sea
 
 DEADLINE_SECONDS = 60.0  # virtual; two ranks that wait for different things stay below it for ever
 TURN_SECONDS = 1 / 64
@@ -136,16 +135,16 @@ class PairSea(Sea):
         self.versions: tuple[list[int], list[int]] = ([], [])
         return super().run()
 
-    def _live(self, name: str) -> None:
+    def _live(self, name: str, life: Life) -> None:
         if name != "a":
-            return super()._live(name)
+            return super()._live(name, life)
         board = Board()
-        follower = self.scheduler.spawn("a rank 1", lambda: self._rank(1, board))
-        self._rank(0, board)
+        follower = life.spawn("a rank 1", lambda: self._rank(1, board, life))
+        self._rank(0, board, life)
         while not follower.done:
             self.scheduler.sleep(TURN_SECONDS)
 
-    def _rank(self, rank: int, board: Board) -> None:
+    def _rank(self, rank: int, board: Board, life: Life) -> None:
         group = PairGroup(rank, board, self.scheduler)
         real: Link | None = FaultyLink(self, "a") if group.is_leader else None
         key = random.Random("a").randbytes(32).hex()
@@ -159,8 +158,10 @@ class PairSea(Sea):
             identity=IslandIdentity("a", key if group.is_leader else NO_KEY),
             jitter=random.Random(rank),
             group=group,
+            spawn=lambda part, work: life.spawn(f"a {part}", work),
         )
-        pulse = self._pulse(run) if group.is_leader else None
+        if group.is_leader:
+            life.spawn("a pulse", lambda: self._beat(run))
 
         def after_step() -> None:
             self.versions[rank].append(run.manifest.manifest_version)
@@ -171,14 +172,4 @@ class PairSea(Sea):
             trainer.train(run, after_step=after_step)
         finally:
             self.stale["a"] += run.stale_rounds if group.is_leader else 0
-            if pulse is not None:
-                self.scheduler.stop(pulse)
             store.close()
-
-    def _pulse(self, run: Run) -> Fiber:
-        def beat() -> None:
-            while True:
-                self.scheduler.sleep(run.manifest.heartbeat_interval)
-                run.beat()
-
-        return self.scheduler.spawn("a pulse", beat)

@@ -1,6 +1,7 @@
 """A coordinator and real islands on a virtual clock, with faults at chosen calls of their links."""
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.proof import audit
 from atoll.protocol.messages import Identity, RegisterRequest
-from atoll.simulate.fibers import Scheduler
+from atoll.simulate.fibers import Fiber, Scheduler
 from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded
 from tests import clusters, links
@@ -38,6 +39,42 @@ def key_of(name: str) -> str:
 
 class Killed(BaseException):
     """Ends one life of an island; like SIGKILL, nothing handles it."""
+
+
+class Life:
+    """One life of an island: fibers that end together as soon as one of them is killed."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.is_killed = False
+        self._scheduler = scheduler
+        self._fibers: list[Fiber] = []
+
+    def spawn(self, name: str, work: Callable[[], None]) -> Fiber:
+        """A fiber of this life."""
+
+        def part() -> None:
+            try:
+                work()
+            except Killed:
+                self.is_killed = True
+                self._stop()
+
+        fiber = self._scheduler.spawn(name, part)
+        self._fibers.append(fiber)
+        return fiber
+
+    def last(self, main: Fiber) -> None:
+        """Waits for the end of `main`, with which the others end."""
+        self._wait_for(lambda: main.done)
+        self._stop()
+        self._wait_for(lambda: all(fiber.done for fiber in self._fibers))
+
+    def _stop(self) -> None:
+        for fiber in self._fibers:
+            self._scheduler.stop(fiber)
+
+    def _wait_for(self, holds: Callable[[], bool]) -> None:
+        self._scheduler.wait_for(holds, threading.Condition())
 
 
 class FaultyLink:
@@ -153,14 +190,14 @@ class Sea:
         def work() -> None:
             while True:
                 self.lives[name] += 1
-                try:
-                    return self._live(name)
-                except Killed:
-                    continue
+                life = Life(self.scheduler)
+                life.last(life.spawn(name, lambda life=life: self._live(name, life)))
+                if not life.is_killed:
+                    return
 
         return work
 
-    def _live(self, name: str) -> None:
+    def _live(self, name: str, life: Life) -> None:
         store = IslandStore(self.home / name)
         run = Run(
             FaultyLink(self, name),
@@ -168,24 +205,24 @@ class Sea:
             self.scheduler,
             identity=IslandIdentity(name, key_of(name)),
             jitter=random.Random(name),
+            spawn=lambda part, work: life.spawn(f"{name} {part}", work),
         )
-
-        def beat() -> None:
-            while True:
-                self.scheduler.sleep(run.manifest.heartbeat_interval)
-                run.beat()
 
         def after_step() -> None:
             self.steps[name] += 1
             self.through(name, "step", lambda: self.scheduler.sleep(0.1), {})
 
-        pulse = self.scheduler.spawn(f"{name} pulse", beat)
+        life.spawn(f"{name} pulse", lambda: self._beat(run))
         try:
             trainer.train(run, after_step=after_step)
         finally:
             self.stale[name] += run.stale_rounds
-            self.scheduler.stop(pulse)
             store.close()
+
+    def _beat(self, run: Run) -> None:
+        while True:
+            self.scheduler.sleep(run.manifest.heartbeat_interval)
+            run.beat()
 
 
 # Faults

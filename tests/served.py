@@ -26,9 +26,9 @@ from atoll.coordinator.planes import access, head_timeout
 from atoll.coordinator.planes.access import Access, Role
 from atoll.coordinator.planes.server import Address, Listen, Server
 from atoll.coordinator.service import Coordinator
+from atoll.island.conversation.asking import question
 from atoll.island.conversation.hand_in import header_of
 from atoll.island.conversation.intents import Trained
-from atoll.island.conversation.rounds import question
 from atoll.island.conversation.session import Session
 from atoll.island.conversation.standing import Adopted, Standing
 from atoll.island.link.network import NetworkLink
