@@ -24,6 +24,10 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
+# The context in which settings are written for their hash; see `codecs.settings.LossySettings`.
+HASHED = "hashed"
+
+
 class Settings(BaseModel):
     """Frozen, closed: an unknown key is an error."""
 

@@ -39,6 +39,34 @@ def test_hash_is_the_golden_one():
     assert Manifest.model_validate(BASE).sha256() == GOLDEN
 
 
+def test_settings_that_came_later_are_hashed_where_they_differ_from_what_was():
+    """A run that was recorded before has neither, and its hash stays; `/info` states all."""
+    plain = Manifest.model_validate(BASE)
+    told = Manifest.model_validate(
+        {
+            **BASE,
+            "upload": {"codec": "bf16", "decay": 0.5},
+            "download": {"codec": "int8", "decay": 1.0, "rounding": "stochastic"},
+        }
+    )
+
+    assert not {"decay", "rounding"} & json.loads(plain.body())["download"].keys()
+    assert {"decay", "rounding"} <= plain.model_dump(mode="json")["download"].keys()
+    assert json.loads(told.body())["upload"]["decay"] == 0.5
+    assert json.loads(told.body())["download"]["rounding"] == "stochastic"
+    assert "decay" not in json.loads(told.body())["download"]
+    assert Manifest.model_validate_json(told.body()) == told
+
+
+@pytest.mark.parametrize(("codec", "decay"), [("int4", 1.0), ("sign", 1.0), ("topk", 0.95)])
+def test_newer_codecs_hash_every_setting(codec, decay):
+    manifest = Manifest.model_validate({**BASE, "upload": {"codec": codec}})
+    undecayed = Manifest.model_validate({**BASE, "upload": {"codec": codec, "decay": 1.0}})
+
+    assert json.loads(manifest.body())["upload"]["decay"] == decay
+    assert Manifest.model_validate_json(undecayed.body()) == undecayed
+
+
 def test_hash_is_that_of_the_stored_body():
     manifest = Manifest.model_validate(BASE)
 
@@ -117,9 +145,11 @@ def test_every_setting_has_a_place_in_the_whole():
         ("name", ".", "String should match"),
         ("name", "..", "String should match"),
         ("name", "-r", "String should match"),
-        ("upload.codec", "int4", r"upload\.codec\s+is not known; choose one of bf16, fp32, int8"),
+        ("upload.codec", "int2", r"upload\.codec\s+is not known; choose one of bf16, fp32, int4"),
         ("upload.block", 64, r"upload\.block\s+is no setting of codec 'bf16', which has codec, "),
         ("download.block", 8, "greater than or equal to 16"),
+        ("upload.decay", 1.5, "less than or equal to 1"),
+        ("upload.decay", 0.0, "greater than 0"),
         ("outer.optimizer", "lion", "is not known; choose one of sgd, nesterov, adam"),
         ("outer.momentum", 0.9, "is no setting of optimizer 'adam', which has beta1, beta2, eps, "),
         ("storage.keep_snapshots", 0, "greater than or equal to 1"),

@@ -17,7 +17,7 @@ from atoll.codecs import registry as codecs
 from atoll.codecs.settings import CodecSettings
 from atoll.errors import VersionMismatch
 from atoll.optim.settings import NesterovSettings, OuterSettings
-from atoll.settings import Count, Fraction, Limit, NotNegative, Positive, Settings
+from atoll.settings import HASHED, Count, Fraction, Limit, NotNegative, Positive, Settings
 
 PROTOCOL_VERSION = 1
 
@@ -189,11 +189,15 @@ class Manifest(Settings):
 
     def body(self) -> str:
         """Canonical JSON, as stored and hashed."""
-        return canonical.dumps(self.model_dump(mode="json"))
+        return canonical.dumps(self._hashed())
 
     def sha256(self) -> str:
         """The hash that every mutating message carries."""
-        return canonical.sha256(self.model_dump(mode="json"))
+        return canonical.sha256(self._hashed())
+
+    def _hashed(self) -> dict[str, Any]:
+        # Some defaults are left out, see HASHED; what is told to others states every setting.
+        return self.model_dump(mode="json", context=HASHED)
 
     @property
     def rows_per_round(self) -> int:

@@ -1,8 +1,8 @@
 """Settings of the bf16 codec."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from atoll.codecs.settings import LossySettings
+from atoll.codecs.settings import LossySettings, Rounding
 
 if TYPE_CHECKING:
     from atoll.codecs.bf16.codec import Bf16
@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 class Bf16Settings(LossySettings):
     """How an fp32 value is rounded to its upper half."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"decay"})
+
     codec: Literal["bf16"] = "bf16"
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding: Rounding = "nearest"
 
     def build(self) -> "Bf16":
         from atoll.codecs.bf16.codec import Bf16

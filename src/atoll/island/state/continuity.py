@@ -192,8 +192,9 @@ class Continuity:
         if self._residual is None or self._next_residual is None:
             yield None
             return
+        decay = self._info.upload.residual_decay
         with self._store.writing(path / RESIDUAL_FILE) as file:
-            yield Feedback(self._residual, self._next_residual, file.write)
+            yield Feedback(self._residual, self._next_residual, file.write, decay)
 
     def capture(self) -> InnerState:
         """The inner state now, by reference: it must be saved before the next step."""
