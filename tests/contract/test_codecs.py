@@ -1,7 +1,6 @@
 """What every codec owes, whatever its format; a new codec is done when it passes."""
 
 import hashlib
-from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any, cast
 
@@ -40,6 +39,8 @@ BUILT_IN: list[Codec] = [
     TopK(),
 ]
 CODECS = [*BUILT_IN, Steps()]
+# A level may be any bits; what says where values are has rules (`unit/test_topk.py`).
+DENSE = [codec for codec in CODECS if codec.name != "topk"]
 NOISE = Noise(seed=7, round=3, lane="island-0")
 SIZES = [1, 15, 255, 256, 257, GROUP_ELEMENTS - 1, GROUP_ELEMENTS, 2 * GROUP_ELEMENTS + 1000]
 
@@ -212,15 +213,14 @@ def test_codec_carries_what_is_not_finite_as_not_finite(codec, bad):
     assert not torch.isfinite(decoded[-1])
 
 
-@every_codec
-def test_codec_decodes_any_bytes_unless_they_name_places(codec):
-    """A level may be anything; what says where values are has rules."""
-    size = GROUP_ELEMENTS + 304  # no level shares its last byte with bits that mean nothing
+@pytest.mark.parametrize("codec", DENSE, ids=lambda codec: codec.format)
+def test_codec_decodes_any_bytes_without_an_error(codec):
+    size = GROUP_ELEMENTS + 304  # no value shares its last byte with bits that mean nothing
     noise = np.random.default_rng(1).integers(0, 256, codec.encoded_bytes(size), dtype=np.uint8)
 
-    expected = pytest.raises(FrameError) if codec.name == "topk" else nullcontext()
-    with expected:
-        assert codec.decode(torch.from_numpy(noise), size).shape == (size,)
+    decoded = codec.decode(torch.from_numpy(noise), size)
+
+    assert decoded.shape == (size,)
 
 
 @every_codec
@@ -283,7 +283,7 @@ GOLDEN = {
     "int4_128_stochastic": "fb16b0d8e6945ea1e3380aa07aa0f8dccd490772dd40f6e96669a8c5dbada049",
     "sign_256": "4385a52887cf6cf9d225e57d3411614dad7a1aef83aed6f1f9de36b7c0d35cbc",
     "sign_16": "d6d9607b23b6a2dc2db8476828b3770ef296231239142377df3ae86b9e27c6d3",
-    "topk_64": "7b07c913fbe1af8b4030b0ee00363b47d16af358b1bf48bb58feedae7ea893ff",
+    "topk_64": "c5050de07666d8af2f38ffa96c066ab9ceb749e5e9e455eb9088bf81f469067f",
 }
 
 

@@ -1,9 +1,9 @@
 """A magnitude in one byte: eight steps an octave where displacements are, coarse beyond.
 
     0          0
-    1 to 14    2^-149, then 2^-143 and every ninth power of two up to 2^-35; rounded down
-    15 to 238  m / 8 * 2^e, m = 8 to 15, e = -26 to 1; the nearest, the larger of two as near
-    239 to 252 2^2 and every ninth power of two up to 2^119; rounded down
+    1 to 14    2^-149, then 2^-139 and every ninth power of two up to 2^-31; rounded down
+    15 to 238  m / 8 * 2^e, m = 8 to 15, e = -22 to 5; the nearest, the larger of two as near
+    239 to 252 2^6 and every ninth power of two up to 2^123; rounded down
     255        not finite
 
 No byte has another meaning; 253 and 254 are not written. Beyond the fine steps rounding goes down,
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from atoll.compiled.arrays import Doubles, Floats
 from atoll.compiled.jit import loop
 
-_TINY = [2.0**-149, *(2.0**e for e in range(-143, -26, 9))]
-_FINE = [m / 8 * 2.0**e for e in range(-26, 2) for m in range(8, 16)]
-_HUGE = [2.0**e for e in range(2, 128, 9)]
+_TINY = [2.0**-149, *(2.0**e for e in range(-139, -22, 9))]
+_FINE = [m / 8 * 2.0**e for e in range(-22, 6) for m in range(8, 16)]
+_HUGE = [2.0**e for e in range(6, 128, 9)]
 MAGNITUDES = [*_TINY, *_FINE, *_HUGE]
 
 LARGEST = len(MAGNITUDES)  # the code of the largest one
