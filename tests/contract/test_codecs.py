@@ -287,16 +287,21 @@ GOLDEN = {
 }
 
 
-def golden_lines() -> list[str]:
+def golden_lines(tile: int = 2 * GROUP_ELEMENTS) -> list[str]:
+    """With tiles of so many elements, which are whole groups."""
     values = values_of(GROUP_ELEMENTS + 300)
     values[:256] = 0.0
     values[256:512] *= 2.0**-140
     values[512:768] *= 2.0**110
     lines = []
     for codec in BUILT_IN:
-        payload = encode(codec, values)
-        decoded = codec.decode(payload, values.numel())
-        both = payload.numpy().tobytes() + decoded.numpy().tobytes()
+        payloads = [
+            encode(codec, part, first_group=index * tile // GROUP_ELEMENTS)
+            for index, part in enumerate(values.split(tile))
+        ]
+        parts = zip(payloads, values.split(tile), strict=True)
+        decoded = [codec.decode(payload, part.numel()) for payload, part in parts]
+        both = b"".join(part.numpy().tobytes() for part in (*payloads, *decoded))
         lines.append(f"{codec.format} {hashlib.sha256(both).hexdigest()}")
     return lines
 

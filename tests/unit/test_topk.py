@@ -1,8 +1,10 @@
 """topk: its bytes against a reference written out by hand, and what it refuses."""
 
 import math
+import re
 from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from atoll.errors import FrameError
 from atoll.layout import GROUP_ELEMENTS
 from tests.contract.test_codecs import values_of
 
+DOCS = Path(__file__).parents[2] / "docs" / "wire-format.md"
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -414,3 +417,14 @@ def test_kept_values_are_close():
 
     assert max(gauss, unequal) < 0.006
     assert laplace < 0.017
+
+
+# --- the documents ---
+
+
+def test_docs_example_is_what_the_code_writes():
+    example = re.search(r"```bytes\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert example is not None
+    values = sparse(70, at3=-0.5, at69=0.25)
+
+    assert encoded(values).numpy().tobytes() == bytes.fromhex(example[1])

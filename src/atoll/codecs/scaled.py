@@ -36,7 +36,9 @@ _ROUNDER = _F(12582912.0)
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Blocks):
-    """A block of zeros has scale 0. A block with a value that is not finite has scale NaN, levels 0
+    """Levels by the largest magnitude of a block.
+
+    A block of zeros has scale 0. A block with a value that is not finite has scale NaN and levels 0
     and decodes to NaN whole. Only separate divide, round and multiply: the same bits on every
     instruction set.
     """

@@ -6,7 +6,7 @@ from atoll.codecs import pieces
 from atoll.codecs.topk.chunks import CHUNK, COUNT, MAGNITUDES, ORDER, RANGE, ROW, STRAY
 from atoll.codecs.topk.magnitudes import LARGEST, NOT_FINITE, VALUES, code
 from atoll.codecs.tree import halve
-from atoll.compiled.arrays import BYTES, INTEGER, Bytes, Floats
+from atoll.compiled.arrays import BYTES, INTEGER, Bytes, Doubles, Floats
 from atoll.compiled.bits import INFINITY_BITS, largest_bits
 from atoll.compiled.jit import loop
 
@@ -78,36 +78,38 @@ def _smallest_kept(values: Floats, kept: int) -> np.int32:
 
 
 @loop()
-def _pack(values: Floats, _head: Bytes, body: Bytes) -> None:
-    kept = _num_kept(values.size)
-    low, high, signs, codes = _parts(body, values.size)
-    body[:] = np.uint8(0)
+def _keep(values: Floats, low: Bytes, high: Bytes, signs: Bytes, sizes: Doubles) -> bool:
+    """Writes places and signs of the largest, and their `sizes`; False where one is not finite."""
     bits = values.view(np.int32)
+    kept = _num_kept(values.size)
     least = _smallest_kept(values, kept)
     ties = kept  # of those as small as `least` the first ones are kept, as many as there is room
     for i in range(bits.size):
         ties -= 1 if _I(bits[i] & _MAGNITUDE) > least else 0
-    sizes, places = np.zeros(ROW, np.float64), np.zeros(ROW, np.int64)
-    is_sound = True
-    found = 0
+    is_sound, found = True, 0
     for i in range(bits.size):
         magnitude = _I(bits[i] & _MAGNITUDE)
-        if magnitude < least:
+        if magnitude < least or (magnitude == least and ties == 0):
             continue
-        if magnitude == least:
-            if ties == 0:
-                continue
-            ties -= 1
+        ties -= 1 if magnitude == least else 0
         if magnitude >= INFINITY_BITS:
             is_sound = False
-        places[found] = i
         sizes[found] = np.float64(abs(values[i]))
         _put(low, 6 * found, i % ROW, 6)
         _put(high, i // ROW + found, 1, 1)
         if values[i] < _ZERO:
             _put(signs, 2 * found, _NEGATIVE, 2)
         found += 1
-    if not is_sound:
+    return is_sound
+
+
+@loop()
+def _pack(values: Floats, _head: Bytes, body: Bytes) -> None:
+    kept = _num_kept(values.size)
+    low, high, signs, codes = _parts(body, values.size)
+    body[:] = np.uint8(0)
+    sizes = np.zeros(ROW, np.float64)
+    if not _keep(values, low, high, signs, sizes):
         codes[0] = NOT_FINITE
         return
     mean = halve(sizes.copy()) / np.float64(kept)
