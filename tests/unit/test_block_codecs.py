@@ -250,6 +250,33 @@ def test_stochastic_payload_is_the_definition(codec):
 
 
 @every_stochastic
+def test_largest_value_is_never_rounded_up_to_a_level_that_is_not_there(codec):
+    """Its quotient may be one fp32 above the last level, and a draw just below 1."""
+    candidates = np.linspace(1, 2, 2000, dtype=F)
+    quotients = candidates / (candidates / F(codec.most))
+    worst = candidates[quotients > codec.most][0]
+    values = torch.full((2 * GROUP_ELEMENTS,), float(worst))
+    draws = np.concatenate([NOISE.bits16(group, GROUP_ELEMENTS) for group in (0, 1)])
+    assert draws.max() == 65535
+
+    decoded = codec.decode(encode(codec, values), values.numel())
+
+    assert torch.allclose(decoded, values, rtol=2.0**-22)
+
+
+@every_stochastic
+def test_block_too_small_for_a_scale_is_zeros_whatever_is_drawn(codec):
+    """Below 0 and with a draw of 0 the level below would be -1."""
+    values = torch.full((2 * GROUP_ELEMENTS,), -(2.0**-149))
+    draws = np.concatenate([NOISE.bits16(group, GROUP_ELEMENTS) for group in (0, 1)])
+    assert draws.min() == 0
+
+    payload = encode(codec, values)
+
+    assert not payload.any()
+
+
+@every_stochastic
 def test_stochastic_rounding_is_right_on_average(codec):
     values = torch.full((GROUP_ELEMENTS,), 0.3)
     values[:: codec.block] = codec.most  # scale 1 in every block

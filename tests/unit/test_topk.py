@@ -120,7 +120,22 @@ def sparse(size: int, **places: float) -> Tensor:
     return values
 
 
+def order_of_adds() -> Tensor:
+    """Kept values whose lower mean is 17/16, where the code changes, only if the tree adds them.
+
+    16 large ones at even places sum to 34 - 2^-47; 16 tiny ones behind them, at odd places, to
+    2^-47. One by one, each tiny one is lost.
+    """
+    large = [2.0] * 13 + [8 - 2.0**-20, 2.0**-20 - 2.0**-43, 2.0**-43 - 2.0**-47]
+    values = torch.zeros(4096)
+    values[:64] = 100.0
+    values[0:32:2] = torch.tensor(large, dtype=torch.float64).float()
+    values[33:64:2] = 2.0**-51
+    return values
+
+
 CASES: dict[str, Tensor] = {
+    "order of adds": order_of_adds(),
     "one": torch.tensor([-2.5]),
     "a row": values_of(64),
     "more than a row": values_of(65),
@@ -189,12 +204,13 @@ def test_order_of_equal_magnitudes_shows_in_the_bytes():
 
 
 def test_sum_in_another_order_would_show():
-    """The control of the tree: these sizes have another mean when they are added one by one."""
-    sizes = [2.0**60] + [2.0**7 + 1] * 63
+    """The control of the tree: added one by one, these have a lower mean with another code."""
+    below = [v for v in order_of_adds()[:64].tolist() if v < 100]
 
-    *_, one_by_one = accumulate(sizes)
+    *_, one_by_one = accumulate(below)
 
-    assert tree_sum(sizes) != one_by_one
+    assert code_of(one_by_one / 32) == code_of(1.0)
+    assert described(order_of_adds().tolist()).codes == (code_of(1.125), code_of(100.0))
 
 
 def test_mean_in_fp64_is_between_the_sizes_it_is_the_mean_of():
