@@ -40,6 +40,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
+	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.sync
 	$(BIN)/python -m benchmarks.loss
 	$(BIN)/python -m benchmarks.control_plane

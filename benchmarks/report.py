@@ -13,14 +13,16 @@ _PACKAGES = ("torch", "numpy", "grpcio", "fastapi", "sqlalchemy", "atoll")
 
 @dataclass(frozen=True)
 class Bar:
-    """One aim of an issue: it holds when `value` is at most `aim`."""
+    """One aim of an issue: it holds when `value` is at most `aim`; with `at_least`, at least."""
 
     name: str
     value: float
     aim: float
+    at_least: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "holds": self.value <= self.aim}
+        holds = self.value >= self.aim if self.at_least else self.value <= self.aim
+        return {**asdict(self), "holds": holds}
 
 
 def report(results: Any, bars: list[Bar]) -> dict[str, Any]:
@@ -45,7 +47,8 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
         return
     for bar in found["bars"]:
         verdict = "holds" if bar["holds"] else "MISSED"
-        sys.stdout.write(f"{bar['name']:44s} {bar['value']:10.3f}  aim {bar['aim']:g}  {verdict}\n")
+        aim = f"{'at least' if bar['at_least'] else 'aim'} {bar['aim']:g}"
+        sys.stdout.write(f"{bar['name']:44s} {bar['value']:10.3f}  {aim}  {verdict}\n")
 
 
 def _processor() -> str:

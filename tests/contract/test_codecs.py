@@ -13,9 +13,12 @@ from atoll.codecs import registry
 from atoll.codecs.base import Codec
 from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.fp32.codec import Fp32
+from atoll.codecs.int4.codec import Int4
 from atoll.codecs.int8.codec import Int8
 from atoll.codecs.noise import Noise
 from atoll.codecs.settings import CodecSettings
+from atoll.codecs.sign.codec import Sign
+from atoll.codecs.topk.codec import TopK
 from atoll.errors import ConfigError, FrameError
 from atoll.layout import ELEMENT_BYTES, GROUP_ELEMENTS, Layout, cut
 from tests.steps import Steps, StepsSettings
@@ -27,8 +30,17 @@ BUILT_IN: list[Codec] = [
     Int8(),
     Int8(block=16),
     Int8(block=GROUP_ELEMENTS),
+    Int8(rounding="stochastic"),
+    Int4(),
+    Int4(block=16),
+    Int4(rounding="stochastic"),
+    Sign(),
+    Sign(block=16),
+    TopK(),
 ]
 CODECS = [*BUILT_IN, Steps()]
+# A level may be any bits; what says where values are has rules (`unit/test_topk.py`).
+DENSE = [codec for codec in CODECS if codec.name != "topk"]
 NOISE = Noise(seed=7, round=3, lane="island-0")
 SIZES = [1, 15, 255, 256, 257, GROUP_ELEMENTS - 1, GROUP_ELEMENTS, 2 * GROUP_ELEMENTS + 1000]
 
@@ -201,14 +213,22 @@ def test_codec_carries_what_is_not_finite_as_not_finite(codec, bad):
     assert not torch.isfinite(decoded[-1])
 
 
-@every_codec
+@pytest.mark.parametrize("codec", DENSE, ids=lambda codec: codec.format)
 def test_codec_decodes_any_bytes_without_an_error(codec):
-    size = GROUP_ELEMENTS + 300
+    size = GROUP_ELEMENTS + 304  # no value shares its last byte with bits that mean nothing
     noise = np.random.default_rng(1).integers(0, 256, codec.encoded_bytes(size), dtype=np.uint8)
 
     decoded = codec.decode(torch.from_numpy(noise), size)
 
     assert decoded.shape == (size,)
+
+
+@every_codec
+def test_codec_encodes_nothing_to_no_bytes(codec):
+    payload = encode(codec, torch.empty(0))
+
+    assert payload.shape == (codec.encoded_bytes(0),) == (0,)
+    assert codec.decode(payload, 0).shape == (0,)
 
 
 @every_codec
@@ -257,19 +277,31 @@ GOLDEN = {
     "int8_256": "d05a66f85d3c80fa341238f0c08827ee38490c81bfaeec975e370fd601def31f",
     "int8_16": "f7744afe4001d62a5fb9865e7dfb590ed26e55d70c4eec9b1f95dc36925a0a1a",
     "int8_65536": "9957330c9952004ea3b8c155ab9fbff31ef9a6a0178ea775afc6f5dc3c72cce1",
+    "int8_256_stochastic": "48300d7256785f8cf370e5831091c27be8756fbb5bd676cac29f33bcd53e342d",
+    "int4_128": "20b9e8792f747a87d9837297d87a207ec1a8ea1bf0ef6007c28c5c52374931c6",
+    "int4_16": "28096c3028f4ec8be41f957eb0bfd187b8b40876e35353e54f7e54f59d56457e",
+    "int4_128_stochastic": "fb16b0d8e6945ea1e3380aa07aa0f8dccd490772dd40f6e96669a8c5dbada049",
+    "sign_256": "4385a52887cf6cf9d225e57d3411614dad7a1aef83aed6f1f9de36b7c0d35cbc",
+    "sign_16": "d6d9607b23b6a2dc2db8476828b3770ef296231239142377df3ae86b9e27c6d3",
+    "topk_64": "c5050de07666d8af2f38ffa96c066ab9ceb749e5e9e455eb9088bf81f469067f",
 }
 
 
-def golden_lines() -> list[str]:
+def golden_lines(tile: int = 2 * GROUP_ELEMENTS) -> list[str]:
+    """With tiles of so many elements, which are whole groups."""
     values = values_of(GROUP_ELEMENTS + 300)
     values[:256] = 0.0
     values[256:512] *= 2.0**-140
     values[512:768] *= 2.0**110
     lines = []
     for codec in BUILT_IN:
-        payload = encode(codec, values)
-        decoded = codec.decode(payload, values.numel())
-        both = payload.numpy().tobytes() + decoded.numpy().tobytes()
+        payloads = [
+            encode(codec, part, first_group=index * tile // GROUP_ELEMENTS)
+            for index, part in enumerate(values.split(tile))
+        ]
+        parts = zip(payloads, values.split(tile), strict=True)
+        decoded = [codec.decode(payload, part.numel()) for payload, part in parts]
+        both = b"".join(part.numpy().tobytes() for part in (*payloads, *decoded))
         lines.append(f"{codec.format} {hashlib.sha256(both).hexdigest()}")
     return lines
 

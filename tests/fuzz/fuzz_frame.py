@@ -3,9 +3,9 @@
 By hand, until stopped:  python tests/fuzz/fuzz_frame.py
 Bounded:                 python tests/fuzz/fuzz_frame.py -runs=20000 -seed=1
 
-Every input goes four ways: as raw bytes of a frame, as a header text in a frame whose sizes and
-checksum are right, as a value in one field of a good header, and as the payload of each codec. Only
-the typed errors may come out.
+Every input goes one of five ways: as raw bytes of a frame, as a header text in a frame whose sizes
+and checksum are right, as a value in one field of a good header, as the payload of each codec, and
+as the payload of topk, whose bytes have rules. Only the typed errors may come out.
 """
 
 import hashlib
@@ -15,13 +15,16 @@ import sys
 import atheris
 import torch
 
-with atheris.instrument_imports(include=["atoll.wire"]):
+with atheris.instrument_imports(include=["atoll.wire", "atoll.codecs.topk"]):
+    from atoll.codecs.topk.codec import TopK
     from atoll.wire import frame, header, schema
 
 from atoll.codecs.base import Codec
 from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.fp32.codec import Fp32
+from atoll.codecs.int4.codec import Int4
 from atoll.codecs.int8.codec import Int8
+from atoll.codecs.sign.codec import Sign
 from atoll.errors import FrameError, LayoutMismatch, VersionMismatch
 from atoll.layout import Layout
 from atoll.rows import RowRange
@@ -31,7 +34,11 @@ CODECS: list[Codec] = [
     Fp32(),
     Bf16(),
     Int8(block=16),
+    Int4(block=16),
+    Sign(block=16),
 ]
+SPARSE = TopK()
+SPARSE_ELEMENTS = (1, 100, 300, 4096, 4396)
 REFUSALS = (FrameError, LayoutMismatch, VersionMismatch)
 HEADER = header.Told(
     kind="contribution",
@@ -92,22 +99,56 @@ def header_text(text: bytes) -> None:
 
 
 def payload(data: bytes) -> None:
-    """Any bytes of the right size decode; any others are refused."""
+    """Any bytes of the right size decode, without bits behind the last value; others do not."""
     for codec in CODECS:
-        for elements in (1, 15, len(data) // 2, len(data)):
+        for elements in (1, 15, len(data) // 2, len(data), 2 * len(data)):
             right = len(data) == codec.encoded_bytes(elements)
+            stray = right and has_stray(codec, data, elements)
             try:
                 codec.decode(torch.tensor(list(data), dtype=torch.uint8), elements)
             except REFUSALS:
-                assert not right, (codec, elements)
+                assert stray or not right, (codec, elements)
             else:
-                assert right, (codec, elements)
+                assert right and not stray, (codec, elements)
+
+
+def has_stray(codec: Codec, data: bytes, elements: int) -> bool:
+    """Whether bits behind the last value are set."""
+    used = elements * {"int4": 4, "sign": 1}.get(codec.name, 8) % 8
+    return bool(used) and data[-1] >> used != 0
+
+
+def sparse(data: bytes, elements: int) -> None:
+    """A good payload with the bits of `data` flipped: refused, or each place is named once."""
+    global refused, taken
+    given = SPARSE.encode(torch.arange(elements) % 97 - 48.0, noise=None, first_group=0)
+    flips = data[: given.numel()].ljust(given.numel(), b"\0")
+    given ^= torch.tensor(list(flips), dtype=torch.uint8)
+    out = torch.full((elements,), 5.0)
+    try:
+        values = SPARSE.decode(given, elements, out=out)
+    except REFUSALS:
+        refused += 1
+        assert bool((out == 5.0).all()), elements  # refused before anything was written
+        return
+    taken += 1
+    assert values.shape == (elements,)
+    kept = sum(-(-part // 64) for part in sizes(elements))
+    found = int(torch.count_nonzero(values))  # a magnitude may be 0, a place may not come twice
+    assert found <= kept, (found, kept)
+    smallest = [chunk[-2] for chunk in given.split(82)]
+    assert found == kept or 0 in smallest, (found, kept)
+
+
+def sizes(elements: int) -> list[int]:
+    """Of the chunks."""
+    return [min(4096, elements - start) for start in range(0, elements, 4096)]
 
 
 def test_one_input(data: bytes) -> None:
     """One execution."""
     source = atheris.FuzzedDataProvider(data)
-    way = source.ConsumeIntInRange(0, 3)
+    way = source.ConsumeIntInRange(0, 4)
     cut = source.ConsumeIntInRange(0, 600)
     name = NAMES[source.ConsumeIntInRange(0, len(NAMES) - 1)]
     rest = source.ConsumeBytes(source.remaining_bytes())
@@ -124,9 +165,11 @@ def test_one_input(data: bytes) -> None:
         text = json.dumps(PLAIN | {name: value}, sort_keys=True, separators=(",", ":")).encode()
         header_text(text)
         read(framed(text, bytes(60)), cut=cut)
-    else:
+    elif way == 3:
         payload(rest)
         read(framed(HEADER.to_json(), rest), cut=cut)
+    else:
+        sparse(rest, SPARSE_ELEMENTS[cut % len(SPARSE_ELEMENTS)])
 
 
 def check_harness() -> None:
@@ -135,6 +178,10 @@ def check_harness() -> None:
     read(good, cut=7)
     read(good[:-1] + b"x", cut=7)
     assert (taken, refused) == (1, 1), (taken, refused)
+    for elements in SPARSE_ELEMENTS:
+        sparse(b"", elements)
+        sparse(b"\xff" * 200, elements)
+    assert (taken, refused) == (1 + 5, 1 + 5), (taken, refused)
     assert schema.MAX_INT == 2**63 - 1
 
 

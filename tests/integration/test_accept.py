@@ -504,7 +504,7 @@ def test_incarnation_fenced_during_its_upload_contributes_nothing(cluster):
     assert cluster.drafts() == []
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "sign", "topk"])
 def test_nan_is_refused_in_every_codec(tmp_path, codec):
     """Codecs without a NaN of their own have a scale that can be one."""
     cluster = Cluster(tmp_path, {"upload.codec": codec})

@@ -29,7 +29,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_manifest_states_its_settings_and_reads_them_back():
     manifest = Manifest.model_validate({**BASE, "upload": STEPS})
 
-    assert json.loads(manifest.body())["upload"] == {**STEPS, "error_feedback": True}
+    stated = {**STEPS, "error_feedback": True, "decay": 1.0}
+    assert json.loads(manifest.body())["upload"] == stated
     assert Manifest.model_validate_json(manifest.body()) == manifest
     assert manifest.upload.build() == Steps(8192)
     assert registry.versions()["steps"] == 1

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from torch import Tensor
 
 import atoll
 from atoll.compiled import base
-from atoll.layout import Span
+from atoll.layout import GROUP_ELEMENTS, Span
 from atoll.optim.base import OuterOptimizer
 from atoll.optim.settings import OuterSettings
 from atoll.sums.fold import fold_tile
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 # Above 2 * 32,768 elements torch splits a kernel over threads; the odd size leaves a ragged tail.
 SIZE = 100_003
 TILES = (4_099, 65_536, SIZE)
+CODEC_TILES = (GROUP_ELEMENTS, 2 * GROUP_ELEMENTS)  # of the codecs' values: two tiles, one
 THREADS = (1, 2)
 SMALLEST = (base.FULL_TILE_ELEMENTS, 1)  # tiles for compiled loops: none here, all of them
 STEPS = 3
@@ -119,14 +121,17 @@ def measure() -> dict[str, object]:
     digests: dict[str, list[str]] = {name: [] for name in GOLDEN}
     base.compiled.prepare(base.LARGE_ELEMENTS)
     base.compiled.wait()
-    of_others = {
-        "codecs": dict(line.split() for line in test_codecs.golden_lines()),
+    of_others: dict[str, Any] = {
+        "codecs": [],
         "loops": test_compiled.digests(),
         "wide": test_compiled.is_wide(),
     }
     for threads, smallest in product(THREADS, SMALLEST):
         torch.set_num_threads(threads)
         base.FULL_TILE_ELEMENTS = smallest
+        of_others["codecs"] += [
+            dict(line.split() for line in test_codecs.golden_lines(tile)) for tile in CODEC_TILES
+        ]
         for tile in TILES:
             digests["fold"].append(sha(*(mean.numpy() for mean in folded(rounds, tile))))
             for name, optimizer in optimizers.items():
@@ -249,10 +254,11 @@ def test_digest_is_the_golden_one_for_every_thread_count_and_tile_size(process, 
     assert result["digests"][name] == [GOLDEN[name]] * (len(THREADS) * len(SMALLEST) * len(TILES))
 
 
-def test_codecs_give_golden_bits(process):
+def test_codecs_give_golden_bits_for_every_thread_count_and_tile_size(process):
     result, _ = process
 
-    assert result["codecs"] == test_codecs.GOLDEN
+    times = len(THREADS) * len(SMALLEST) * len(CODEC_TILES)
+    assert result["codecs"] == [test_codecs.GOLDEN] * times
 
 
 def test_loops_give_the_same_bits_for_a_processor_without_vectors(measured, skip):

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,13 @@ from torch import Tensor
 from atoll.codecs import feedback, finite
 from atoll.codecs.base import Codec
 from atoll.codecs.bf16.codec import Bf16
+from atoll.codecs.int4.codec import Int4
 from atoll.codecs.int8.codec import Int8
 from atoll.codecs.noise import Noise
+from atoll.codecs.sign.codec import Sign
+from atoll.codecs.topk import chunks
+from atoll.codecs.topk import loops as topk_loops
+from atoll.codecs.topk.codec import TopK
 from atoll.compiled import base, jit
 from atoll.compiled.base import FULL_TILE_ELEMENTS, LARGE_ELEMENTS, Compiled
 from atoll.errors import FrameError, LayoutMismatch
@@ -30,7 +36,15 @@ from atoll.optim.sgd import Sgd
 from atoll.strategies.outer import OuterStep, fresh_state
 from atoll.sums import digest
 
-LOSSY: list[Codec] = [Int8(), Int8(block=16), Int8(block=GROUP_ELEMENTS), Bf16()]
+DENSE: list[Codec] = [
+    *(Int8(), Int8(block=16), Int8(block=GROUP_ELEMENTS)),
+    *(Int4(), Int4(block=16), Int4(block=GROUP_ELEMENTS)),
+    *(Sign(), Sign(block=16), Sign(block=GROUP_ELEMENTS)),
+]
+PIECES: list[Codec] = [*DENSE, TopK()]
+LOSSY: list[Codec] = [*PIECES, Bf16()]
+every_dense = pytest.mark.parametrize("codec", DENSE, ids=lambda c: c.format)
+every_piece = pytest.mark.parametrize("codec", PIECES, ids=lambda c: c.format)
 every_lossy = pytest.mark.parametrize("codec", LOSSY, ids=lambda c: c.format)
 # A full tile; a short block at its end; more groups, the last one short.
 SIZES = [FULL_TILE_ELEMENTS, FULL_TILE_ELEMENTS + 5, FULL_TILE_ELEMENTS + GROUP_ELEMENTS + 333]
@@ -88,22 +102,32 @@ def both(monkeypatch):
 # --- the same bits as without them ---
 
 
+@every_piece
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("block", [16, 256, GROUP_ELEMENTS])
-def test_int8_is_encoded_to_the_same_bytes(both, size, block):
+def test_values_are_encoded_to_the_same_bytes(both, codec, size):
     values = numbers(size)
 
-    fast, plain = both(lambda: Int8(block=block).encode(values, noise=None, first_group=0))
+    fast, plain = both(lambda: codec.encode(values, noise=None, first_group=0))
 
     assert bits(fast) == bits(plain)
 
 
+@every_piece
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("block", [16, 256, GROUP_ELEMENTS])
-def test_int8_is_decoded_to_the_same_bits_whatever_the_payload(both, size, block):
-    """Also scales that no encoder writes, and the level -128."""
-    codec = Int8(block=block)
+def test_what_was_encoded_is_decoded_to_the_same_bits(both, codec, size):
+    payload = codec.encode(numbers(size), noise=None, first_group=0)
+
+    fast, plain = both(lambda: codec.decode(payload, size))
+
+    assert bits(fast) == bits(plain)
+
+
+@every_dense
+@pytest.mark.parametrize("size", SIZES)
+def test_any_payload_is_decoded_to_the_same_bits(both, codec, size):
+    """Also scales that no encoder writes, and the levels -128 and -8."""
     payload = np.random.default_rng(1).integers(0, 256, codec.encoded_bytes(size), np.uint8)
+    payload[-1] = 0  # bits behind the last value are refused
 
     fast, plain = both(lambda: codec.decode(torch.from_numpy(payload), size))
 
@@ -113,13 +137,15 @@ def test_int8_is_decoded_to_the_same_bits_whatever_the_payload(both, size, block
 
 
 @every_lossy
-@pytest.mark.parametrize("size", SIZES)
-def test_feedback_gives_the_same_payload_and_residual(both, codec, size):
+@pytest.mark.parametrize(("size", "decay"), [*zip(SIZES, (0.95, 0.3, 1.0), strict=True)])
+def test_feedback_gives_the_same_payload_and_residual(both, codec, size, decay):
     values = numbers(size).clamp(-1e37, 1e37)
 
     def fed():
         residual = (numbers(size, seed=2) * 1e-3).clamp(-1e30, 1e30).bfloat16()
-        payload = feedback.encode_with_feedback(codec, values, residual, noise=None, first_group=0)
+        payload = feedback.encode_with_feedback(
+            codec, values, residual, noise=None, first_group=0, decay=decay
+        )
         return bits(payload), bits(residual.view(torch.uint16))
 
     fast, plain = both(fed)
@@ -127,8 +153,11 @@ def test_feedback_gives_the_same_payload_and_residual(both, codec, size):
     assert fast == plain
 
 
-@every_lossy
-@pytest.mark.parametrize("optimizer", OUTER)
+@pytest.mark.parametrize(
+    ("optimizer", "codec"),
+    [*product(OUTER, [Int8(), Int8(block=16), Bf16()]), *(("nesterov", codec) for codec in PIECES)],
+    ids=str,
+)
 def test_outer_step_gives_the_same_weights_and_payloads(both, codec, optimizer):
     layout = Layout.of([("a", (2 * FULL_TILE_ELEMENTS + GROUP_ELEMENTS + 77,), "float32")])
     start = numbers(layout.size).clamp(-1e3, 1e3)
@@ -203,20 +232,33 @@ def test_values_that_are_all_finite_are_found_so(both):
     assert both(lambda: finite.first_not_finite(values)) == (None, None)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_block_with_a_value_that_is_not_finite_is_nan_whole(both, bad):
-    values = torch.ones(FULL_TILE_ELEMENTS)
-    values[300] = bad
+@every_piece
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_value_that_is_not_finite_makes_the_same_bytes(both, codec, bad):
+    values = torch.ones(FULL_TILE_ELEMENTS + 5)
+    values[[300, FULL_TILE_ELEMENTS + 3]] = bad
 
-    fast, plain = both(lambda: Int8().encode(values, noise=None, first_group=0))
+    fast, plain = both(lambda: codec.encode(values, noise=None, first_group=0))
 
     assert bits(fast) == bits(plain)
-    decoded = Int8().decode(fast, FULL_TILE_ELEMENTS)
-    assert bool(torch.isnan(decoded[256:512]).all())
-    assert int(torch.isnan(decoded).sum()) == 256
+    decoded = codec.decode(fast, values.numel())
+    assert decoded[[300, FULL_TILE_ELEMENTS + 3]].isnan().all()
 
 
-@pytest.mark.parametrize("codec", [Bf16(), Int8()], ids=["bf16", "int8"])
+@pytest.mark.parametrize(("codec", "block"), [(Int8(), 256), (Int4(), 128), (Sign(), 256)])
+def test_block_with_a_value_that_is_not_finite_is_nan_whole(codec, block):
+    values = torch.ones(FULL_TILE_ELEMENTS)
+    values[300] = math.nan
+
+    decoded = codec.decode(
+        codec.encode(values, noise=None, first_group=0), FULL_TILE_ELEMENTS
+    ).isnan()
+
+    assert bool(decoded[256 : 256 + block].all())
+    assert int(decoded.sum()) == block
+
+
+@every_lossy
 def test_nan_stays_in_residual_and_payload(codec):
     values = torch.ones(FULL_TILE_ELEMENTS)
     values[5] = math.nan
@@ -243,13 +285,42 @@ def square_sum(payload: Tensor) -> float | None:
     return fused.square_sum(payload, FULL_TILE_ELEMENTS)
 
 
-def test_square_sum_of_a_payload_is_that_of_its_values():
-    payload = Int8().encode(numbers(FULL_TILE_ELEMENTS).clamp(-1e6, 1e6), noise=None, first_group=0)
-    expected = Int8().decode(payload, FULL_TILE_ELEMENTS).double().square().sum()
+@every_piece
+@pytest.mark.parametrize("size", SIZES)
+def test_square_sum_of_a_payload_is_that_of_its_values(codec, size):
+    payload = codec.encode(numbers(size).clamp(-1e6, 1e6), noise=None, first_group=0)
+    expected = codec.decode(payload, size).double().square().sum()
 
-    found = square_sum(payload)
+    found = codec.fused(payload, size).square_sum(payload, size)
 
     assert found == pytest.approx(float(expected), rel=1e-6)
+
+
+@every_piece
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_square_sum_is_not_finite_when_a_value_is_not(codec, bad):
+    values = numbers(FULL_TILE_ELEMENTS).clamp(-1e6, 1e6)
+    values[-1] = bad
+    payload = codec.encode(values, noise=None, first_group=0)
+
+    found = codec.fused(payload, FULL_TILE_ELEMENTS).square_sum(payload, FULL_TILE_ELEMENTS)
+
+    assert not math.isfinite(found)
+
+
+@pytest.mark.parametrize("level", [0, 1, 7, -8])
+@pytest.mark.parametrize("scale", [math.nan, math.inf, 3e38, 6e37])
+def test_square_sum_of_int4_is_finite_exactly_when_every_value_is(scale, level):
+    payload = torch.zeros(Int4().encoded_bytes(FULL_TILE_ELEMENTS), dtype=torch.uint8)
+    payload[:4] = torch.tensor([scale]).view(torch.uint8)
+    payload[GROUP_ELEMENTS // 128 * 4] = level % 16 << 4
+    values = Int4().decode(payload, FULL_TILE_ELEMENTS)
+    fused = Int4().fused(payload, FULL_TILE_ELEMENTS)
+    assert fused is not None
+
+    found = fused.square_sum(payload, FULL_TILE_ELEMENTS)
+
+    assert math.isfinite(found) == bool(torch.isfinite(values).all())
 
 
 @pytest.mark.parametrize("level", [0, 1, -1, 2, 127, -128])
@@ -271,6 +342,59 @@ def test_square_sum_of_a_payload_of_another_size_is_refused(cut):
         square_sum(payload[:-cut])
 
 
+# --- what topk refuses ---
+
+
+def topk_faults(payloads: np.ndarray, elements: int) -> tuple[list[int], list[int]]:
+    """What is wrong with each payload of one chunk: by the loop, and by numpy."""
+    fast = [topk_loops.first_fault(row, elements)[1] for row in payloads]
+    return fast, chunks.Chunks(payloads, elements).faults().tolist()
+
+
+@pytest.mark.parametrize("elements", [1, 64, 300, 1000, 4096])
+def test_topk_refuses_the_same_chunks_for_the_same_reason(elements):
+    rng = np.random.default_rng(3)
+    good = TopK().encode(numbers(elements), noise=None, first_group=0).numpy()
+    payloads = np.tile(good, (500, 1))
+    # One to three bits flipped in most of them, only noise in the last.
+    for _ in range(3):
+        places = rng.integers(0, good.size, 450)
+        payloads[np.arange(450), places] ^= np.left_shift(1, rng.integers(0, 8, 450)).astype(
+            np.uint8
+        )
+    payloads[450:] = rng.integers(0, 256, payloads[450:].shape)
+
+    fast, plain = topk_faults(payloads, elements)
+
+    assert fast == plain
+    assert len(set(fast)) >= 4
+
+
+def test_topk_names_the_same_chunk_in_a_large_payload(both):
+    payload = TopK().encode(numbers(SIZES[2]), noise=None, first_group=0)
+    payload[82 * 50 + 60] ^= 1  # a high bit of chunk 50
+
+    def refusal() -> str:
+        with pytest.raises(FrameError) as refused:
+            TopK().decode(payload, SIZES[2])
+        return str(refused.value)
+
+    fast, plain = both(refusal)
+
+    assert fast == plain
+    assert fast.startswith("chunk 50 of a topk payload of ")
+
+
+def test_topk_payload_that_names_no_values_has_no_square_sum():
+    payload = TopK().encode(numbers(FULL_TILE_ELEMENTS), noise=None, first_group=0)
+    fused = TopK().fused(payload, FULL_TILE_ELEMENTS)
+    assert fused is not None
+    payload[60] ^= 1
+
+    with pytest.raises(FrameError, match="chunk 0"):
+        fused.square_sum(payload, FULL_TILE_ELEMENTS)
+
+
 # --- every processor: operations are neither joined nor regrouped ---
 
 
@@ -284,9 +408,9 @@ def digests() -> dict[str, str]:
         made, _ = stepped(layout, start, [delta], codec=Int8(), optimizer=optimizer)
         found[optimizer] = " ".join(made)
     for codec in LOSSY:
-        residual = torch.zeros(values.numel(), dtype=torch.bfloat16)
+        residual = other.clamp(-1e37, 1e37).bfloat16()
         sent = feedback.encode_with_feedback(
-            codec, values.clamp(-1e37, 1e37), residual, noise=None, first_group=0
+            codec, values.clamp(-1e37, 1e37), residual, noise=None, first_group=0, decay=0.95
         )
         found[codec.format] = digest.root_of(bits(sent) + bits(residual))
     return found
@@ -445,7 +569,9 @@ def test_tiles_that_are_not_flat_are_refused(optimizer):
         rule.update(square, torch.ones(512, 512), slots, step=1)
 
 
-@pytest.mark.parametrize("codec", [Int8(), Bf16()], ids=["int8", "bf16"])
+@pytest.mark.parametrize(
+    "codec", [Int8(), Int4(), Sign(), Bf16()], ids=["int8", "int4", "sign", "bf16"]
+)
 @pytest.mark.parametrize("shift", [1, 2, 3])
 def test_payload_at_an_odd_place_goes_through_torch(codec, shift):
     values = numbers(FULL_TILE_ELEMENTS).clamp(-1e37, 1e37)
@@ -476,8 +602,12 @@ def test_payload_at_an_even_address_of_an_odd_storage_goes_through_torch():
     assert bits(place) == bits((values + 0.0).bfloat16())  # a residual of 0 makes -0 a 0
 
 
-def test_stochastic_rounding_is_not_done_by_a_loop():
-    codec = Bf16(rounding="stochastic")
+@pytest.mark.parametrize(
+    "codec",
+    [kind(rounding="stochastic") for kind in (Bf16, Int8, Int4)],
+    ids=lambda codec: codec.name,
+)
+def test_stochastic_rounding_is_not_done_by_a_loop(codec):
     noise = Noise(seed=5, round=1, lane="a")
     layout = Layout.of([("a", (FULL_TILE_ELEMENTS,), "float32")])
     values = numbers(FULL_TILE_ELEMENTS).clamp(-1e3, 1e3)

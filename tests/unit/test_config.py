@@ -105,14 +105,14 @@ def test_unknown_key_of_a_nested_section_lists_the_known_ones():
         ),
         ({"upload": {"block": 64}}, "upload.block=64: is no setting of codec 'fp32', which has"),
         (
-            {"download": {"codec": "int8", "rounding": "nearest"}},
-            "download.rounding='nearest': is no setting of codec 'int8', which has block, codec, ",
+            {"download": {"codec": "sign", "rounding": "nearest"}},
+            "download.rounding='nearest': is no setting of codec 'sign', which has block, codec, ",
         ),
         (
             {"upload": {"codec": "bf16", "block": 64}},
-            "upload.block=64: is no setting of codec 'bf16', which has codec, error_feedback, ",
+            "upload.block=64: is no setting of codec 'bf16', which has codec, decay, ",
         ),
-        ({"upload": {"codec": "int4"}}, "upload.codec='int4': is not known; choose one of "),
+        ({"upload": {"codec": "int2"}}, "upload.codec='int2': is not known; choose one of "),
         ({"download": {"codec": 4}}, "download.codec=4: is not known; choose one of "),
         (
             {"outer": {"optimizer": "sgd", "momentum": 0.9}},

@@ -10,10 +10,13 @@ import pytest
 from torch import nn
 
 from atoll.codecs.bf16.codec import Bf16
+from atoll.codecs.noise import Noise
 from atoll.errors import AtollError, DiskFailed, FrameError, StaleContribution, StorageFull
 from atoll.ids import WorkerId
 from atoll.island.conversation import hand_in
-from atoll.island.state.continuity import Continuity, InnerState
+from atoll.island.conversation.hand_in import Fresh
+from atoll.island.link.base import FrameSource
+from atoll.island.state.continuity import Captured, Continuity
 from atoll.island.state.store import IslandStore
 from atoll.island.state.weights import IslandWeights
 from atoll.models import registry as models
@@ -27,6 +30,10 @@ from tests.links import Driven
 
 NAME = WorkerId("a")
 PATIENCE_SECONDS = 0.2
+
+
+class CoordinatorGone(AtollError):
+    """Ends an island while what it hands in is on its way."""
 
 
 class Refusing(links.Answering):
@@ -50,21 +57,28 @@ def info() -> Info:
 
 
 class SlowToSave(Continuity):
-    """Saves only after it has given a premature roll-back the time to happen."""
+    """Saves only after it has given a premature end of the round the time to happen."""
 
     def watch(self) -> None:
         self.events: list[str] = []
-        self._rolled_back = threading.Event()
+        self._settled = threading.Event()
 
-    def save(self, path: Path, frame: dict[str, Any], captured: InnerState) -> None:
-        self._rolled_back.wait(PATIENCE_SECONDS)
+    def save(self, path: Path, frame: dict[str, Any], captured: Captured) -> None:
+        self._settled.wait(PATIENCE_SECONDS)
         super().save(path, frame, captured)
         self.events.append("saved")
 
-    def roll_back(self) -> None:
-        self.events.append("rolled back")
-        self._rolled_back.set()
-        super().roll_back()
+    def discard(self) -> None:
+        self._settle("discarded")
+        super().discard()
+
+    def promote(self, round_number: int) -> None:
+        self._settle("promoted")
+        super().promote(round_number)
+
+    def _settle(self, how: str) -> None:
+        self.events.append(how)
+        self._settled.set()
 
 
 @pytest.fixture
@@ -82,9 +96,8 @@ def continuity(store: IslandStore) -> SlowToSave:
     return made
 
 
-def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> bool:
-    """Whether round 1's contribution is in."""
-    island = Driven(answers if isinstance(answers, Refusing) else Refusing(answers), worker_id=NAME)
+def made_by(continuity: Continuity) -> Fresh:
+    """Round 1's contribution."""
     model = nn.Linear(5, 3)
     strategy = Sync(manifest_for(SMALL))
     weights = IslandWeights(model, models.layout_of(model), strategy=strategy, download=Bf16())
@@ -102,7 +115,20 @@ def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> 
         loss_sum=1.0,
         ranges=ranges((0, 1)),
     ).header(weights.layout, Bf16())
-    return island.driver.run(hand_in.contribute(island.session, continuity, weights, header))
+    return Fresh(
+        header,
+        weights.stage(header.fragment, copies=False),
+        continuity.capture(copies=False, course={}),
+        Bf16(),
+        Noise(seed=1, round=1, lane=NAME),
+    )
+
+
+def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> bool:
+    """Whether round 1's contribution is in."""
+    island = Driven(answers if isinstance(answers, Refusing) else Refusing(answers), worker_id=NAME)
+    made = made_by(continuity)
+    return island.driver.run(hand_in.contribute(island.session, continuity, made))
 
 
 class Waiting(Refusing):
@@ -111,8 +137,10 @@ class Waiting(Refusing):
     def __init__(self) -> None:
         super().__init__(None)
         self.uploads = 0
+        self.sent = b""
 
-    def upload(self, *_: Any, **options: Any) -> str:
+    def upload(self, _: Any, frame: FrameSource, **options: Any) -> str:
+        self.sent = frame.read(0, frame.nbytes)
         self.uploads += 1
         assert self.uploads == 1, "what the island's own disk refuses is no reason to send again"
         options["before_commit"]()
@@ -137,24 +165,24 @@ def test_island_whose_own_disk_refuses_ends_and_sends_nothing_again(
         handed_in(continuity, Waiting())
 
 
-def test_frame_that_is_refused_for_what_it_holds_is_rolled_back_after_it_was_saved(
+def test_frame_that_is_refused_for_what_it_holds_is_discarded_after_it_was_saved(
     continuity: SlowToSave, store: IslandStore
 ) -> None:
     with pytest.raises(FrameError, match="bad"):
         handed_in(continuity, FrameError("bad"))
 
-    assert continuity.events == ["saved", "rolled back"]
-    assert store.pending() is None
+    assert continuity.events == ["saved", "discarded"]
+    assert store.rounds() == (None, ())
 
 
-def test_frame_whose_round_is_over_is_rolled_back_after_it_was_saved(
+def test_frame_whose_round_is_over_is_discarded_after_it_was_saved(
     continuity: SlowToSave, store: IslandStore
 ) -> None:
     is_in = handed_in(continuity, StaleContribution("closed"))
 
     assert not is_in
-    assert continuity.events == ["saved", "rolled back"]
-    assert store.pending() is None
+    assert continuity.events == ["saved", "discarded"]
+    assert store.rounds() == (None, ())
 
 
 def test_accepted_frame_becomes_the_checkpoint_after_it_was_saved(
@@ -162,8 +190,23 @@ def test_accepted_frame_becomes_the_checkpoint_after_it_was_saved(
 ) -> None:
     is_in = handed_in(continuity, None)
 
-    found = store.checkpoint()
     assert is_in
-    assert continuity.events == ["saved"]
-    assert found is not None
-    assert (found.round, store.pending()) == (1, None)
+    assert continuity.events == ["saved", "promoted"]
+    assert store.rounds() == (1, ())
+    assert store.checkpoint() is not None
+
+
+def test_frame_that_an_earlier_life_saved_is_sent_as_it_is(
+    continuity: SlowToSave, store: IslandStore
+) -> None:
+    with pytest.raises(CoordinatorGone):
+        handed_in(continuity, CoordinatorGone())
+    kept = store.directory / "pending-1" / "frame"
+    before, link = kept.read_bytes(), Waiting()
+    island = Driven(link, worker_id=NAME)
+
+    is_in = island.driver.run(hand_in.contribute(island.session, continuity, store.pending(1)))
+
+    assert is_in
+    assert link.sent == before
+    assert store.rounds() == (1, ())

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,16 +8,20 @@ import torch
 from atoll.codecs import feedback, finite
 from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.fp32.codec import Fp32
+from atoll.codecs.int4.codec import Int4
 from atoll.codecs.int8.codec import Int8
 from atoll.codecs.noise import Noise
+from atoll.codecs.sign.codec import Sign
+from atoll.codecs.topk.codec import TopK
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
 
-LOSSY = [
+FINE = [
     Bf16(),
     Bf16(rounding="stochastic"),
     Int8(),
 ]
+LOSSY = [*FINE, Int8(rounding="stochastic"), Int4(), Int4(rounding="stochastic"), Sign(), TopK()]
 every_lossy = pytest.mark.parametrize("codec", LOSSY, ids=lambda c: c.format)
 ROUNDS = 64
 
@@ -111,9 +116,9 @@ def drift(codec, *, fed_back: bool) -> float:
     return float((total - ROUNDS * values.double())[1:].abs().max())
 
 
-DETERMINISTIC = [Bf16(), Int8()]
+DETERMINISTIC = [Bf16(), Int8(), Int4(block=256)]
 # What one encoding drops at most, plus what storing the residual in bf16 drops in each round.
-STEP = {"bf16": 2.0**-7, "int8": 4.0}
+STEP = {"bf16": 2.0**-7, "int8": 4.0, "int4": 508 / 7}
 
 
 @pytest.mark.parametrize("codec", DETERMINISTIC, ids=lambda c: c.name)
@@ -125,14 +130,125 @@ def test_feedback_keeps_the_decoded_sum_at_the_true_sum(codec):
     assert error <= step / 2 + ROUNDS * step / 2 * 2.0**-9
 
 
-@pytest.mark.parametrize("codec", DETERMINISTIC, ids=lambda c: c.name)
+@pytest.mark.parametrize("codec", DETERMINISTIC[:2], ids=lambda c: c.name)
 def test_sum_drifts_without_feedback(codec):
     error = drift(codec, fed_back=False)
 
     assert error > 10 * STEP[codec.name]
 
 
+# A residual that decays
+
+
 @every_lossy
+@pytest.mark.parametrize("decay", [0.95, 0.5])
+def test_feedback_adds_the_decayed_residual_with_one_rounding_each(codec, decay):
+    values = values_of(5000)
+    before = values_of(5000, seed=1).bfloat16()
+    residual = before.clone()
+
+    payload = feedback.encode_with_feedback(
+        codec, values, residual, noise=noise_of(1), first_group=2, decay=decay
+    )
+
+    kept = before.float().numpy() * np.float32(decay)
+    wanted = torch.from_numpy(kept + values.numpy())
+    expected = codec.encode(wanted, noise=noise_of(1), first_group=2)
+    assert torch.equal(payload, expected)
+    assert torch.equal(residual, (wanted - codec.decode(expected, 5000)).bfloat16())
+
+
+@every_lossy
+def test_decay_of_one_is_no_decay(codec):
+    plain, undecayed = (values_of(5000, seed=1).bfloat16() for _ in range(2))
+
+    encode = partial(
+        feedback.encode_with_feedback, codec, values_of(5000), noise=noise_of(1), first_group=0
+    )
+
+    payload = encode(plain)
+
+    assert torch.equal(encode(undecayed, decay=1.0), payload)
+    assert torch.equal(plain, undecayed)
+
+
+def slow_values() -> torch.Tensor:
+    """So alike that each is sent about once in 64 rounds."""
+    return values_of(4096).abs() * 0.01 + 0.1
+
+
+def rounds_of_topk(decay: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What arrived, and what is left, of the same displacement in many rounds."""
+    values = slow_values()
+    residual, arrived = torch.zeros(4096, dtype=torch.bfloat16), torch.zeros(4096)
+    for number in range(150):
+        payload = feedback.encode_with_feedback(
+            TopK(), values, residual, noise=noise_of(number), first_group=0, decay=decay
+        )
+        arrived += TopK().decode(payload, 4096)
+    return arrived / (150 * values), residual
+
+
+def test_topk_sends_every_value_in_time():
+    """Of 4096 only 64 go at once; the others wait in the residual and grow."""
+    shares, _ = rounds_of_topk(1.0)
+
+    assert shares.min() > 0.3
+    assert 0.6 < shares.mean() < 1
+
+
+def test_topk_forgets_with_decay():
+    """The control: what waits longer than the residual lasts never arrives."""
+    shares, residual = rounds_of_topk(0.5)
+
+    assert (shares == 0).sum() > 1000
+    # g + g/2 + g/4 and so on: 2 g, less what bf16 drops.
+    waiting = slow_values()[shares == 0]
+    assert torch.allclose(residual.float()[shares == 0], 2 * waiting, rtol=2.0**-6)
+
+
+# The norm of what is left
+
+
+def test_norm_of_a_residual_is_the_root_of_its_squares():
+    residual = values_of(2 * GROUP_ELEMENTS + 333).bfloat16()
+
+    norm = feedback.residual_norm(residual)
+
+    assert norm == pytest.approx(math.sqrt(math.fsum(v * v for v in residual.tolist())), rel=1e-12)
+
+
+def squares(group: torch.Tensor) -> float:
+    """Upper half onto lower half, from 65536 terms on, in Python's floats."""
+    terms: list[float] = [v * v for v in group.tolist()]
+    terms += [0.0] * (GROUP_ELEMENTS - group.numel())
+    while len(terms) > 1:
+        half = len(terms) // 2
+        terms = [a + b for a, b in zip(terms[:half], terms[half:], strict=True)]
+    return terms[0]
+
+
+def test_norm_of_a_residual_is_that_sum_in_that_order():
+    """Its bits are the same everywhere; a short group takes nothing over from the one before."""
+    spread = torch.exp2(torch.arange(GROUP_ELEMENTS + 333) % 60 - 30.0)
+    residual = (values_of(GROUP_ELEMENTS + 333) * spread).bfloat16()
+
+    norm = feedback.residual_norm(residual)
+
+    first, last = (squares(group) for group in residual.split(GROUP_ELEMENTS))
+    assert norm == math.sqrt(first + last)
+    assert norm != math.sqrt(float(residual.double().square().sum()))  # the control: torch's order
+
+
+def test_norm_of_nothing_is_zero_and_of_a_nan_is_nan():
+    damaged = torch.zeros(10, dtype=torch.bfloat16)
+    damaged[3] = torch.nan
+
+    assert feedback.residual_norm(torch.zeros(0, dtype=torch.bfloat16)) == 0.0
+    assert math.isnan(feedback.residual_norm(damaged))
+
+
+@pytest.mark.parametrize("codec", FINE, ids=lambda c: c.format)
 def test_residual_stays_bounded_over_many_rounds(codec):
     residual = torch.zeros(2560, dtype=torch.bfloat16)
 

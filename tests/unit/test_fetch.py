@@ -88,7 +88,7 @@ class Offers(links.Answering):
 def fetched(link: Offers, weights: IslandWeights) -> None:
     """Goes the steps of a download to their end."""
     island = Driven(link, clock=link.clock, seed=1)
-    island.driver.run(fetch.fetch(island.session, weights))
+    island.driver.run(fetch.receive(island.session, weights))
 
 
 def test_whole_frame_becomes_the_published_weights():

@@ -254,7 +254,7 @@ def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
         header,
         sent.extend,
         codec=Bf16(),
-        feed=Feedback(before, after, kept.extend),
+        feed=Feedback(before, after, kept.extend, 1.0),
         noise=Noise(seed=1, round=1, lane="a"),
     )
 

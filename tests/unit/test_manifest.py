@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
     "stop": {"rounds": 15, "tokens": 10**6},
 }
 # It is stamped on every message of a run: another value for the same settings is a new protocol.
-GOLDEN = "351bd86b4ee3a548734bb505f3b2877d89f1672b4d920dee7e6cbddb4d7ca9f8"
+GOLDEN = "dffa5ff91ce5c4c44a3da1b6b7790bce08452c26dd3de93f231906dd62cad6b2"
 
 
 WHOLE = Manifest.model_validate(BASE).model_dump(mode="json")
@@ -37,6 +37,15 @@ LEAVES = [(name, item) for name, item in leaves(WHOLE) if name not in ALONE]
 
 def test_hash_is_the_golden_one():
     assert Manifest.model_validate(BASE).sha256() == GOLDEN
+
+
+@pytest.mark.parametrize(("codec", "decay"), [("int4", 1.0), ("sign", 1.0), ("topk", 0.95)])
+def test_newer_codecs_hash_every_setting(codec, decay):
+    manifest = Manifest.model_validate({**BASE, "upload": {"codec": codec}})
+    undecayed = Manifest.model_validate({**BASE, "upload": {"codec": codec, "decay": 1.0}})
+
+    assert json.loads(manifest.body())["upload"]["decay"] == decay
+    assert Manifest.model_validate_json(undecayed.body()) == undecayed
 
 
 def test_hash_is_that_of_the_stored_body():
@@ -117,9 +126,11 @@ def test_every_setting_has_a_place_in_the_whole():
         ("name", ".", "String should match"),
         ("name", "..", "String should match"),
         ("name", "-r", "String should match"),
-        ("upload.codec", "int4", r"upload\.codec\s+is not known; choose one of bf16, fp32, int8"),
+        ("upload.codec", "int2", r"upload\.codec\s+is not known; choose one of bf16, fp32, int4"),
         ("upload.block", 64, r"upload\.block\s+is no setting of codec 'bf16', which has codec, "),
         ("download.block", 8, "greater than or equal to 16"),
+        ("upload.decay", 1.5, "less than or equal to 1"),
+        ("upload.decay", 0.0, "greater than 0"),
         ("outer.optimizer", "lion", "is not known; choose one of sgd, nesterov, adam"),
         ("outer.momentum", 0.9, "is no setting of optimizer 'adam', which has beta1, beta2, eps, "),
         ("storage.keep_snapshots", 0, "greater than or equal to 1"),

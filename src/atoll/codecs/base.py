@@ -17,7 +17,7 @@ class Fused(Protocol):
     The bits are those of the codec's own encode and decode with torch's steps between them.
     """
 
-    def feed(self, values: Tensor, residual: Tensor, payload: Tensor) -> None:
+    def feed(self, values: Tensor, residual: Tensor, payload: Tensor, *, decay: float) -> None:
         """Error feedback, as `codecs.feedback`: `residual` (bf16) is updated in place."""
         ...
 
@@ -26,7 +26,7 @@ class Fused(Protocol):
         ...
 
     def square_sum(self, payload: Tensor, elements: int) -> float | None:
-        """`codecs.finite.square_sum` of the values in `payload`; FrameError if its size is wrong.
+        """`codecs.finite.square_sum` of the values in `payload`; FrameError as `decode` raises it.
 
         None where no loop does it: the caller decodes the payload and sums itself.
         """
@@ -78,8 +78,9 @@ class Codec(Protocol):
         """The fp32 values [elements] of a uint8 `payload`; a new tensor or a view of the payload.
 
         With `out` (fp32, [elements]) the values are written there and `out` is returned. Raises
-        FrameError when the payload's size is not `encoded_bytes(elements)`, before `out` changes.
-        Bit-identical on every machine. Does not judge the values: what is not finite decodes to
-        values that are not finite.
+        FrameError, before `out` changes, when the payload's size is not `encoded_bytes(elements)`
+        or its bits name no values: places out of order or out of range, bits where none belong. So
+        who decodes before it folds has checked them. Bit-identical on every machine. Does not judge
+        the values: what is not finite decodes to values that are not finite.
         """
         ...

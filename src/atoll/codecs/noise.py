@@ -11,6 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -38,3 +40,12 @@ class Noise:
         # as Generator.bytes.
         words = np.random.Philox(key=self._key, counter=counter).random_raw(-(-count // 4))
         return words.astype("<u8", copy=False).view(np.uint16)[:count]
+
+
+def required(noise: Noise | None, codec: str) -> Noise:
+    """`noise`, which stochastic rounding cannot do without."""
+    if noise is None:
+        raise ConfigError(
+            f"{codec} with rounding='stochastic' was given no noise; pass Noise(seed, round, lane)"
+        )
+    return noise

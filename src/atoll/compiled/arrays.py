@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Halves = NDArray[np.uint16]  # the bits of bf16
+Doubles = NDArray[np.float64]
 
 FLOATS: Floats = np.empty(0, np.float32)
 BYTES: Bytes = np.empty(0, np.uint8)

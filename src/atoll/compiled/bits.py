@@ -30,6 +30,12 @@ def widened(half: np.uint32) -> np.float32:
 
 
 @loop()
+def carried(half: np.uint16, decay: np.float32) -> np.float32:
+    """What error feedback adds of a residual (bf16): a `decay` of 1 leaves every bit as it is."""
+    return widened(_U(half)) * decay
+
+
+@loop()
 def nearest(value: np.float32) -> np.uint32:
     """The bits of the nearest bf16, ties to even; of a NaN those of a quiet one."""
     bits = _F(value).view(np.uint32)

@@ -6,7 +6,7 @@ which is optional and takes a second to load, is imported when the first loop is
 
 from collections.abc import Callable
 from functools import cached_property
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -19,7 +19,7 @@ class Loop(Generic[P, R]):
     Its constants are fp32 or integers, because an fp64 one would make numba compute in fp64. It may
     call other loops that its module defines or imports above it. `examples` are arguments whose
     types it is compiled for; a loop without examples is called by other loops only and compiled
-    together with them.
+    together with them. A function that makes loops may hand them others, and numbers, by closure.
     """
 
     def __init__(self, function: Callable[P, R], examples: tuple[object, ...]) -> None:
@@ -42,17 +42,23 @@ class Loop(Generic[P, R]):
         compile_function: Any = numba.njit  # numba has no types
         type_of: Any = numba.typeof
         code = self._function.__code__
-        # numba knows its own functions only: the loops that this one calls, as numba runs them.
         names = {
-            name: value.machine_code if isinstance(value, Loop) else value
+            name: _as_numba_runs_it(value)
             for name, value in self._function.__globals__.items()
             if name in code.co_names or name == "__name__"
         }
-        plain = FunctionType(code, names, self._function.__name__)
+        held = (cell.cell_contents for cell in self._function.__closure__ or ())
+        closure = tuple(CellType(_as_numba_runs_it(value)) for value in held)
+        plain = FunctionType(code, names, self._function.__name__, None, closure)
         made = compile_function(plain, nogil=True, error_model="numpy")
         if self._examples:
             made.compile(tuple(type_of(example) for example in self._examples))
         return made
+
+
+def _as_numba_runs_it(value: object) -> object:
+    """numba knows its own functions only: of a loop what it is compiled to, all else as it is."""
+    return value.machine_code if isinstance(value, Loop) else value
 
 
 LOOPS: list[Loop[..., Any]] = []  # of every module that was imported, in the order of definition

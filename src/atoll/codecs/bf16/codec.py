@@ -1,17 +1,18 @@
 """The bf16 codec: the upper half of fp32, rounded to nearest or stochastically."""
 
 from dataclasses import dataclass
-from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.codecs import buffers
+from atoll.codecs import noise as noises
 from atoll.codecs.bf16 import loops
 from atoll.codecs.noise import Noise
+from atoll.codecs.settings import Rounding
 from atoll.compiled.arrays import Halves
 from atoll.compiled.base import compiled
-from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
 
 VALUE_BYTES = 2
@@ -32,7 +33,7 @@ class Bf16:
     infinite for a finite value.
     """
 
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding: Rounding = "nearest"
 
     name = "bf16"
     lossless = False
@@ -59,13 +60,10 @@ class Bf16:
         halves = buffers.typed(payload, torch.bfloat16)
         if self.rounding == "nearest":
             halves.copy_(values)
-        elif noise is None:
-            raise ConfigError(
-                "bf16 with rounding='stochastic' was given no noise; pass Noise(seed, round, lane)"
-            )
         else:
+            drawn = noises.required(noise, self.name)
             _round_stochastic(
-                values, halves.view(torch.int16), noise=noise, first_group=first_group
+                values, halves.view(torch.int16), noise=drawn, first_group=first_group
             )
         if halves.data_ptr() != payload.data_ptr():
             payload.copy_(halves.view(torch.uint8))
@@ -80,8 +78,8 @@ class Bf16:
 class Bf16Fused:
     """The loops on torch's tensors; see `codecs.base.Fused`."""
 
-    def feed(self, values: Tensor, residual: Tensor, payload: Tensor) -> None:
-        loops.feed(values.numpy(), _bits(residual), _bits(payload))
+    def feed(self, values: Tensor, residual: Tensor, payload: Tensor, *, decay: float) -> None:
+        loops.feed(values.numpy(), _bits(residual), _bits(payload), np.float32(decay))
 
     def publish(self, master: Tensor, published: Tensor, payload: Tensor) -> None:
         loops.publish(master.numpy(), published.numpy(), _bits(payload))

@@ -5,18 +5,16 @@ Arrays of one call have one length, are flat, contiguous and aligned and do not 
 
 import numpy as np
 
-from atoll.compiled.arrays import FLOATS, HALVES, Floats, Halves
-from atoll.compiled.bits import nearest, widened
+from atoll.compiled.arrays import FLOATS, HALVES, NUMBER, Floats, Halves
+from atoll.compiled.bits import carried, nearest, widened
 from atoll.compiled.jit import loop
 
-_U = np.uint32
 
-
-@loop(FLOATS, HALVES, HALVES)
-def feed(values: Floats, residual: Halves, payload: Halves) -> None:
-    """v = values + residual; residual = bf16(v - decode(encode(v)))."""
+@loop(FLOATS, HALVES, HALVES, NUMBER)
+def feed(values: Floats, residual: Halves, payload: Halves, decay: np.float32) -> None:
+    """v = values + decay * residual; residual = bf16(v - decode(encode(v)))."""
     for i in range(values.size):
-        wanted = widened(_U(residual[i])) + values[i]
+        wanted = carried(residual[i], decay) + values[i]
         half = nearest(wanted)
         payload[i] = np.uint16(half)
         residual[i] = np.uint16(nearest(wanted - widened(half)))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from atoll.codecs.settings import LossySettings
+from atoll.codecs.settings import LossySettings, Rounding
 
 if TYPE_CHECKING:
     from atoll.codecs.bf16.codec import Bf16
@@ -12,7 +12,7 @@ class Bf16Settings(LossySettings):
     """How an fp32 value is rounded to its upper half."""
 
     codec: Literal["bf16"] = "bf16"
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding: Rounding = "nearest"
 
     def build(self) -> "Bf16":
         from atoll.codecs.bf16.codec import Bf16

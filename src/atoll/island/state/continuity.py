@@ -202,8 +202,9 @@ class Continuity:
         if self._residual is None or self._next_residual is None:
             yield None
             return
+        decay = self._info.upload.residual_decay
         with self._store.writing(path / RESIDUAL_FILE) as file:
-            yield Feedback(self._residual, self._next_residual, file.write)
+            yield Feedback(self._residual, self._next_residual, file.write, decay)
         # The next contribution builds on this one; a refusal reads the checkpoint's again.
         self._residual, self._next_residual = self._next_residual, self._residual
 

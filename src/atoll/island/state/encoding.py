@@ -29,6 +29,7 @@ class Feedback:
     before: Tensor  # bf16
     after: Tensor  # bf16, filled by `encode`
     write: Callable[[memoryview], object]  # gets the bytes of `after` in order
+    decay: float  # the share of `before` that is added
 
     def keep(self, span: Span) -> None:
         """A part of the model that is not handed in keeps its residual."""
@@ -59,7 +60,12 @@ def encode(
             where = fragment.place(span)
             residual = where.of(feed.after).copy_(where.of(feed.before))
             payload = feedback.encode_with_feedback(
-                codec, delta, residual, noise=noise, first_group=span.first_group
+                codec,
+                delta,
+                residual,
+                noise=noise,
+                first_group=span.first_group,
+                decay=feed.decay,
             )
             feed.write(byte_view(residual))
         sink.payload(byte_view(payload))

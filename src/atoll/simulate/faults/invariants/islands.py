@@ -196,7 +196,7 @@ class IslandCheck:
         values = fragment.of(self._published) - fragment.of(course.local)
         before = self._memory.residual
         if before is not None:
-            values = values + fragment.of(before)
+            values = values + fragment.of(before) * manifest.upload.residual_decay
         worker_id = str(frame.header.worker_id)
         noise = build.upload_noise(manifest, frame.header.round, worker_id)
         payload = codec.encode(values, noise=noise, first_group=0)

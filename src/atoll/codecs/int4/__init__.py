@@ -1,0 +1,1 @@
+"""Half a byte a value, with a scale for every block."""

@@ -1,0 +1,134 @@
+"""Symmetric levels: scale = absmax / most, level = x / scale rounded to an integer within ±most.
+
+What `int8` and `int4` share; they differ in `most` and in how levels are packed. Rounding is to
+nearest, ties to even, or stochastic: level = floor(x / scale + u), where u is 16 random bits of the
+value's place as a fraction, so it is right on average.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atoll.codecs import buffers
+from atoll.codecs import noise as noises
+from atoll.codecs.blocks import Blocks
+from atoll.codecs.noise import Noise
+from atoll.codecs.pieces import PieceFused
+from atoll.codecs.settings import Rounding
+from atoll.compiled.arrays import Floats
+from atoll.compiled.bits import INFINITY_BITS, largest_bits
+from atoll.compiled.jit import loop
+
+# Between these an absmax has a normal scale that does not overflow, and a quotient is at most one
+# fp32 above `most`: the nearest integer is `most`, and a draw, at most 1 - 2^-16, does not lift it
+# to the next. No clamp, no zero and no NaN to care for.
+_EASY_MIN = 2.0**-110
+_EASY_MAX = 2.0**120
+
+_F, _I = np.float32, np.int32
+_INFINITY = _I(INFINITY_BITS)
+_NAN, _ZERO = _F(np.nan), _F(0.0)
+# 1.5 * 2^23: what is below 2^22 becomes an integer when this is added, ties to even.
+_ROUNDER = _F(12582912.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Blocks):
+    """Levels by the largest magnitude of a block.
+
+    A block of zeros has scale 0. A block with a value that is not finite has scale NaN and levels 0
+    and decodes to NaN whole. Only separate divide, round and multiply: the same bits on every
+    instruction set.
+    """
+
+    rounding: Rounding = "nearest"
+
+    most: ClassVar[float]
+    max_scale: ClassVar[float]  # the largest fp32 whose product with `most` is finite
+
+    @property
+    def format(self) -> str:
+        plain = f"{self.name}_{self.block}"
+        return plain if self.rounding == "nearest" else f"{plain}_{self.rounding}"
+
+    def fused(self, payload: Tensor, elements: int) -> PieceFused | None:
+        # Noise is drawn group by group from numpy, which no loop can do.
+        return Blocks.fused(self, payload, elements) if self.rounding == "nearest" else None
+
+    def _draws(self, noise: Noise | None, first_group: int, elements: int) -> Tensor | None:
+        if self.rounding == "nearest":
+            return None
+        given = noises.required(noise, self.name)
+        drawn = [
+            given.bits16(first_group + index, len(span)) for index, span in buffers.groups(elements)
+        ]
+        return torch.from_numpy(np.concatenate(drawn)).float().mul_(2.0**-16)
+
+    def _quantize(self, blocks: Tensor, work: Tensor, draws: Tensor | None, *, last: int) -> Tensor:
+        del last  # zeros change no absmax
+        absmax = torch.abs(blocks, out=work).amax(dim=1)  # [blocks]
+        low, high = torch.aminmax(absmax)  # NaN in any block makes both NaN, which is not easy
+        if float(low) >= _EASY_MIN and float(high) <= _EASY_MAX:
+            # Divided, not multiplied by 1 / most, which is no fp32 and would round a second time.
+            scales = absmax.div_(self.most)
+            _round(torch.div(blocks, scales.unsqueeze(1), out=work), draws)
+            return scales
+        return self._quantize_with_care(blocks, absmax, work, draws)
+
+    def _quantize_with_care(
+        self, blocks: Tensor, absmax: Tensor, work: Tensor, draws: Tensor | None
+    ) -> Tensor:
+        """Where an absmax is zero, extreme or not finite."""
+        damaged = ~torch.isfinite(absmax)
+        scales = (absmax / self.most).clamp_(max=self.max_scale).masked_fill_(damaged, torch.nan)
+        # A tiny absmax may round to scale 0 too; dividing by 1 gives no 0 / 0.
+        divisors = scales.masked_fill(scales == 0, 1.0)
+        _round(torch.div(blocks, divisors.unsqueeze(1), out=work), draws)
+        # The rounding of a subnormal or clamped scale can push a quotient past `most`.
+        work.clamp_(-self.most, self.most)
+        # NaN to an integer is undefined and differs between machines; with scale 0 all is 0.
+        work[damaged | (scales == 0)] = 0.0
+        return scales
+
+
+def _round(quotients: Tensor, draws: Tensor | None) -> None:
+    """In place, to an integer: the nearest, or the one below the sum with `draws`, [0, 1)."""
+    if draws is None:
+        quotients.round_()
+    else:
+        quotients.add_(draws).floor_()
+
+
+@loop()
+def set_scale(values: Floats, scale: Floats, most: np.float32, max_scale: np.float32) -> np.float32:
+    """One block's scale goes to `scale[0]`; returns what to divide by, 0 where all levels are 0."""
+    largest = largest_bits(values)
+    if largest >= _INFINITY:
+        scale[0] = _NAN  # decodes to NaN whole, so nobody takes the block for sound
+        return _ZERO
+    scale.view(np.int32)[0] = largest  # these bits are the largest magnitude
+    found = scale[0] / most
+    found = max_scale if found > max_scale else found
+    scale[0] = found
+    return _F(found)  # a tiny absmax may round to 0 too
+
+
+@loop()
+def level(value: np.float32, divisor: np.float32, most: np.int32) -> np.int32:
+    """The nearest level, ties to even."""
+    found = _I((value / divisor + _ROUNDER) - _ROUNDER)
+    # The rounding of a subnormal or clamped scale can push a quotient past `most`.
+    found = most if found > most else found
+    return -most if found < -most else found
+
+
+@loop()
+def weighed(scale: np.float32, squares: np.int32, largest: np.int32) -> float:
+    """The sum of squares of a block: infinite or NaN exactly when one of its values is."""
+    # As fp32 the largest value may be infinite where the scale is not.
+    is_sound = np.isfinite(scale * _F(largest))
+    wide = np.float64(scale) if is_sound else np.inf
+    return wide * wide * np.float64(squares)

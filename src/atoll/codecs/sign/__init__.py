@@ -1,0 +1,1 @@
+"""One bit a value, with a scale for every block."""

@@ -1,0 +1,1 @@
+"""The largest 64 of every 4096 values, in 82 bytes."""
