@@ -138,7 +138,6 @@ def test_what_is_not_a_choice_cannot_be_set(name):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"mode": "streaming"}, "mode='streaming'"),
         ({"mode": "async"}, "mode='async'"),
         ({"strategy": "sharded"}, "strategy='sharded'"),
         ({"strategy": "gather"}, "strategy='gather'"),
@@ -157,7 +156,18 @@ def test_what_is_not_built_is_refused_by_name(changes, named):
     ("changes", "says"),
     [
         ({"num_fragments": 4}, "num_fragments=4 needs mode 'streaming'; .* leave it out"),
+        ({"delay_steps": 1}, "delay_steps=1 needs mode 'streaming'; .* leave it out"),
+        ({"local_weight": 0.5}, "local_weight=0.5 needs mode 'streaming'; .* leave it out"),
         ({"dylu": True}, "dylu=True needs mode 'async'"),
+        ({"mode": "streaming", "dylu": True}, "dylu=True needs mode 'async'; in mode 'streaming'"),
+        (
+            {"mode": "streaming", "sync_every": 4, "num_fragments": 3},
+            "sync_every=4 is not a multiple of num_fragments=3",
+        ),
+        (
+            {"mode": "streaming", "sync_every": 4, "delay_steps": 4},
+            "delay_steps=4 is not below sync_every=4",
+        ),
     ],
 )
 def test_setting_of_another_mode_is_refused_by_name(changes, says):
@@ -166,7 +176,15 @@ def test_setting_of_another_mode_is_refused_by_name(changes, says):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"mode": "sync"}, {"strategy": "diloco"}, {"num_fragments": 1}, {"dylu": False}]
+    "changes",
+    [
+        {"mode": "sync"},
+        {"mode": "streaming"},
+        {"mode": "streaming", "num_fragments": 2, "sync_every": 4, "delay_steps": 3},
+        {"strategy": "diloco"},
+        {"num_fragments": 1},
+        {"dylu": False},
+    ],
 )
 def test_what_is_built_may_be_said(changes):
     assert config.parse(table(**changes)).settings.items() >= changes.items()

@@ -11,7 +11,7 @@ from torch import nn
 
 from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.noise import Noise
-from atoll.errors import AtollError, DiskFailed, FrameError, StaleContribution, StorageFull
+from atoll.errors import DiskFailed, FrameError, StaleContribution, StorageFull
 from atoll.ids import WorkerId
 from atoll.island.conversation import hand_in
 from atoll.island.conversation.hand_in import Fresh
@@ -32,14 +32,14 @@ NAME = WorkerId("a")
 PATIENCE_SECONDS = 0.2
 
 
-class CoordinatorGone(AtollError):
+class Killed(Exception):
     """Ends an island while what it hands in is on its way."""
 
 
 class Refusing(links.Answering):
     """A link that answers every upload at once, without waiting for the island's own copy."""
 
-    def __init__(self, error: AtollError | None) -> None:
+    def __init__(self, error: Exception | None) -> None:
         self._error = error
 
     def info(self, _: Any) -> Info:
@@ -124,7 +124,7 @@ def made_by(continuity: Continuity) -> Fresh:
     )
 
 
-def handed_in(continuity: Continuity, answers: Refusing | AtollError | None) -> bool:
+def handed_in(continuity: Continuity, answers: Refusing | Exception | None) -> bool:
     """Whether round 1's contribution is in."""
     island = Driven(answers if isinstance(answers, Refusing) else Refusing(answers), worker_id=NAME)
     made = made_by(continuity)
@@ -199,8 +199,8 @@ def test_accepted_frame_becomes_the_checkpoint_after_it_was_saved(
 def test_frame_that_an_earlier_life_saved_is_sent_as_it_is(
     continuity: SlowToSave, store: IslandStore
 ) -> None:
-    with pytest.raises(CoordinatorGone):
-        handed_in(continuity, CoordinatorGone())
+    with pytest.raises(Killed):
+        handed_in(continuity, Killed())
     kept = store.directory / "pending-1" / "frame"
     before, link = kept.read_bytes(), Waiting()
     island = Driven(link, worker_id=NAME)

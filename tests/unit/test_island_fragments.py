@@ -1,6 +1,7 @@
-"""An island's weights in two fragments: each is fetched, merged, reset and handed in on its own."""
+"""An island's weights in two fragments: each is fetched, merged and handed in on its own."""
 
 import hashlib
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,9 +14,8 @@ from atoll.codecs.noise import Noise
 from atoll.errors import FrameError
 from atoll.island.state import encoding
 from atoll.island.state.encoding import Feedback
-from atoll.island.state.local_weights import FlatWeights
 from atoll.island.state.weights import IslandWeights
-from atoll.layout import Layout, Span, byte_view
+from atoll.layout import Layout, byte_view
 from atoll.strategies.base import ALL, Fragments
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
@@ -29,6 +29,13 @@ RELAY = Relay(manifest_for(LAYOUT))
 PARTS = Fragments.of(RELAY, LAYOUT)
 OLD = torch.arange(LAYOUT.size, dtype=torch.float32)
 NEW = OLD * 2 + 1
+
+
+@dataclass(frozen=True)
+class Mixing(Relay):
+    """A relay whose islands keep a quarter of their own in a merge."""
+
+    local_weight = 0.25
 
 
 def framed(layout: Layout, codec: Codec, payload: Tensor, **said: object) -> bytes:
@@ -72,16 +79,20 @@ def part(version: int, *, kind: str = "weights", base: str | None = None) -> byt
 class Island:
     """Weights, and the model that they are of."""
 
-    def __init__(self) -> None:
+    def __init__(self, strategy: Relay = RELAY) -> None:
         self.model = module_of(LAYOUT)
-        self.weights = IslandWeights(self.model, LAYOUT, strategy=RELAY, download=Bf16())
+        self.weights = IslandWeights(self.model, LAYOUT, strategy=strategy, download=Bf16())
 
     def take(self, data: bytes) -> None:
         receiver = self.weights.receive()
         receiver.feed(data)
         receiver.finish()
-        assert self.weights.version is not None and self.weights.digest is not None
-        self.weights.adopt(self.weights.version, self.weights.digest, self.weights.newest)
+
+    def begin(self) -> "Island":
+        """Holds version 0 and trains from it."""
+        self.take(whole(0))
+        self.weights.reset()
+        return self
 
     def train(self) -> Tensor:
         """Moves every weight; the local weights after it."""
@@ -95,13 +106,16 @@ class Island:
     def local(self) -> Tensor:
         return flat_of(self.model)
 
+    @property
+    def published(self) -> Tensor:
+        with self.weights.published_shown():
+            return self.local
+
 
 @pytest.fixture
 def island() -> Island:
-    """Holds version 0."""
-    made = Island()
-    made.take(whole(0))
-    return made
+    """Holds version 0 and trains from it."""
+    return Island().begin()
 
 
 def digest_of(number: int, flat: Tensor) -> str:
@@ -121,29 +135,86 @@ def test_island_without_weights_has_no_base():
     assert [Island().weights.base_digest(n) for n in (0, 1, ALL)] == ["", "", ""]
 
 
+def test_what_arrives_changes_the_published_copy_alone(island):
+    trained = island.train()
+
+    island.take(part(1))
+
+    assert torch.equal(island.local, trained)
+    assert torch.equal(island.published, torch.cat([PARTS[0].of(NEW), PARTS[1].of(OLD)]))
+    assert (island.weights.version, island.weights.merged) == (1, 0)
+
+
 def test_fragments_are_merged_in_order(island):
     island.take(part(1))
+    island.weights.merge(1)
     half = torch.cat([PARTS[0].of(NEW), PARTS[1].of(OLD)])
 
     assert torch.equal(island.local, half)
     assert island.weights.digest == digests.digest(LAYOUT, half).root
 
     island.take(part(2))
+    island.weights.merge(2)
 
     assert torch.equal(island.local, NEW)
-    assert (island.weights.version, island.weights.digest) == (
-        2,
-        digests.digest(LAYOUT, NEW).root,
-    )
+    assert island.weights.held == (2, digests.digest(LAYOUT, NEW).root)
+    assert island.weights.merged == 2
 
 
 def test_merged_fragment_leaves_the_others_training_alone(island):
     trained = island.train()
 
     island.take(part(1))
+    island.weights.merge(1)
 
     assert torch.equal(island.local, torch.cat([PARTS[0].of(NEW), PARTS[1].of(trained)]))
     assert island.weights.base_digest(1) == digest_of(1, OLD)
+
+
+def test_merge_weighs_its_own_values_and_the_published_ones():
+    island = Island(Mixing(manifest_for(LAYOUT))).begin()
+    trained = island.train()
+
+    island.take(part(1))
+    island.weights.merge(1)
+
+    mixed = PARTS[0].of(trained) * 0.25 + PARTS[0].of(NEW) * 0.75
+    assert torch.equal(island.local, torch.cat([mixed, PARTS[1].of(trained)]))
+
+
+def test_round_that_is_said_to_carry_the_whole_model_is_merged_whole(island):
+    island.train()
+    island.weights.told(1, ALL)
+
+    island.take(whole(1))
+    island.weights.merge(1)
+
+    assert torch.equal(island.local, OLD)
+
+
+def test_fragment_that_moved_twice_since_it_was_merged_can_not_be_merged(island):
+    """What the earlier of the two rounds made of it is not here any more."""
+    can = [island.weights.can_merge()]
+    for version in (1, 2):
+        island.take(part(version))
+        can.append(island.weights.can_merge())
+    island.weights.forget()
+    island.take(whole(3))
+    can.append(island.weights.can_merge())
+
+    assert can == [True, True, True, False]
+
+
+def test_whole_model_that_came_after_a_fragment_can_not_be_merged(island):
+    island.weights.told(2, ALL)
+    island.take(part(1))
+    island.take(whole(2))
+
+    assert not island.weights.can_merge()
+
+    island.weights.merge(1)
+
+    assert island.weights.can_merge()
 
 
 def test_update_of_a_fragment_applies_to_that_fragment(island):
@@ -151,14 +222,14 @@ def test_update_of_a_fragment_applies_to_that_fragment(island):
 
     moved = Bf16().encode(PARTS[0].of(NEW - OLD), noise=None, first_group=0)
     right = PARTS[0].of(OLD) + Bf16().decode(moved, len(PARTS[0].span))
-    assert torch.equal(island.local, torch.cat([right, PARTS[1].of(OLD)]))
+    assert torch.equal(island.published, torch.cat([right, PARTS[1].of(OLD)]))
 
 
 def test_update_of_other_weights_is_refused(island):
     with pytest.raises(FrameError, match="the update applies to weights"):
         island.take(part(1, kind="update", base=digest_of(1, OLD)))
 
-    assert torch.equal(island.local, OLD)
+    assert torch.equal(island.published, OLD)
     assert island.weights.version == 0
 
 
@@ -167,7 +238,8 @@ def test_fragment_of_a_later_version_is_refused(island, version):
     with pytest.raises(FrameError, match=f"of version {version}, the island holds version 0"):
         island.take(part(version))
 
-    assert torch.equal(island.local, OLD)
+    assert torch.equal(island.published, OLD)
+    assert island.weights.version == 0
 
 
 def test_fragment_that_it_has_already_is_refused(island):
@@ -184,23 +256,47 @@ def test_fragment_is_refused_after_the_weights_were_forgotten(island):
         island.take(part(2))
 
 
-def test_reset_writes_only_what_was_trained_and_not_fetched_since(island, monkeypatch):
-    written: list[Span] = []
-    write = FlatWeights.write
-
-    def watched(self: FlatWeights, span: Span, published: Tensor) -> None:
-        written.append(span)
-        write(self, span, published)
-
+def test_reset_makes_all_local_weights_the_published_ones(island):
     island.train()
     island.take(part(1))
-    monkeypatch.setattr(FlatWeights, "write", watched)
 
     island.weights.reset()
-    island.weights.reset()
 
-    assert written == [PARTS[1].span]
     assert torch.equal(island.local, torch.cat([PARTS[0].of(NEW), PARTS[1].of(OLD)]))
+    assert island.weights.merged == 1
+
+
+def test_local_weights_of_an_earlier_life_are_gone_on_from(island):
+    saved = island.weights.local_copy() * 3
+    island.take(part(1))
+
+    island.weights.go_on_from(saved, merged=0)
+
+    assert torch.equal(island.local, OLD * 3)
+    assert (island.weights.version, island.weights.merged) == (1, 0)
+    assert not island.weights.shows_published
+
+
+def test_copy_of_the_local_weights_is_not_moved_by_training(island):
+    copy = island.weights.local_copy()
+
+    island.train()
+
+    assert torch.equal(copy, OLD)
+
+
+def test_model_shows_the_published_weights_until_it_is_trained_or_another_version_arrives(island):
+    shown = [island.weights.shows_published]
+    island.train()
+    shown.append(island.weights.shows_published)
+    island.weights.reset()
+    shown.append(island.weights.shows_published)
+    island.take(part(1))
+    shown.append(island.weights.shows_published)
+    island.weights.merge(1)
+    shown.append(island.weights.shows_published)
+
+    assert shown == [True, False, True, False, True]
 
 
 def test_published_weights_are_shown_and_the_own_ones_come_back_bit_for_bit(island):
@@ -227,6 +323,28 @@ def test_own_weights_come_back_when_the_evaluation_fails(island):
     assert torch.equal(island.local, trained)
 
 
+@pytest.mark.parametrize("number", [0, 1, ALL])
+def test_staged_displacement_is_how_far_that_fragment_has_moved(island, number):
+    trained, fragment = island.train(), PARTS[number]
+
+    staged = island.weights.stage(number, copies=False)
+
+    tiles = [staged.tile(span) for span in fragment.layout.tiles(64)]
+    assert torch.equal(torch.cat(tiles), fragment.of(OLD - trained))
+    assert (staged.fragment, staged.size) == (fragment, LAYOUT.size)
+
+
+def test_copy_that_is_staged_is_not_moved_by_what_follows(island):
+    trained = island.train()
+
+    staged = island.weights.stage(0, copies=True)
+    island.train()
+    island.take(part(1))
+
+    [span] = PARTS[0].layout.tiles(1 << 20)
+    assert torch.equal(staged.tile(span), PARTS[0].of(OLD - trained))
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
     trained = island.train()
@@ -250,7 +368,7 @@ def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
     ).header(fragment.layout, Bf16())
 
     encoded = encoding.encode(
-        island.weights,
+        island.weights.stage(number, copies=False),
         header,
         sent.extend,
         codec=Bf16(),

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from atoll.errors import StateHeld, StoreError
-from atoll.island.state.base import Saved
 from atoll.island.state.store import IslandIdentity, IslandStore
 
 META = {"preamble": "00ff", "sha256": "a" * 64, "numbers": {"optimizer/0/step": 3}}
@@ -35,7 +34,7 @@ def names(store: IslandStore) -> list[str]:
 
 
 def test_new_directory_holds_nothing(store):
-    assert (store.identity(), store.checkpoint(), store.pending()) == (None, None, None)
+    assert (store.identity(), store.checkpoint(), store.rounds()) == (None, None, (None, ()))
 
 
 def test_identity_is_remembered(store):
@@ -47,19 +46,18 @@ def test_identity_is_remembered(store):
 def test_pending_round_survives_a_restart(store):
     save(store, 4)
 
-    pending = reopened(store).pending()
+    again = reopened(store)
 
-    assert pending is not None
+    pending = again.pending(4)
+    assert again.rounds() == (None, (4,))
     assert (pending.round, pending.meta) == (4, META)
     assert torch.equal(pending.tensors["residual"], torch.full((2,), 4.0))
 
 
 def test_frame_of_a_pending_round_reads_back(store):
     save(store, 4, frame=b"0123456789")
-    pending = store.pending()
-    assert pending is not None
 
-    frame = store.frame(pending)
+    frame = store.frame(store.pending(4))
 
     assert (frame.nbytes, frame.preamble, frame.sha256) == (10, b"\x00\xff", "a" * 64)
     assert (frame.read(3, 4), frame.read(8, 100)) == (b"3456", b"89")
@@ -72,7 +70,7 @@ def test_receipt_promotes_pending_to_the_checkpoint(store):
 
     store.promote(4)
 
-    assert store.pending() is None
+    assert store.rounds() == (4, ())
     checkpoint = store.checkpoint()
     assert checkpoint is not None and checkpoint.round == 4
     assert names(store) == ["checkpoint-4"]
@@ -93,17 +91,48 @@ def test_refusal_leaves_the_last_checkpoint(store):
 
     store.discard_pending()
 
-    assert store.pending() is None
+    assert store.rounds() == (4, ())
     checkpoint = store.checkpoint()
     assert checkpoint is not None and checkpoint.round == 4
 
 
-def test_new_round_drops_an_earlier_pending_one(store):
-    save(store, 4)
+def test_several_rounds_are_pending_oldest_first(store):
+    for round_number in (10, 9, 11):
+        save(store, round_number)
 
+    again = reopened(store)
+
+    assert again.rounds() == (None, (9, 10, 11))
+    assert [again.pending(n).tensors["residual"][0] for n in (9, 10, 11)] == [9, 10, 11]
+
+
+def test_receipt_leaves_later_rounds_pending(store):
+    for round_number in (4, 5, 6):
+        save(store, round_number)
+
+    store.promote(4)
+
+    assert store.rounds() == (4, (5, 6))
+    assert names(store) == ["checkpoint-4", "pending-5", "pending-6"]
+
+
+def test_refusal_may_keep_what_was_pending_up_to_a_round(store):
+    for round_number in (4, 5, 6):
+        save(store, round_number)
+
+    store.discard_pending(after=4)
+
+    assert store.rounds() == (None, (4,))
+
+
+def test_second_try_of_a_round_replaces_the_first(store):
+    save(store, 4, frame=b"first")
     save(store, 5)
 
-    assert names(store) == ["pending-5"]
+    save(store, 4, frame=b"second")
+
+    assert (store.directory / "pending-4" / "frame").read_bytes() == b"second"
+    assert store.rounds() == (None, (4, 5))
 
 
 def test_state_without_its_last_file_does_not_count(store):
@@ -116,14 +145,14 @@ def test_state_without_its_last_file_does_not_count(store):
 
     again = reopened(store)
 
-    assert again.pending() is None
+    assert again.rounds() == (4, ())
     assert names(again) == ["checkpoint-4"]
 
 
 def test_round_being_saved_is_not_pending_yet(store):
     (store.begin(5) / "frame").write_bytes(b"frame")
 
-    assert store.pending() is None
+    assert store.rounds() == (None, ())
 
 
 def test_crash_between_two_checkpoints_leaves_the_newer(store):
@@ -171,7 +200,7 @@ def test_damaged_tensors_are_named_with_the_way_out(store):
     (store.directory / "pending-4" / "state.safetensors").write_bytes(b"\xff" * 100)
 
     with pytest.raises(StoreError, match=r"pending-4.*the island starts from the run's weights"):
-        store.pending()
+        store.pending(4)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "nul\0"])
@@ -180,7 +209,7 @@ def test_damaged_description_is_named(store, text):
     (store.directory / "pending-4" / "complete.json").write_text(text)
 
     with pytest.raises(StoreError, match=r"complete\.json"):
-        store.pending()
+        store.pending(4)
 
 
 def test_kill_right_after_the_promoting_rename_leaves_a_checkpoint(store, monkeypatch):
@@ -192,7 +221,8 @@ def test_kill_right_after_the_promoting_rename_leaves_a_checkpoint(store, monkey
 
     monkeypatch.undo()
     back = reopened(store)
-    assert (back.pending(), _round(back.checkpoint())) == (None, 4)
+    assert back.rounds() == (4, ())
+    assert back.checkpoint() is not None
 
 
 def test_frame_written_over_a_longer_one_ends_where_it_ends(store):
@@ -224,7 +254,7 @@ def test_kill_while_a_spare_file_is_written_over_keeps_the_checkpoint(store):
     back = reopened(store)
 
     saved = back.checkpoint()
-    assert saved is not None and saved.round == 5 and back.pending() is None
+    assert saved is not None and back.rounds() == (5, ())
     found = bytearray(10)
     back.read_raw(saved, "residual", memoryview(found))
     assert found == b"residual 5"
@@ -234,7 +264,7 @@ def test_pending_round_without_its_frame_is_no_pending_round(store):
     save(store, 4)
     (store.directory / "pending-4" / "frame").unlink()
 
-    assert reopened(store).pending() is None
+    assert reopened(store).rounds() == (None, ())
 
 
 def test_promotion_replaces_a_checkpoint_of_the_same_round(store):
@@ -255,7 +285,7 @@ def test_kill_while_removing_leaves_no_half_directory(store, monkeypatch):
         store.discard_pending()
 
     monkeypatch.undo()
-    assert reopened(store).pending() is None
+    assert reopened(store).rounds() == (None, ())
 
 
 def test_identity_is_readable_by_its_owner_only(store):
@@ -268,10 +298,6 @@ def test_identity_is_readable_by_its_owner_only(store):
 
 def _killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
-
-
-def _round(saved: Saved | None) -> int | None:
-    return None if saved is None else saved.round
 
 
 def test_state_that_is_a_file_is_refused_by_name(tmp_path):

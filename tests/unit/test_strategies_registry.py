@@ -53,7 +53,7 @@ def test_unknown_mode_is_refused_with_what_is_known():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"mode": "streaming"}, {"mode": "async"}, {"strategy": "sharded"}, {"strategy": "gather"}],
+    [{"mode": "async"}, {"strategy": "sharded"}, {"strategy": "gather"}],
 )
 def test_what_is_to_come_is_refused_as_not_built(settings):
     with pytest.raises(ConfigError, match="is not built in this version; it runs strategy"):
