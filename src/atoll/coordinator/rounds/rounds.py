@@ -18,6 +18,7 @@ from atoll.coordinator.rounds import leases, under_way
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.leases import Deadlines
 from atoll.coordinator.rounds.under_way import UnderWay
+from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundPlan, RoundRecord, RoundState
 from atoll.ledger.tables.transaction import Transaction
@@ -41,6 +42,7 @@ class Rounds:
     registry: Registry
     clock: Clock
     manifests: Manifests
+    layout: Layout
 
     def __post_init__(self) -> None:
         self.dispatch = Dispatch(self.ledger, self.manifests.newest.manifest)
@@ -190,14 +192,15 @@ class Rounds:
         """Records what `change` makes of the newest manifest, from the next round on.
 
         Under the lock that plans are made under: the round after the newest is planned either
-        before this, and keeps its version, or after it. Nothing is recorded when nothing changes.
+        before this, and keeps its version, or after it. Nothing is recorded when nothing changes,
+        and when the run cannot go on under the change, which is a ConfigError.
         """
         with self._lock:
             newest = self.manifests.newest
             changed = change(newest.manifest)
             if changed == newest.manifest:
                 return newest
-            self.manifests.record(self.ledger, changed)
+            self.manifests.record(self.ledger, changed, layout=self.layout)
             self._reach()
             return self.manifests.newest
 
