@@ -24,6 +24,8 @@ from atoll.rows import RowRange
 
 log = logging.getLogger(__name__)
 
+STOPPED = "the operator stops the run"
+
 Action = Literal["train", "wait", "fetch", "stop"]
 
 
@@ -77,12 +79,21 @@ class Assignments:
                 )
             return _fetch(current)
         if request.awaits:
-            told = _fetch(current) if request.awaits <= current.version else _told("wait")
+            told = self._awaited(request.awaits, current)
         else:
             told = self._next(request.identity.worker_id, request.version, current)
         if told.action == "fetch":
             return told
         return told.model_copy(update={"version": request.version, "digest": request.digest})
+
+    def _awaited(self, version: int, current: Current) -> Assignment:
+        """The answer to a worker that must merge `version` before it goes on."""
+        if version <= current.version:
+            return _fetch(current)
+        if self.control.command.action == "stop":
+            # Who hands in what this version lacks may have stopped: it would wait for ever.
+            return _told("stop", reason=STOPPED)
+        return _told("wait")
 
     def take_evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
@@ -101,7 +112,7 @@ class Assignments:
             return _told("stop", evaluation=task, reason="the run is finished")
         wanted = self.control.command.action
         if wanted == "stop":
-            return _told("stop", reason="the operator stops the run")
+            return _told("stop", reason=STOPPED)
         found = self.rounds.next_of(worker_id)
         if found is None or version < self.rounds.strategy_of(found.number).needs(found.number):
             # Who holds the newest version and needs a later one waits until that is published.
