@@ -327,7 +327,8 @@ class Rounds:
             assert closing is not None and self.newest is not None
             folded = sum(c.tokens for c in closing.contributions.values())
             # With a lead, rounds between the one that closes and the one that is planned are open.
-            between = (lease for r in self.under_way[1:] for lease in r.leases)
+            # Rows of leases that ended are trained on elsewhere, and counted there.
+            between = (lease for r in self.under_way[1:] for lease in r.held)
             tokens = self.tokens + folded + self.dispatch.tokens_of(between)
             live = self.registry.live()
             held = {(r.number, worker_id) for r in self.under_way for worker_id in r.holding}
