@@ -40,7 +40,7 @@ from atoll.simulate.faults.standin import Frame, Inner
 from atoll.simulate.faults.world import ProcessClock, World
 from atoll.wire.header import FrameHeader
 
-CHUNK_BYTES = 900
+CHUNK_BYTES = 900  # so small that the stand-in's frames have several, to be cut off between
 _STEPS = 1  # of a simulated round: what it moves, it moves at once
 WAIT_SECONDS = 0.7  # how long a question waits for something to tell
 
