@@ -34,7 +34,6 @@ from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.models import custom, init
 from atoll.models import registry as models
-from atoll.proof import soundness
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.strategies import registry as strategies
 from atoll.strategies.base import run_layout
@@ -54,7 +53,7 @@ def create_or_check(
     With `new_manifest` a changed file is recorded as the next version, from the next round on.
     Returns the newest version. StateDamaged when what is stored is not what was written.
     """
-    soundness.check_start(stores.ledger, stores.blobs)
+    stores.check()
     with stores.ledger.reading() as t:
         exists = t.run.get() is not None
     if exists:
@@ -71,8 +70,10 @@ def open_coordinator(
 ) -> Coordinator:
     """The coordinator of the run in `stores`, with its weights restored and its parts wired.
 
-    `layout` is the model's, where it cannot be built from its definition here.
+    `layout` is the model's, where it cannot be built from its definition here. StateDamaged when
+    what is stored is not what was written: nobody serves from it unseen.
     """
+    stores.check()
     stores.blobs.sweep()
     with stores.ledger.reading() as t:
         run = t.run.get()
