@@ -28,6 +28,7 @@ HEAVY = {
 }
 SYNCS = {"fsync", "fdatasync"}
 MAX_TRACKED_BYTES = 1_000_000
+MAX_CHECKOUT_BYTES = 4_000_000  # of all tracked files; they are 3.0 MB, half of it tests
 BANNED_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 
 
@@ -192,17 +193,29 @@ def test_threads_of_torch_are_set_in_one_place():
     assert naming("set_num_threads") == ["torch_threads.py"]
 
 
-def oversized(root: Path) -> list[str]:
-    """Files that git tracks below `root` and that every clone would carry for ever."""
+def tracked(root: Path) -> dict[str, int]:
+    """Files that git tracks below `root`, with their bytes: every clone carries them for ever."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True, timeout=60
     )
     names = [name for name in listed.stdout.split("\0") if name and (root / name).is_file()]
-    return [name for name in names if (root / name).stat().st_size > MAX_TRACKED_BYTES]
+    return {name: (root / name).stat().st_size for name in names}
+
+
+def oversized(root: Path) -> list[str]:
+    """Tracked files that are larger than any of ours needs to be."""
+    return [name for name, nbytes in tracked(root).items() if nbytes > MAX_TRACKED_BYTES]
 
 
 def test_no_tracked_file_is_large():
     assert oversized(ROOT) == []
+
+
+def test_checkout_is_small():
+    found = tracked(ROOT)
+
+    assert "pyproject.toml" in found
+    assert sum(found.values()) < MAX_CHECKOUT_BYTES
 
 
 def test_large_tracked_file_is_found(tmp_path):
