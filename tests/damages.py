@@ -17,8 +17,6 @@ from atoll.errors import StoreError
 from atoll.launch import state
 from atoll.launch.state import Addresses
 from atoll.ledger.records import EvaluationRecord
-from atoll.proof import soundness
-from atoll.versions import recorded
 from tests.clusters import Cluster, HandIsland
 from tests.ledgers import alone
 
@@ -74,9 +72,6 @@ def start(home: Path) -> Served | Refused:
     """Starts a coordinator on the directory, as `atoll serve` does, and ends it again."""
     try:
         with state.held(home, Addresses()) as stores:
-            soundness.check_start(stores.ledger, stores.blobs)
-            manifest = recorded.manifest_of(stores.ledger)
-            assert manifest is not None
             coordinator = boot.open_coordinator(stores, ManualClock())
             current = coordinator.weights.current
             return Served(

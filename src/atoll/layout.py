@@ -233,11 +233,6 @@ def cut(layout: Layout, parts: Sequence[Sequence[str]]) -> tuple[Fragment, ...]:
     return tuple(fragments)
 
 
-def join(fragments: Iterable[Fragment]) -> Layout:
-    """The run's layout that `fragments`, in order, were cut from."""
-    return _placed(tensor for fragment in fragments for tensor in fragment.layout.tensors)
-
-
 def _placed(tensors: Iterable[TensorSpec]) -> Layout:
     """The layout of `tensors` one after another, whatever offsets they had before."""
     return Layout.of((t.name, t.shape, t.dtype) for t in tensors)

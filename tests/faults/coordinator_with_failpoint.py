@@ -29,7 +29,6 @@ from atoll import cli
 from atoll.cli import serve  # noqa: F401  loaded before the wait, not after it
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import Uploads, UploadStream
-from atoll.coordinator.planes import transfer
 from atoll.coordinator.planes.closing_thread import ClosingThread
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.spool import SpooledFrame
@@ -37,6 +36,7 @@ from atoll.coordinator.service import Coordinator
 from atoll.ledger.records import ContributionRecord, Published
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.rounds import RoundTable
+from atoll.wire import chunks
 
 CHUNK_BYTES = 4096  # so that the tiny run's download has several
 TICK_SECONDS = 0.002  # so that the closing thread is seen idle while islands train
@@ -83,7 +83,7 @@ def before_publish(round_number: int, die: Die) -> None:
 
 def download(round_number: int, die: Die) -> None:
     read = SpooledFrame.read
-    transfer.CHUNK_BYTES = CHUNK_BYTES
+    chunks.CHUNK_BYTES = CHUNK_BYTES
 
     def wrapped(self: SpooledFrame, offset: int, nbytes: int) -> bytes:
         if self.header.round == round_number and offset >= 2 * CHUNK_BYTES:

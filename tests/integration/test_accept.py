@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atoll.coordinator.accept import uploads
 from atoll.data import base
 from atoll.errors import (
     AtollError,
@@ -594,6 +595,22 @@ def test_upload_from_the_start_replaces_the_one_under_way(cluster):
 
     assert record.sha256 == sent.sha256
     assert cluster.drafts() == []
+
+
+def test_upload_that_cannot_be_checked_leaves_no_draft(cluster, monkeypatch):
+    a, _ = cluster.pair()
+    sent = a.frame()
+
+    def refused(*_: object) -> None:
+        raise MemoryError("no room for a tile")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(uploads, "PayloadCheck", refused)
+        with pytest.raises(MemoryError):
+            a.begin(sent)
+
+    assert cluster.drafts() == []
+    assert a.send(sent).sha256 == sent.sha256
 
 
 def test_upload_resumes_only_where_it_stands(cluster):

@@ -13,9 +13,10 @@ from atoll.coordinator.members import agreement
 from atoll.coordinator.planes.access import Role
 from atoll.coordinator.shown import metrics
 from atoll.errors import Forbidden, ProtocolError, StorageFull, UnknownWorker
+from atoll.island.conversation.rounds import question
 from atoll.ledger.tables.members import MemberTable
 from atoll.ledger.tables.run import NamedValues
-from atoll.protocol.messages import HeartbeatRequest, Telemetry
+from atoll.protocol.messages import Assignment, HeartbeatRequest, Telemetry
 from atoll.protocol.samples import Sample, SamplesRequest
 from tests import served
 from tests.clusters import Cluster, HandIsland
@@ -118,6 +119,34 @@ def test_stop_goes_on_after_a_restart_until_it_is_carried_out(cluster):
     b.send(b.frame(b_work))
     assert cluster.settle() == 1
     assert b.assignment().action == "stop"
+
+
+def awaiting(island: HandIsland, version: int) -> Assignment:
+    """What an island is told that holds the published weights and must merge `version`."""
+    current = island.coordinator.weights.current
+    held = current.version, current.digests.published.root
+    return island.coordinator.assignment(question(island.identity, *held, awaits=version))
+
+
+def test_stop_ends_an_island_that_waits_for_a_version_nobody_publishes(cluster):
+    a, _ = cluster.pair()
+    before = awaiting(a, 1)
+
+    cluster.coordinator.order("stop")
+
+    told = awaiting(a, 1)
+    assert (before.action, told.action) == ("wait", "stop")
+    assert told.reason == "the operator stops the run"
+
+
+def test_stop_lets_an_island_fetch_the_version_it_waits_for_once_it_is_there(cluster):
+    a, b = cluster.pair()
+    cluster.rounds(1, a, b)
+    cluster.coordinator.order("stop")
+
+    told = awaiting(a, 1)
+
+    assert (told.action, told.version) == ("fetch", 1)
 
 
 def test_stop_that_was_taken_back_does_not_come_again(cluster):

@@ -413,7 +413,7 @@ def test_waiting_worker_hears_of_a_change_that_comes_while_it_is_being_answered(
         )
         if not answered:
             # The event loop, which serves the second request, knows of the change before it.
-            coordinator.server.app.state.changes.notify()
+            coordinator.server.app.state.long_polls.notify()
             assert client.get("/health").status_code == 200
         answered.append(reply)
         return reply

@@ -1,6 +1,7 @@
 """A run whose settings change: every round under its own manifest version, and proven so."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from atoll.coordinator import boot
 from atoll.errors import ConfigError, ManifestMismatch, StaleContribution, WrongRound
 from atoll.protocol.manifest import FIXED
 from atoll.versions.manifests import Manifests
-from tests import clusters
+from tests import clusters, distributions
+from tests import picky as picky_strategy
 from tests.clusters import (
     SMALL,
     Cluster,
@@ -539,3 +541,56 @@ def test_flag_puts_the_file_in_place_of_a_change_made_while_serving(created):
     made = files(created, {}, new_manifest=True)
 
     assert (made.manifest_version, made.outer.lr, made.manifest_source) == (3, 0.7, "file")
+
+
+# What the strategy says to a change
+
+
+@pytest.fixture
+def picky(tmp_path: Path) -> Iterator[Cluster]:
+    """A run whose strategy depends on settings that others may change."""
+    source = Path(picky_strategy.__file__).read_text()
+    site = distributions.write(tmp_path / "site", "picky", "picky:Picky.of", source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        made = Cluster(tmp_path / "run", {"strategy": "picky"})
+        yield made
+        made.close()
+
+
+REFUSED_BY_THE_STRATEGY: dict[str, tuple[dict[str, Any], str]] = {
+    "its own rule": ({"sync_every": 3}, r"sync_every=3 is odd"),
+    "lead": ({"sync_every": 6}, r"lead is 0 in this run and 1 with sync_every: 2 -> 6; .*restore"),
+    "cut": (
+        {"weighting": "tokens"},
+        r"tensor 'norm', .* is \(0, 1\) in this run and \(1, 0\) with weighting: 'equal' -> ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_BY_THE_STRATEGY)
+def test_change_that_the_strategy_cannot_go_on_under_is_not_recorded(picky, what):
+    changes, expected = REFUSED_BY_THE_STRATEGY[what]
+    before = picky.ledger.state_hash()
+
+    with pytest.raises(ConfigError, match=expected):
+        boot.record_manifest(picky.ledger, picky.manifest.model_copy(update=changes))
+
+    assert picky.ledger.state_hash() == before
+
+
+def test_rate_that_the_strategy_refuses_is_not_recorded_and_the_run_goes_on(picky):
+    a, b = picky.pair()
+
+    with pytest.raises(ConfigError, match=r"outer\.lr=0\.125 is not for this strategy"):
+        picky.coordinator.set_outer_lr(0.125)
+    picky.rounds(2, a, b)
+
+    assert picky.restart().version == 2
+    assert len(alone(picky.ledger).manifests.all()) == 1
+
+
+def test_change_that_the_strategy_takes_is_recorded(picky):
+    made = boot.record_manifest(picky.ledger, picky.manifest.model_copy(update={"sync_every": 4}))
+
+    assert (made.manifest_version, made.sync_every) == (2, 4)

@@ -17,7 +17,7 @@ from atoll.coordinator.stores import Stores
 from atoll.errors import BlobChanged, BlobMissing, ConfigError, StateDamaged, VersionMismatch
 from atoll.ledger import engines
 from atoll.ledger.records import LeaseRecord
-from atoll.proof import retention
+from atoll.proof import retention, soundness
 from atoll.versions import recorded
 from tests import clusters
 from tests.clusters import Cluster, HandIsland
@@ -281,6 +281,13 @@ def test_changed_snapshot_is_named_with_its_version(stopped, part):
     assert sha256 in str(refused.value)
 
 
+def restore(cluster: Cluster) -> None:
+    """Restores the weights as a start does, after the seals, which tell of any tampering first."""
+    [snapshot] = alone(cluster.ledger).snapshots.all()
+    replay = cluster.replay()
+    replay.follow(replay.restore(snapshot))
+
+
 def test_snapshot_of_other_weights_is_refused(stopped):
     """A whole blob, but not the one that the chain stands for."""
     run = alone(stopped.ledger).run.get()
@@ -288,7 +295,7 @@ def test_snapshot_of_other_weights_is_refused(stopped):
     clusters.tamper(stopped.ledger, "snapshots", {"version": 3}, master_sha256=run.initial_sha256)
 
     with pytest.raises(StateDamaged, match=r"snapshot of version 3 .*tensor 'embedding'"):
-        stopped.restart()
+        restore(stopped)
 
 
 def test_snapshot_with_other_momentum_is_refused_by_the_round_after_it(stopped):
@@ -301,7 +308,7 @@ def test_snapshot_with_other_momentum_is_refused_by_the_round_after_it(stopped):
     )
 
     with pytest.raises(StateDamaged, match=r"replay of round 4 .*the last good round is 3"):
-        stopped.restart()
+        restore(stopped)
 
 
 def test_changed_initial_weights_are_refused(tmp_path):
@@ -318,7 +325,7 @@ def test_recorded_digest_that_replay_does_not_give_is_refused(stopped):
     clusters.tamper(stopped.ledger, "rounds", {"round": 5}, master_digest="f" * 64)
 
     with pytest.raises(StateDamaged, match=r"replay of round 5 .*the last good round is 4"):
-        stopped.restart()
+        restore(stopped)
 
 
 def test_damage_before_the_newest_snapshot_does_not_stop_the_run(stopped):
@@ -521,6 +528,26 @@ def test_model_that_builds_to_another_layout_is_refused(stores):
 
     with pytest.raises(ConfigError, match="use the version of atoll that created the run"):
         boot.open_coordinator(stores, ManualClock())
+
+
+def test_damaged_state_is_opened_by_nobody(stores):
+    """Also by whoever has not asked for the run file to be compared, which looks as well."""
+    manifest = boot.create_or_check(stores, run_file(), ManualClock(), new_run_id="one")
+    body = manifest.body().replace('"seed":0', '"seed":1')
+    clusters.tamper(stores.ledger, "manifests", {"version": 1}, body=body)
+
+    with pytest.raises(StateDamaged, match="table 'manifests'"):
+        boot.open_coordinator(Stores(stores.ledger, stores.blobs, stores.spool), ManualClock())
+
+
+def test_state_is_looked_at_once_at_a_start(stores, monkeypatch):
+    looked = []
+    monkeypatch.setattr(soundness, "check_start", lambda *state: looked.append(state))
+
+    boot.create_or_check(stores, run_file(), ManualClock(), new_run_id="one")
+    boot.open_coordinator(stores, ManualClock())
+
+    assert looked == [(stores.ledger, stores.blobs)]
 
 
 def test_run_file_is_checked_without_the_weights_it_started_from(stores, tmp_path):

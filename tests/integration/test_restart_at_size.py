@@ -18,7 +18,6 @@ from atoll.coordinator.members.workers import key_hash
 from atoll.island.link.network import NetworkLink
 from atoll.launch import state
 from atoll.launch.state import Addresses
-from atoll.proof import soundness
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
@@ -100,7 +99,6 @@ def questions_at_start(directory: Path, file: Path) -> list[str]:
         state.held(directory, Addresses()) as stores,
     ):
         clock = SystemClock()
-        soundness.check_start(stores.ledger, stores.blobs)
         boot.create_or_check(stores, config.load(file), clock, new_run_id="new")
         boot.open_coordinator(stores, clock)
     return asked

@@ -1,6 +1,9 @@
 """Several rounds open at a time, each with a fragment of its own, by a strategy from outside."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,9 @@ from atoll.errors import (
     WrongBase,
     WrongRound,
 )
-from atoll.ledger.records import ContributionRecord, LeaseState, RoundState
+from atoll.ledger.records import ContributionRecord, LeaseState, RoundState, SnapshotRecord
 from atoll.protocol.messages import Assignment
+from atoll.versions.replay import Replay, Version
 from tests import clusters, distributions, overlap
 from tests.clusters import SMALL, Cluster, Frame, HandIsland, TrackingIsland
 from tests.ledgers import alone
@@ -145,6 +149,24 @@ def test_freeze_leaves_the_leases_of_the_other_open_round(trio):
     }
 
 
+def test_plan_does_not_count_rows_of_leases_that_ended(tmp_path):
+    """They are leased again, and count where they are trained on."""
+    cluster = Cluster(tmp_path, {**SETTINGS, "work.lease_seconds": 30.0})
+    a, b = cluster.pair()
+    c = cluster.island("c")
+    cluster.rounds(2, a, b)
+    for number in (3, 4):
+        hand_in(a, number)
+        hand_in(b, number)
+
+    assert cluster.keep_alive(a, b, c, seconds=32) == 2  # the leases of c have ended
+
+    each = cluster.manifest.rows_per_round * clusters.BLOCK
+    found = {r.round: r.tokens // each for r in alone(cluster.ledger).rounds.all()}
+    assert (found[3], found[4], found[5]) == (4, 7, 8)
+    cluster.close()
+
+
 # Weights
 
 
@@ -226,6 +248,29 @@ def test_base_of_a_round_is_its_fragment_in_the_version_before(cluster):
     assert weights.base_digest(2) == initial[1]
     assert weights.base_digest(3) == moved
     assert weights.base_digest(4) == weights.current.parts[1].published.root
+
+
+def test_initial_digests_are_read_once_however_many_threads_ask(cluster, monkeypatch):
+    a, b = cluster.pair()
+    weights, restore = cluster.coordinator.weights, Replay.restore
+    expected = weights.base_digest(1)
+    cluster.rounds(1, a, b)
+    readers: list[Replay] = []
+    both = threading.Barrier(2)
+
+    def recorded(self: Replay, snapshot: SnapshotRecord | None) -> Version:
+        readers.append(self)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.5)  # for another that reads at the same time
+        return restore(self, snapshot)
+
+    monkeypatch.setattr(Replay, "restore", recorded)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(weights.base_digest, [1, 1]))
+
+    assert found == [expected, expected]
+    assert len(readers) == 1
+    assert readers[0] is not weights.replay  # that one is the closing thread's
 
 
 def test_versions_within_the_lead_are_known_and_older_ones_forgotten(cluster):

@@ -26,7 +26,9 @@ HEAVY = {
     "httpx",
     "transformers",
 }
+SYNCS = {"fsync", "fdatasync"}
 MAX_TRACKED_BYTES = 1_000_000
+MAX_CHECKOUT_BYTES = 4_000_000  # of all tracked files; they are 3.0 MB, half of it tests
 BANNED_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 
 
@@ -54,11 +56,42 @@ def test_import_contracts_hold():
     assert "0 broken" in done.stdout
 
 
+def syncs(source: str) -> bool:
+    """Whether a module names a system call that syncs, however it came by it."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name):
+                if name in SYNCS:
+                    return True
+            case ast.Constant(value=str() as name) if name in SYNCS:
+                return True
+    return False
+
+
 def test_only_the_module_of_durable_files_syncs():
     """One place decides what a failed sync means: the process ends and never tries again."""
-    asking = {p.name for p in MODULES if "os.fsync" in (s := p.read_text()) or "os.fdatasync" in s}
+    asking = [str(p.relative_to(PACKAGE)) for p in MODULES if syncs(p.read_text())]
 
-    assert asking == {"files.py"}
+    assert asking == ["files.py"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "os.fsync(fd)",
+        "import os as system\nsystem.fdatasync(fd)",
+        "from os import fsync",
+        "from os import fdatasync as settle",
+        "getattr(os, 'fsync')(fd)",
+    ],
+)
+def test_sync_is_found_however_it_is_called(line):
+    assert syncs(line)
+
+
+@pytest.mark.parametrize("line", ["files.sync(fd)", "sync = 'os.fsync'", "# os.fsync\nx = 1"])
+def test_own_sync_and_mere_words_are_no_system_call(line):
+    assert not syncs(line)
 
 
 def test_import_of_the_package_loads_nothing_heavy():
@@ -160,17 +193,29 @@ def test_threads_of_torch_are_set_in_one_place():
     assert naming("set_num_threads") == ["torch_threads.py"]
 
 
-def oversized(root: Path) -> list[str]:
-    """Files that git tracks below `root` and that every clone would carry for ever."""
+def tracked(root: Path) -> dict[str, int]:
+    """Files that git tracks below `root`, with their bytes: every clone carries them for ever."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True, timeout=60
     )
     names = [name for name in listed.stdout.split("\0") if name and (root / name).is_file()]
-    return [name for name in names if (root / name).stat().st_size > MAX_TRACKED_BYTES]
+    return {name: (root / name).stat().st_size for name in names}
+
+
+def oversized(root: Path) -> list[str]:
+    """Tracked files that are larger than any of ours needs to be."""
+    return [name for name, nbytes in tracked(root).items() if nbytes > MAX_TRACKED_BYTES]
 
 
 def test_no_tracked_file_is_large():
     assert oversized(ROOT) == []
+
+
+def test_checkout_is_small():
+    found = tracked(ROOT)
+
+    assert "pyproject.toml" in found
+    assert sum(found.values()) < MAX_CHECKOUT_BYTES
 
 
 def test_large_tracked_file_is_found(tmp_path):

@@ -15,7 +15,7 @@ from atoll.errors import FrameError
 from atoll.island.state import encoding
 from atoll.island.state.encoding import Feedback
 from atoll.island.state.weights import IslandWeights
-from atoll.layout import Layout, byte_view
+from atoll.layout import TILE_BYTES, Layout, byte_view
 from atoll.strategies.base import ALL, Fragments
 from atoll.sums import digest as digests
 from atoll.wire.frame import FrameWriter
@@ -329,7 +329,7 @@ def test_staged_displacement_is_how_far_that_fragment_has_moved(island, number):
 
     staged = island.weights.stage(number, copies=False)
 
-    tiles = [staged.tile(span) for span in fragment.layout.tiles(64)]
+    tiles = [staged.tile(span) for span in fragment.layout.tiles(TILE_BYTES)]
     assert torch.equal(torch.cat(tiles), fragment.of(OLD - trained))
     assert (staged.fragment, staged.size) == (fragment, LAYOUT.size)
 
@@ -341,7 +341,7 @@ def test_copy_that_is_staged_is_not_moved_by_what_follows(island):
     island.train()
     island.take(part(1))
 
-    [span] = PARTS[0].layout.tiles(1 << 20)
+    [span] = PARTS[0].layout.tiles(TILE_BYTES)
     assert torch.equal(staged.tile(span), PARTS[0].of(OLD - trained))
 
 

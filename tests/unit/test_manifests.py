@@ -47,7 +47,7 @@ def test_version_that_is_recorded_is_in_force_once_a_round_after_the_planned_one
     begin(ledger, RoundPlan(1, RECORDS[0].sha256, cursor=0, leases=()))
     manifests = Manifests.of(ledger)
 
-    manifests.record(ledger, Manifest.model_validate_json(RECORDS[1].body))
+    manifests.record(ledger, Manifest.model_validate_json(RECORDS[1].body), layout=SMALL)
     before = manifests.in_force.version
     manifests.reach(2)
 

@@ -1,6 +1,7 @@
 """What the ranks of an island do together, seen from one of them; the others are played by hand."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atoll.clock import ManualClock
+from atoll.codecs.fp32.codec import Fp32
 from atoll.errors import ConfigError, StoreError
 from atoll.island import collective
-from atoll.island.conversation import hand_in
+from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.session import Session
 from atoll.island.driver import Driver
 from atoll.island.ranks import combine, parallel
@@ -22,12 +24,18 @@ from atoll.island.ranks.batch_slice import BatchSlice
 from atoll.island.ranks.group import Group, SoloGroup
 from atoll.island.state.continuity import WHOLE, Continuity, Part
 from atoll.island.state.store import IslandIdentity, IslandStore
+from atoll.island.state.weights import IslandWeights
 from atoll.launch import placement
+from atoll.models import registry as models
 from atoll.protocol.messages import Info
+from atoll.strategies.diloco.sync import Sync
 from tests import links
 from tests.clusters import SMALL, info_of, manifest_for
 
 FOLLOWER = Part(1, 2)
+COURSE = {"began": 2, "trained": 4, "newest": 4, "merged": 3, "tokens": [[4, 8]]}
+NO_LOCAL, LOCAL = False, True  # whether the leader has saved local weights
+NOTHING = ((), False)  # no receipt is here, and no refusal
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -35,6 +43,10 @@ TORCHRUN = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
+
+
+class ToldAll(Exception):
+    """The leader has nothing more to tell."""
 
 
 class FollowerGroup(SoloGroup):
@@ -48,6 +60,8 @@ class FollowerGroup(SoloGroup):
         self._told = list(told)
 
     def lead(self, work: Callable[[], Any]) -> Any:
+        if not self._told:
+            raise ToldAll
         return self._told.pop(0)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
@@ -77,17 +91,21 @@ def continuity(store: IslandStore, part: Part = FOLLOWER) -> tuple[Continuity, t
     return made, optimizer
 
 
-def resumed(group: Group, made: Continuity) -> None:
-    """The rank takes up what an earlier life left, as its leader tells."""
+def resumed(group: FollowerGroup, made: Continuity) -> IslandWeights:
+    """The rank takes up what an earlier life left, as its leader tells; what weights it has."""
     link: Any = links.Answering()
-    session = Session(
-        IslandIdentity("w", "0" * 64), info_of(manifest_for(SMALL)), Random(0), group=group
+    manifest, model = manifest_for(SMALL), nn.Linear(2, 1)
+    session = Session(IslandIdentity("w", "0" * 64), info_of(manifest), Random(0), group=group)
+    weights = IslandWeights(
+        model, models.layout_of(model), strategy=Sync(manifest), download=Fp32(), group=group
     )
-    Driver(link, ManualClock(), group).run(hand_in.resume(session, made))
+    with suppress(ToldAll):
+        Driver(link, ManualClock(), group).run(Rounds(session, weights, made).take_part())
+    return weights
 
 
 def resume(store: IslandStore, part: Part, *told: Any) -> torch.optim.SGD:
-    """The optimizer of the next life, after the leader told its rounds."""
+    """The optimizer of the next life, after the leader told its rounds and what became of them."""
     made, optimizer = continuity(store, part)
     optimizer.state.clear()
     resumed(FollowerGroup(*told), made)
@@ -134,57 +152,7 @@ def test_interrupted_rank_ends_the_step_of_all():
         collective.step(Interrupted(), BatchSlice(0, 1), loss=1.0, row_tokens=8)
 
 
-def test_follower_takes_up_the_round_that_the_leader_has(store):
-    continuity(store)[0].save_part(4)
-    store.promote(4)
-
-    assert resume(store, FOLLOWER, (4, None)).state
-
-
-def test_follower_that_was_killed_before_its_promotion_is_one_name_behind(store):
-    continuity(store)[0].save_part(4)
-
-    assert resume(store, FOLLOWER, (4, None)).state
-    assert store.rounds() == (4, None)
-
-
-def test_follower_drops_a_pending_round_that_the_leader_never_sent(store):
-    continuity(store)[0].save_part(4)
-    store.promote(4)
-    continuity(store)[0].save_part(5)
-
-    assert resume(store, FOLLOWER, (4, None)).state
-    assert store.rounds() == (4, None)
-
-
-@pytest.mark.parametrize(("accepted", "rounds"), [(True, (5, None)), (False, (4, None))])
-def test_follower_does_with_a_resent_round_as_the_leader_did(store, accepted, rounds):
-    continuity(store)[0].save_part(4)
-    store.promote(4)
-    continuity(store)[0].save_part(5)
-
-    assert resume(store, FOLLOWER, (4, 5), accepted).state
-    assert store.rounds() == rounds
-
-
-@pytest.mark.parametrize(
-    ("part", "told"),
-    [
-        (FOLLOWER, (3, None)),  # the leader is at another round
-        (FOLLOWER, (None, None)),  # the leader has nothing
-        (Part(1, 4), (4, None)),  # more ranks than before
-        (Part(1, 2, is_fsdp2=True), (4, None)),  # copies before, shards now
-    ],
-)
-def test_follower_whose_state_does_not_fit_starts_anew(store, part, told):
-    continuity(store)[0].save_part(4)
-    store.promote(4)
-
-    assert not resume(store, part, told).state
-    assert store.rounds() == (None, None)
-
-
-@pytest.mark.parametrize(
+@@HEAD@@@pytest.mark.parametrize(
     ("told", "step"),
     [
         (((4, None),), "fall_in"),

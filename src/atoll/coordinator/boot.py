@@ -34,7 +34,6 @@ from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
 from atoll.models import custom, init
 from atoll.models import registry as models
-from atoll.proof import soundness
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.strategies import registry as strategies
 from atoll.strategies.base import run_layout
@@ -54,7 +53,7 @@ def create_or_check(
     With `new_manifest` a changed file is recorded as the next version, from the next round on.
     Returns the newest version. StateDamaged when what is stored is not what was written.
     """
-    soundness.check_start(stores.ledger, stores.blobs)
+    stores.check()
     with stores.ledger.reading() as t:
         exists = t.run.get() is not None
     if exists:
@@ -71,8 +70,10 @@ def open_coordinator(
 ) -> Coordinator:
     """The coordinator of the run in `stores`, with its weights restored and its parts wired.
 
-    `layout` is the model's, where it cannot be built from its definition here.
+    `layout` is the model's, where it cannot be built from its definition here. StateDamaged when
+    what is stored is not what was written: nobody serves from it unseen.
     """
+    stores.check()
     stores.blobs.sweep()
     with stores.ledger.reading() as t:
         run = t.run.get()
@@ -95,7 +96,7 @@ def _wired(
     ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
     membership = _membership(ledger, clock, run, manifests, layout, changed)
     registry, heartbeats = membership.registry, membership.registry.heartbeats
-    rounds = Rounds(ledger, registry, clock, manifests)
+    rounds = Rounds(ledger, registry, clock, manifests, layout)
     heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
     replay = Replay(ledger, blobs, manifests=manifests, layout=layout, threads=threads)
     weights = RunWeights(replay, stores.spool, run.run_id)
@@ -253,10 +254,11 @@ def _found(known: Manifest, run_file: RunFile) -> Manifest:
 
 def _checked(known: Manifests, found: Manifest) -> Manifest:
     # What an operator changed while serving is not in the file and stands.
-    changed = manifest_change.changes(known.newest_of_file.manifest, found)
+    before = known.newest_of_file.manifest
+    changed = manifest_change.changes(before, found)
     if not changed:
         return known.newest.manifest
-    fixed = ", ".join(difference.field for difference in changed if difference.is_fixed)
+    fixed = ", ".join(difference.field for difference in manifest_change.fixed(before, found))
     way_out = (
         f" ({fixed} cannot change in any version of a manifest)"
         if fixed
@@ -272,6 +274,7 @@ def _checked(known: Manifests, found: Manifest) -> Manifest:
 def record_manifest(ledger: Ledger, found: Manifest) -> Manifest:
     """Records `found` as the next version, unless nothing changed; returns the newest version.
 
+    ConfigError, and nothing is recorded, for a change that the run cannot go on under.
     For a run that nobody serves; while serving, `Rounds.add_manifest` does it under its lock.
     """
     known = Manifests.of(ledger)
@@ -281,7 +284,7 @@ def record_manifest(ledger: Ledger, found: Manifest) -> Manifest:
         log.info("the run file has not changed, no new manifest", extra=_named(known.newest))
         return before
     dispatch.check(made)
-    known.record(ledger, made)
+    known.record(ledger, made, layout=recorded.layout_of(before))
     changed = "; ".join(map(str, manifest_change.changes(before, made)))
     log.info("new manifest recorded", extra={**_named(known.newest), "changed": changed})
     return made

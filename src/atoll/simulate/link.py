@@ -16,8 +16,8 @@ from atoll.island.link.base import Download, FrameSource, Traffic, Work
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.exchange import Ask, Waiting
 from atoll.protocol.messages import Identity
+from atoll.wire import chunks
 
-CHUNK_BYTES = 1 << 20
 PEER = "127.0.0.1"
 POLL_SECONDS = 0.05  # virtual: how finely a waiting island looks again
 
@@ -57,8 +57,8 @@ class MemoryLink:
         stream = self.reach().begin_upload(request)
         if isinstance(stream, ContributionRecord):
             return stream.receipt
-        for offset in range(0, frame.nbytes, CHUNK_BYTES):
-            data = frame.read(offset, CHUNK_BYTES)
+        for offset in range(0, frame.nbytes, chunks.CHUNK_BYTES):
+            data = frame.read(offset, chunks.CHUNK_BYTES)
             self.reach().write_upload(stream, data)
             self.traffic.sent += len(data)
         before_commit()
@@ -71,7 +71,7 @@ class MemoryLink:
         )
         progress.opened(spooled.tag, progress.offset if spooled.tag == progress.tag else 0)
         while progress.offset < spooled.nbytes:
-            data = spooled.read(progress.offset, CHUNK_BYTES)
+            data = spooled.read(progress.offset, chunks.CHUNK_BYTES)
             wanted.sink(data)
             progress.offset += len(data)
             self.traffic.received += len(data)

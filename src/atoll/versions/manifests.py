@@ -11,11 +11,13 @@ from functools import cached_property
 from pydantic import ValidationError
 
 from atoll.errors import ManifestMismatch, StateDamaged
+from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord
 from atoll.protocol.manifest import Manifest
 from atoll.strategies import registry
 from atoll.strategies.base import Strategy
+from atoll.versions import manifest_change
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,15 @@ class Manifests:
             )
         return found
 
-    def record(self, ledger: Ledger, changed: Manifest) -> None:
-        """Records `changed`, the next version, from the first round that is not planned yet on."""
+    def record(self, ledger: Ledger, changed: Manifest, *, layout: Layout) -> None:
+        """Records `changed`, the next version, from the first round that is not planned yet on.
+
+        ConfigError, and nothing is recorded, when the run, whose layout is `layout`, cannot go on
+        under it.
+        """
         number = changed.manifest_version
         assert number == self.newest.version + 1, number
+        manifest_change.check_strategy(self.first.manifest, changed, layout=layout)
         with ledger.writing() as t:
             latest = t.rounds.latest()
             first = 1 if latest is None else latest.round + 1

@@ -5,6 +5,7 @@ only data is: tag 0x12, the length as a varint, the bytes. Both sides build and 
 everything else, and what does not look exactly like this, goes through protobuf.
 """
 
+CHUNK_BYTES = 1 << 20  # measured: 2 MiB is a tenth faster on loopback and takes twice the memory
 _DATA_TAG = 0x12  # field 2, length-delimited
 _MORE = 0x80
 

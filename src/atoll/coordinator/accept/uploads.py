@@ -193,9 +193,9 @@ class Uploads:
     def _start(self, request: UploadRequest) -> UploadStream:
         # The earlier one goes first: its room on the disk may be needed.
         self._replace(_key(request), None)
-        writer = self.blobs.writer(expect_bytes=request.nbytes)
+        # The writer comes last: nobody would abort it if one of the others raised.
         check = PayloadCheck(*self.admission.expected(request.header.round))
-        upload = Upload(request, writer, check)
+        upload = Upload(request, self.blobs.writer(expect_bytes=request.nbytes), check)
         self._replace(_key(request), upload)
         return UploadStream(upload, FIRST_STREAM)
 

@@ -36,7 +36,7 @@ _REFUSALS: dict[int | str, dict[str, object]] = {
 }
 
 
-class Changes:
+class LongPolls:
     """Wakes waiting requests when the coordinator's state moved.
 
     `notify` may be called from any thread; everything else belongs to the event loop.
@@ -69,11 +69,11 @@ class Changes:
 
 def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
     """The application of one coordinator."""
-    changes = Changes()
-    coordinator.on_change(changes.notify)
+    long_polls = LongPolls()
+    coordinator.on_change(long_polls.notify)
     # What the API looks like is told to nobody without a token; FastAPI's own page would be open.
     app = FastAPI(title="Atoll coordinator", openapi_url=None)
-    app.state.changes = changes
+    app.state.long_polls = long_polls
     _install_errors(app, coordinator)
     app.add_middleware(
         request_guard.RequestGuard,
@@ -91,7 +91,7 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
         route = kind.route
         app.add_api_route(
             route.path,
-            _endpoint(kind, coordinator, changes, clock),
+            _endpoint(kind, coordinator, long_polls, clock),
             methods=[route.method],
             name=kind.__name__,
             description=kind.__doc__ or "",
@@ -105,7 +105,7 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
 
 
 def _endpoint(
-    kind: type[Ask[Any]], coordinator: Coordinator, changes: Changes, clock: Clock
+    kind: type[Ask[Any]], coordinator: Coordinator, long_polls: LongPolls, clock: Clock
 ) -> Callable[..., Any]:
     """What answers one message, whatever it says."""
 
@@ -117,13 +117,13 @@ def _endpoint(
         arrival = Arrival(peer="" if http.client is None else http.client.host)
         deadline = clock.now() + (message.wait_seconds if isinstance(message, Waiting) else 0.0)
         while True:
-            changed = changes.next()
+            changed = long_polls.next()
             if kind.route.in_loop:
                 reply = handlers.answer(coordinator, message, arrival)
             else:
                 reply = await run_in_threadpool(handlers.answer, coordinator, message, arrival)
             left = deadline - clock.now()
-            if message.is_answered(reply) or left <= 0 or changes.closed:
+            if message.is_answered(reply) or left <= 0 or long_polls.closed:
                 return Response(reply.model_dump_json(), media_type="application/json")
             arrival = replace(arrival, again=True)
             with suppress(TimeoutError):

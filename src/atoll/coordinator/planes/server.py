@@ -129,7 +129,7 @@ class Server:
         over.cancel()
         # Beside the transports' end, not after it: the seconds would add up.
         closed = asyncio.create_task(asyncio.to_thread(closing.stop, timeout_seconds=STOP_SECONDS))
-        self.app.state.changes.close()  # long polls end now; islands ask again after a restart
+        self.app.state.long_polls.close()  # long polls end now; islands ask again after a restart
         self._coordinator.presence.stop()  # what ends now is no sign of a death
         http.should_exit = True
         await data_plane.stop(grace=1.0)

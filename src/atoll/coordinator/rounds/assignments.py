@@ -24,6 +24,8 @@ from atoll.rows import RowRange
 
 log = logging.getLogger(__name__)
 
+STOPPED = "the operator stops the run"
+
 Action = Literal["train", "wait", "fetch", "stop"]
 
 
@@ -76,15 +78,26 @@ class Assignments:
                     extra={"worker": request.identity.worker_id, "digest": request.digest},
                 )
             return _fetch(current)
-        if not request.awaits:
-            told = self._next(request, request.version, current)
-        elif request.awaits <= current.version:
-            told = _fetch(current)
+        if request.awaits:
+            told = self._awaited(request, request.version, current)
         else:
-            told = self._while_awaiting(request, current)
+            told = self._next(request, request.version, current)
         if told.action == "fetch":
             return told
         return told.model_copy(update={"version": request.version, "digest": request.digest})
+
+    def _awaited(self, request: AssignmentRequest, version: int, current: Current) -> Assignment:
+        """The answer to a worker that must merge a later version before it goes on."""
+        if request.awaits <= current.version:
+            return _fetch(current)
+        if self.control.command.action == "stop":
+            # Who hands in what this version lacks may have stopped: it would wait for ever.
+            return _told("stop", reason=STOPPED)
+        needed = self.rounds.next_of(request.identity.worker_id, under_way=request.under_way)
+        if needed is not None and needed.number <= request.awaits:
+            # It was given rows of a round that must close before: else it waits for itself.
+            return self._next(request, version, current)
+        return _told("wait")
 
     def take_evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
@@ -104,7 +117,7 @@ class Assignments:
             return _told("stop", evaluation=task, reason="the run is finished")
         wanted = self.control.command.action
         if wanted == "stop":
-            return _told("stop", reason="the operator stops the run")
+            return _told("stop", reason=STOPPED)
         found = self.rounds.next_of(worker_id, under_way=request.under_way)
         if found is None or version < self.rounds.strategy_of(found.number).needs(found.number):
             # Who holds the newest version and needs a later one waits until that is published.
@@ -122,16 +135,6 @@ class Assignments:
             num_planned=len(found.holding),
             evaluation=task,
         )
-
-    def _while_awaiting(self, request: AssignmentRequest, current: Current) -> Assignment:
-        """The answer to a worker that waits for a version: whether that may need itself.
-
-        It was given rows of a round that must close before, or the run is being stopped.
-        """
-        assert request.version is not None
-        found = self._next(request, request.version, current)
-        is_needed = found.action == "train" and (found.round or 0) <= request.awaits
-        return found if is_needed or found.action == "stop" else _told("wait")
 
     def _planned(self, worker_id: str) -> Assignment:
         """`wait`, with the rows of a round that opens later where there are some."""

@@ -18,6 +18,7 @@ from atoll.coordinator.rounds import leases, under_way
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.leases import Deadlines
 from atoll.coordinator.rounds.under_way import UnderWay
+from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundPlan, RoundRecord, RoundState
 from atoll.ledger.tables.transaction import Transaction
@@ -41,6 +42,7 @@ class Rounds:
     registry: Registry
     clock: Clock
     manifests: Manifests
+    layout: Layout
 
     def __post_init__(self) -> None:
         self.dispatch = Dispatch(self.ledger, self.manifests.newest.manifest)
@@ -200,14 +202,15 @@ class Rounds:
         """Records what `change` makes of the newest manifest, from the next round on.
 
         Under the lock that plans are made under: the round after the newest is planned either
-        before this, and keeps its version, or after it. Nothing is recorded when nothing changes.
+        before this, and keeps its version, or after it. Nothing is recorded when nothing changes,
+        and when the run cannot go on under the change, which is a ConfigError.
         """
         with self._lock:
             newest = self.manifests.newest
             changed = change(newest.manifest)
             if changed == newest.manifest:
                 return newest
-            self.manifests.record(self.ledger, changed)
+            self.manifests.record(self.ledger, changed, layout=self.layout)
             self._reach()
             return self.manifests.newest
 
@@ -334,7 +337,8 @@ class Rounds:
             assert closing is not None and self.newest is not None
             folded = sum(c.tokens for c in closing.contributions.values())
             # With a lead, rounds between the one that closes and the one that is planned are open.
-            between = (lease for r in self.under_way[1:] for lease in r.leases)
+            # Rows of leases that ended are trained on elsewhere, and counted there.
+            between = (lease for r in self.under_way[1:] for lease in r.held)
             tokens = self.tokens + folded + self.dispatch.tokens_of(between)
             live = self.registry.live()
             held = {(r.number, worker_id) for r in self.under_way for worker_id in r.holding}

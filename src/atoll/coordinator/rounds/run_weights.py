@@ -7,7 +7,7 @@ download or for what is published.
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -48,7 +48,7 @@ class RunWeights:
     """The published version and its weights.
 
     `compute`, `publish` and `snapshot` belong to the thread that closes rounds; any thread reads
-    `current`, which is replaced whole, and calls `frame_for`.
+    `current`, which is replaced whole, and calls `frame_for`, `has_been` and `base_digest`.
     """
 
     replay: Replay
@@ -61,6 +61,7 @@ class RunWeights:
         self._computed: _Computed | None = None  # the round that the buffers are ahead by
         # Published digests of the newest versions: islands may be behind by the strategy's lead.
         self._recent: dict[int, str] = {}
+        self._initial_lock = threading.Lock()  # over `_initial`, and the reading of it
         self._initial: dict[int, str] = {}  # digests of version 0 by fragment, once asked for
         self._manifests, self._layout = self.replay.manifests, self.replay.layout
         self._strategy = self._manifests.run_strategy
@@ -91,11 +92,11 @@ class RunWeights:
         """Whether `version` is one of the newest published ones and has this `digest`."""
         return version is not None and self._recent.get(version) == digest
 
-    def base_digest(self, round_number: int) -> str | None:
+    def base_digest(self, round_number: int) -> str:
         """The digest that a contribution made for the round starts from.
 
-        It is that of the round's fragment in the version before the round; None when that version
-        is not published yet.
+        It is that of the round's fragment in the version before the round, or in the published one
+        while that is older. Any thread may ask.
         """
         current = self.current
         with self.replay.ledger.reading() as t:
@@ -109,16 +110,19 @@ class RunWeights:
             return self._initial_digest(carried)
         with self.replay.ledger.reading() as t:
             [record] = t.rounds.all(first=base, last=base)
+        assert record.published_digest is not None, record
         return record.published_digest
 
     def _initial_digest(self, carried: int) -> str:
         """The digest of a fragment of version 0; read again where a later round has moved it."""
         if carried == ALL:
             return self._manifests.first.manifest.model.initial_digest
-        if carried not in self._initial:
-            parts = self.replay.restore(None).parts
-            self._initial = {number: part.published.root for number, part in enumerate(parts)}
-        return self._initial[carried]
+        with self._initial_lock:
+            if carried not in self._initial:
+                # With one of its own: the closing thread may be using `replay`.
+                parts = replace(self.replay).restore(None).parts
+                self._initial = {number: part.published.root for number, part in enumerate(parts)}
+            return self._initial[carried]
 
     def compute(self, round_number: int, contributions: list[ContributionRecord]) -> Digests:
         """Applies a frozen round to the weights and spools its frame; `publish` offers it.

@@ -36,12 +36,17 @@ class UnderWay:
     @property
     def holding(self) -> frozenset[str]:
         """Workers with a lease in the round that has not come to an end."""
-        return frozenset(lease.worker_id for lease in self.leases if _is_held(lease))
+        return frozenset(lease.worker_id for lease in self.held)
 
     @property
     def accepted(self) -> frozenset[str]:
         """Workers whose contribution the round folds."""
         return frozenset(worker_id for _, worker_id in self.contributions)
+
+    @property
+    def held(self) -> tuple[LeaseRecord, ...]:
+        """Leases that are under way or done: none that ended without a contribution."""
+        return tuple(lease for lease in self.leases if _is_held(lease))
 
     def with_contribution(self, accepted: ContributionRecord) -> "UnderWay":
         """A copy of the round that folds this contribution too."""

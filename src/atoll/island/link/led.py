@@ -18,7 +18,10 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class LedLink:
-    """Fulfils `link.Link`; `link` is the real one on the leader and None on followers."""
+    """Fulfils `link.Link`; `link` is the real one on the leader and None on followers.
+
+    What is sent in step is sent by the training threads; the leader's own calls by any thread.
+    """
 
     def __init__(self, group: Group, link: Link | None) -> None:
         self._group = group

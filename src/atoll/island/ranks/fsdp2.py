@@ -79,6 +79,7 @@ class ShardedWeights:
     """Each rank has its shards (FSDP2); the leader gathers the whole for a contribution.
 
     One tensor at a time: a follower never holds more than the largest tensor beside its shards.
+    For the thread that trains.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, group: Group) -> None:

@@ -52,7 +52,10 @@ def of(model: nn.Module, layout: Layout, group: Group) -> LocalWeights:
 
 
 class FlatWeights:
-    """Every rank has all weights; the parameters are views of one flat buffer."""
+    """Every rank has all weights; the parameters are views of one flat buffer.
+
+    For the thread that trains.
+    """
 
     def __init__(self, model: nn.Module, layout: Layout, group: Group) -> None:
         self._model = model

@@ -13,7 +13,11 @@ from atoll.ledger.postgres.epochs import Epoch
 
 
 class PostgresDatabase(Database):
-    """The database on a server; `connect` makes one more connection to it."""
+    """The database on a server; `connect` makes one more connection to it.
+
+    Safe to share, also with the thread of its own that renews the hold; it is held before a second
+    thread has it.
+    """
 
     def __init__(
         self, connection: Connection, *, name: str, connect: Callable[[], Connection]

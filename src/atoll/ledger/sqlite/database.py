@@ -23,7 +23,11 @@ _HAS_TABLE = "SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND name = ?
 
 
 class SqliteDatabase(Database):
-    """The database in a file, or in memory when `path` is None."""
+    """The database in a file, or in memory when `path` is None.
+
+    Safe to share: what it counts changes inside transactions, under their lock; whether it is
+    sealed is settled before a second thread has it.
+    """
 
     def __init__(self, connection: Connection, *, name: str, path: Path | None) -> None:
         super().__init__(connection, name=name)

@@ -41,7 +41,7 @@ from atoll.simulate.faults.world import ProcessClock, World
 from atoll.sums.digest import ParamsDigest
 from atoll.wire.header import FrameHeader
 
-CHUNK_BYTES = 900
+CHUNK_BYTES = 900  # so small that the stand-in's frames have several, to be cut off between
 WAIT_SECONDS = 0.7  # how long a question waits for something to tell
 
 Events = Generator[Call | float | intents.Until, Any, Any]

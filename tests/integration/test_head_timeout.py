@@ -144,7 +144,7 @@ def test_answer_that_takes_longer_than_the_limit_is_not_cut(
         assert asked.wait(SOCKET_SECONDS)
         let_the_limit_pass(coordinator)
         may_stop.set()
-        coordinator.server.app.state.changes.notify()
+        coordinator.server.app.state.long_polls.notify()
 
         assert waiting.result(SOCKET_SECONDS).action == "stop"
 
