@@ -220,8 +220,9 @@ def _island(directory: Path) -> list[int | None]:
     """The rounds of an island's checkpoint and pending state, which must be readable."""
     store = IslandStore(directory)
     try:
-        saved = (store.checkpoint(), store.pending())
-        return [None if one is None else one.round for one in saved]
+        checkpoint, pending = store.checkpoint(), store.rounds()[1]
+        waiting = [store.pending(number).round for number in pending]
+        return [None if checkpoint is None else checkpoint.round, *waiting]
     finally:
         store.close()
 

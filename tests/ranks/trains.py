@@ -21,7 +21,7 @@ from atoll.island.ranks.batch_slice import BatchSlice
 from atoll.island.ranks.parallel import Parallel
 from atoll.island.ranks.torch_group import TorchGroup
 from atoll.island.state.weights import IslandWeights
-from atoll.layout import Layout, Span
+from atoll.layout import Layout
 from atoll.strategies import registry
 from atoll.strategies.base import Strategy
 
@@ -31,7 +31,7 @@ def plain_mean(self: BatchSlice, gradient: Tensor) -> None:
 
 
 def shared_buffers(kind: Parallel, strategy: Strategy) -> list[float]:
-    """Running statistics that differ by rank, after the ranks adopted a version."""
+    """Running statistics that differ by rank, after the ranks took a version in."""
     norm = nn.BatchNorm1d(2)
     layout = Layout.of([(n, tuple(p.shape), "float32") for n, p in norm.named_parameters()])
     assert norm.running_mean is not None and norm.num_batches_tracked is not None
@@ -40,7 +40,8 @@ def shared_buffers(kind: Parallel, strategy: Strategy) -> list[float]:
     # Copies are not wrapped: DDP would share the buffers by itself.
     model = norm if kind == "ddp" else spread(norm, kind)
     weights = IslandWeights(model, layout, strategy=strategy, download=Fp32(), group=TorchGroup())
-    weights.adopt(1, "0" * 64, Span(0, layout.size))
+    weights.adopt(1, "0" * 64)
+    weights.reset()
     return [*norm.running_mean.tolist(), float(norm.num_batches_tracked)]
 
 

@@ -180,6 +180,68 @@ def test_fiber_may_start_another_at_the_present_moment():
     assert seen == [7]
 
 
+def test_fiber_that_waits_for_another_goes_on_at_the_moment_it_is_done():
+    scheduler, seen = Scheduler(), []
+
+    def waits() -> None:
+        scheduler.wait_for(lambda: "done" in seen, threading.Condition())
+        seen.append(scheduler.now())
+
+    def works() -> None:
+        scheduler.sleep(3)
+        seen.append("done")
+        scheduler.sleep(2)
+        seen.append("later")
+
+    run(scheduler, waits, works)
+
+    assert seen == ["done", 3, "later"]
+
+
+def test_fiber_does_not_wait_for_what_is_done():
+    scheduler, seen = Scheduler(), []
+
+    def goes_on() -> None:
+        scheduler.wait_for(lambda: True, threading.Condition())
+        seen.append("went on")
+
+    run(scheduler, goes_on, lambda: seen.append("another"))
+
+    assert seen == ["went on", "another"]
+
+
+def test_simulation_in_which_all_wait_for_each_other_is_stuck():
+    scheduler = Scheduler()
+
+    def waits() -> None:
+        scheduler.wait_for(lambda: False, threading.Condition())
+
+    with pytest.raises(AtollError, match="stuck: no fiber has anything left to do"):
+        run(scheduler, waits, waits)
+
+
+def test_fiber_that_is_stopped_while_it_waits_for_another_unwinds():
+    scheduler, seen = Scheduler(), []
+
+    def waits() -> None:
+        try:
+            scheduler.wait_for(lambda: False, threading.Condition())
+        finally:
+            seen.append(scheduler.now())
+
+    victim = scheduler.spawn("victim", waits)
+
+    def killer() -> None:
+        scheduler.sleep(2.5)
+        scheduler.stop(victim)
+        scheduler.sleep(5)
+
+    run(scheduler, killer)
+
+    assert seen == [2.5]
+    assert victim.done and victim.error is None
+
+
 def test_no_thread_outlives_the_simulation():
     scheduler = Scheduler()
 

@@ -21,7 +21,7 @@ from atoll.island.conversation.session import Session
 from atoll.island.driver import Driver
 from atoll.island.ranks import combine, parallel
 from atoll.island.ranks.batch_slice import BatchSlice
-from atoll.island.ranks.group import Group, SoloGroup
+from atoll.island.ranks.group import SoloGroup
 from atoll.island.state.continuity import WHOLE, Continuity, Part
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.island.state.weights import IslandWeights
@@ -152,19 +152,99 @@ def test_interrupted_rank_ends_the_step_of_all():
         collective.step(Interrupted(), BatchSlice(0, 1), loss=1.0, row_tokens=8)
 
 
-@@HEAD@@@pytest.mark.parametrize(
+def saved(store: IslandStore, *rounds: int) -> None:
+    """An earlier life saved these rounds; the first one has its receipt."""
+    for number in rounds:
+        continuity(store)[0].save_part(number, COURSE)
+    store.promote(rounds[0])
+
+
+def test_follower_takes_up_the_round_that_the_leader_has(store):
+    saved(store, 4)
+
+    assert resume(store, FOLLOWER, (4, ()), NO_LOCAL, NOTHING).state
+    assert store.rounds() == (4, ())
+
+
+def test_follower_that_was_killed_before_its_promotion_is_one_name_behind(store):
+    continuity(store)[0].save_part(4, COURSE)
+
+    assert resume(store, FOLLOWER, (4, ()), NO_LOCAL, NOTHING).state
+    assert store.rounds() == (4, ())
+
+
+def test_follower_drops_a_pending_round_that_the_leader_never_sent(store):
+    saved(store, 4, 5)
+
+    assert resume(store, FOLLOWER, (4, ()), NO_LOCAL, NOTHING).state
+    assert store.rounds() == (4, ())
+
+
+@pytest.mark.parametrize(
+    ("became", "rounds"), [(((5,), False), (5, ())), (((), True), (4, ()))], ids=["in", "refused"]
+)
+def test_follower_does_with_a_resent_round_as_the_leader_did(store, became, rounds):
+    saved(store, 4, 5)
+
+    assert resume(store, FOLLOWER, (4, (5,)), NO_LOCAL, became).state
+    assert store.rounds() == rounds
+
+
+@pytest.mark.parametrize(
+    ("became", "rounds"),
+    [
+        (((), False), (4, (5, 6))),
+        (((5,), False), (5, (6,))),
+        (((5, 6), False), (6, ())),
+        (((5,), True), (5, ())),
+    ],
+    ids=["both wait", "first is in", "both are in", "second is refused"],
+)
+def test_follower_does_with_several_resent_rounds_as_the_leader_did(store, became, rounds):
+    saved(store, 4, 5, 6)
+
+    assert resume(store, FOLLOWER, (4, (5, 6)), NO_LOCAL, became).state
+    assert store.rounds() == rounds
+
+
+@pytest.mark.parametrize(("is_kept", "merged"), [(LOCAL, COURSE["merged"]), (NO_LOCAL, 0)])
+def test_follower_goes_on_from_the_local_weights_that_the_leader_has_saved(store, is_kept, merged):
+    saved(store, 4)
+    made, _ = continuity(store)
+
+    weights = resumed(FollowerGroup((4, ()), is_kept, NOTHING), made)
+
+    assert weights.merged == merged
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (FOLLOWER, (3, ())),  # the leader is at another round
+        (FOLLOWER, (None, ())),  # the leader has nothing
+        (FOLLOWER, (4, (5,))),  # the leader has one more
+        (Part(1, 4), (4, ())),  # more ranks than before
+        (Part(1, 2, is_fsdp2=True), (4, ())),  # copies before, shards now
+    ],
+)
+def test_follower_whose_state_does_not_fit_starts_anew(store, part, told):
+    saved(store, 4)
+
+    assert not resume(store, part, told).state
+    assert store.rounds() == (None, ())
+
+
+@pytest.mark.parametrize(
     ("told", "step"),
     [
-        (((4, None),), "fall_in"),
-        (((3, None),), "drop"),
-        (((4, 5), True), "settle_resent"),
+        (((4, (5,)),), "fall_in"),
+        (((3, ()),), "drop"),
+        (((4, (5,)), NO_LOCAL, ((5,), False)), "promote"),
+        (((4, (5,)), NO_LOCAL, ((), True)), "roll_back"),
     ],
 )
 def test_failure_of_one_rank_to_resume_is_told_to_all(store, monkeypatch, told, step):
-    continuity(store)[0].save_part(4)
-    store.promote(4)
-    if len(told) == 2:
-        continuity(store)[0].save_part(5)
+    saved(store, 4, 5)
     shared: list[Exception] = []
 
     class Telling(FollowerGroup):
@@ -190,7 +270,7 @@ def test_failure_of_one_rank_to_resume_is_told_to_all(store, monkeypatch, told, 
 def test_follower_goes_back_to_its_checkpoint_after_a_new_manifest_version(store):
     """What rounding lost is the leader's alone, also when the version came during the run."""
     made, optimizer = continuity(store)
-    made.save_part(4)
+    made.save_part(4, COURSE)
     store.promote(4)
     newer = Info.model_construct(
         run_id="r", seed=1, upload=type("Upload", (), {"keeps_residual": True})()
@@ -198,7 +278,7 @@ def test_follower_goes_back_to_its_checkpoint_after_a_new_manifest_version(store
 
     made.adopt(newer)
     optimizer.state.clear()
-    made.settle(5, accepted=False)
+    made.roll_back()
 
     assert optimizer.state
 

@@ -47,7 +47,9 @@ def test_unknown_strategy_is_refused_with_what_is_known():
 
 
 def test_unknown_mode_is_refused_with_what_is_known():
-    with pytest.raises(ConfigError, match=r"mode='turns' is not a mode of .* in mode 'streaming', 'sync'$"):
+    with pytest.raises(
+        ConfigError, match=r"mode='turns' is not a mode of .* in mode 'streaming', 'sync'$"
+    ):
         registry.of(manifest(mode="turns"))
 
 

@@ -76,5 +76,5 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def _known() -> str:
-    others = "".join(f", {name!r}" for name in sorted(_installed()))
-    return f"it runs strategy 'diloco' in mode {', '.join(map(repr, sorted(_MODES)))}{others}"
+    others = "".join(f", and strategy {name!r}" for name in sorted(_installed()))
+    return f"it runs strategy 'diloco' in mode {' or '.join(map(repr, sorted(_MODES)))}{others}"

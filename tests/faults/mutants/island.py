@@ -1,16 +1,26 @@
 """Mutants of the island's own code: what it says, keeps and makes of an answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from atoll.island.conversation import hand_in
+from atoll.island.conversation.hand_in import Fresh, HandIn
 from atoll.island.conversation.intents import Steps
 from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.session import Session
 from atoll.island.conversation.standing import Standing
+from atoll.island.conversation.transfers import Settled, Transfers
 from atoll.island.state.base import Saved
-from atoll.island.state.continuity import Continuity
+from atoll.island.state.continuity import Captured, Continuity
+from atoll.island.state.encoding import Feedback
+from atoll.island.state.local_weights import FlatWeights
+from atoll.island.state.weights import IslandWeights
+from atoll.layout import Span
 from atoll.simulate.faults.scenario import Scenario
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, having
 
@@ -33,6 +43,38 @@ def feeding(*kinds: str) -> Callable[[Scenario], bool]:
             and upload["codec"] != "fp32"
             and bool(upload["error_feedback"])
         )
+
+    return wanted
+
+
+def streaming(*kinds: str, **least: float) -> Callable[[Scenario], bool]:
+    """Seeds whose islands go on from their own weights, with these kinds of faults.
+
+    With at `least` so many fragments or delayed steps, or so much of their own in a merge.
+    """
+
+    def wanted(scenario: Scenario) -> bool:
+        settings = scenario.settings
+        is_streaming = settings.get("mode") == "streaming" and having(*kinds)(scenario)
+        return is_streaming and all(settings[name] >= value for name, value in least.items())
+
+    return wanted
+
+
+def in_step(*kinds: str) -> Callable[[Scenario], bool]:
+    """Seeds whose islands wait for each answer, with these kinds of faults."""
+    return lambda scenario: having(*kinds)(scenario) and "mode" not in scenario.settings
+
+
+def ahead(*kinds: str, rounds: int = 1) -> Callable[[Scenario], bool]:
+    """Seeds whose islands train on for so many whole rounds while a contribution travels."""
+
+    def wanted(scenario: Scenario) -> bool:
+        if not streaming(*kinds)(scenario):
+            return False
+        settings = scenario.settings
+        steps = settings["sync_every"] // settings["num_fragments"]
+        return bool(settings["delay_steps"] >= rounds * steps)
 
     return wanted
 
@@ -61,17 +103,23 @@ def an_old_manifest_is_kept(patch: Patch) -> None:
 def a_pending_frame_is_dropped_before_its_receipt(patch: Patch) -> None:
     real = Continuity.resume
 
-    def resume(self: Continuity, **known: int) -> Saved | None:
+    def resume(self: Continuity, **known: int) -> list[Saved]:
         real(self, **known)
         self._store.discard_pending()
-        return None
+        return []
 
     patch.setattr(Continuity, "resume", resume)
 
 
 @mutant("pending-is-resent", having("kill worker"))
-def what_an_earlier_life_left_is_not_taken_up(patch: Patch) -> None:
-    patch.setattr(hand_in, "resume", nothing)
+def what_an_earlier_life_has_not_sent_is_left(patch: Patch) -> None:
+    real = Continuity.resume
+
+    def resume(self: Continuity, **known: int) -> list[Saved]:
+        real(self, **known)
+        return []
+
+    patch.setattr(Continuity, "resume", resume)
 
 
 @mutant("residual-carried", feeding("stop worker"))
@@ -79,7 +127,7 @@ def a_residual_is_promoted_by_a_refusal(patch: Patch) -> None:
     real = Continuity.roll_back
 
     def roll_back(self: Continuity) -> None:
-        after = None if self._next_residual is None else self._next_residual.clone()
+        after = None if self._residual is None else self._residual.clone()
         real(self)
         self._residual = after
 
@@ -87,8 +135,16 @@ def a_residual_is_promoted_by_a_refusal(patch: Patch) -> None:
 
 
 @mutant("residual-carried", feeding())
-def a_receipt_promotes_no_residual(patch: Patch) -> None:
-    patch.setattr(Continuity, "promote", lambda self, number: self._store.promote(number))
+def a_contribution_leaves_the_residual_as_it_was(patch: Patch) -> None:
+    real = Continuity.feedback
+
+    @contextmanager
+    def feedback(self: Continuity, path: Path) -> Iterator[Feedback | None]:
+        with real(self, path) as feed:
+            yield feed
+        self._residual, self._next_residual = self._next_residual, self._residual
+
+    patch.setattr(Continuity, "feedback", feedback)
 
 
 @mutant("residual-carried", feeding("kill worker"))
@@ -101,15 +157,15 @@ def a_residual_does_not_survive_its_process(patch: Patch) -> None:
     patch.setattr(Continuity, "_adopt", adopt)
 
 
-@mutant("inner-state-kept", having("stop worker"))
+@mutant("inner-state-kept", in_step("stop worker"))
 def a_refusal_leaves_the_inner_state_as_it_is(patch: Patch) -> None:
     patch.setattr(Continuity, "roll_back", lambda self: self._store.discard_pending())
 
 
 @mutant("inner-state-kept", having("kill worker"))
 def a_restarted_island_begins_with_fresh_inner_state(patch: Patch) -> None:
-    def resume(self: Continuity, **_: Any) -> Saved | None:
-        return self._store.pending()
+    def resume(self: Continuity, **_: Any) -> list[Saved]:
+        return [self._store.pending(number) for number in self._store.rounds()[1]]
 
     patch.setattr(Continuity, "resume", resume)
 
@@ -122,3 +178,106 @@ def a_stale_generation_is_never_adopted(patch: Patch) -> None:
 @mutant("evicted-comes-back")
 def an_eviction_is_not_answered_by_registering_again(patch: Patch) -> None:
     patch.setattr(Session, "_come_back", nothing)
+
+
+# Several hand-ins under way
+
+
+@mutant("pending-is-resent", ahead("stop worker"))
+def a_refusal_keeps_later_hand_ins(patch: Patch) -> None:
+    def send(self: Transfers, made: HandIn) -> Steps[None]:
+        accepted = yield from hand_in.contribute(self._session, self._continuity, made)
+        with self._changing():
+            if self._queue and self._queue[0] is made:
+                self._queue.popleft()
+                self.under_way = self.under_way[1:]
+                self._accepted += (made.round,) if accepted else ()
+                self._is_refused = self._is_refused or not accepted
+
+    patch.setattr(Transfers, "_send", send)
+
+
+@mutant("pending-is-resent", streaming())
+def an_island_asks_on_whatever_is_under_way(patch: Patch) -> None:
+    real = Transfers.settle
+
+    def settle(self: Transfers, *, most: int) -> Steps[Settled]:
+        return real(self, most=most + 9)
+
+    patch.setattr(Transfers, "settle", settle)
+
+
+@mutant("residual-carried", ahead())
+def training_moves_what_is_handed_in_already(patch: Patch) -> None:
+    real = hand_in.prepare
+
+    def prepare(*args: Any, **more: Any) -> Fresh:
+        return real(*args, **{**more, "copies": False})
+
+    patch.setattr(hand_in, "prepare", prepare)
+
+
+# Local weights that live on
+
+
+@mutant("residual-carried", streaming("kill worker", delay_steps=1))
+def local_weights_are_saved_as_nothing(patch: Patch) -> None:
+    real = Continuity.capture
+
+    def capture(self: Continuity, *, local: Tensor | None = None, **more: Any) -> Captured:
+        lost = None if local is None else local.zero_()
+        return real(self, local=lost, **more)
+
+    patch.setattr(Continuity, "capture", capture)
+
+
+@mutant("residual-carried", streaming("kill worker"))
+def local_weights_of_an_earlier_life_are_not_taken_up(patch: Patch) -> None:
+    def go_on_from(self: IslandWeights, _: Tensor | None, *, merged: int) -> None:
+        self.merged = merged
+
+    patch.setattr(IslandWeights, "go_on_from", go_on_from)
+
+
+@mutant("sends-what-it-was-given", streaming("kill worker", num_fragments=2))
+def a_restarted_island_forgets_where_it_set_out(patch: Patch) -> None:
+    real = Continuity._adopt
+
+    def adopt(self: Continuity, saved: Saved) -> None:
+        real(self, saved)
+        if self._course:
+            self._course["began"] = self._course["trained"] + 1
+
+    patch.setattr(Continuity, "_adopt", adopt)
+
+
+@mutant("residual-carried", streaming("stop worker"))
+def a_refused_island_trains_on_from_its_own_weights(patch: Patch) -> None:
+    patch.setattr(IslandWeights, "reset", answering(None))
+
+
+@mutant("residual-carried", streaming())
+def a_round_is_merged_one_too_late(patch: Patch) -> None:
+    real = Rounds._merge_all
+    patch.setattr(Rounds, "_merge_all", lambda self, last: real(self, last - 1))
+
+
+@mutant("residual-carried", streaming(local_weight=0.25))
+def a_merge_weighs_its_own_values_as_the_published(patch: Patch) -> None:
+    real = FlatWeights.merge
+
+    def merge(self: FlatWeights, published: Tensor | None, span: Span, *, own: float) -> None:
+        real(self, published, span, own=1.0 - own if own else own)
+
+    patch.setattr(FlatWeights, "merge", merge)
+
+
+@mutant("residual-carried", streaming(num_fragments=2))
+def a_merge_takes_the_whole_model_in(patch: Patch) -> None:
+    real = FlatWeights.merge
+
+    def merge(self: FlatWeights, published: Tensor | None, span: Span, *, own: float) -> None:
+        real(self, published, Span(0, self._layout.size), own=own)
+        assert len(span)
+
+    patch.setattr(FlatWeights, "merge", merge)

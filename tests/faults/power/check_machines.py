@@ -37,15 +37,16 @@ class IslandCheck:
         known = None if identity is None else [identity.worker_id, identity.island_key]
         for expected in values(promised, "identity"):
             same("identity", known, expected)
-        checkpoint, pending = store.checkpoint(), store.pending()
-        reached = max((s.round for s in (checkpoint, pending) if s is not None), default=0)
+        checkpoint = store.checkpoint()
+        pending = [store.pending(number) for number in store.rounds()[1]]
+        reached = max((s.round for s in (checkpoint, *pending) if s is not None), default=0)
         due = max(values(promised, "saved"), default=0)
         if reached < due:
             raise Broken(f"the state of round {due} was saved, that of {reached} is here")
         if checkpoint is not None:
             self._check_files(checkpoint, (STATE_FILE, RESIDUAL_FILE, "complete.json"))
-        if pending is not None:
-            self._check_files(pending, (STATE_FILE, RESIDUAL_FILE, "complete.json", FRAME_FILE))
+        for saved in pending:
+            self._check_files(saved, (STATE_FILE, RESIDUAL_FILE, "complete.json", FRAME_FILE))
 
     def _check_files(self, saved: Saved, names: Sequence[str]) -> None:
         """What another life would adopt is what was saved, to the byte."""

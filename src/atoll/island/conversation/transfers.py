@@ -54,7 +54,7 @@ class Transfers:
         self._published = NOWHERE  # a version that is known to be
         self._training: int | None = None  # the round for which the next one is asked ahead
         self._asked: tuple[int, int | None] | None = None  # for which, with which version, it was
-        self._ahead: Assignment | None = None
+        self._ahead: deque[Assignment] = deque()  # rounds that follow it, oldest first
         self._is_called = False  # by the coordinator, away from what is trained
         self._is_resting = False
         self._is_receiving = False
@@ -104,7 +104,7 @@ class Transfers:
         with self._changing():
             self._queue.clear()
             self.under_way, self._accepted, self._is_refused = (), (), False
-            self._ahead = None
+            self._ahead.clear()
 
     @property
     def is_given_up(self) -> bool:
@@ -145,10 +145,12 @@ class Transfers:
             self._training = round_number
 
     def take_ahead(self) -> Assignment | None:
-        """What was asked ahead, once."""
+        """The next round of those that were asked for ahead, once."""
         with self._changing():
-            found, self._ahead, self._training = self._ahead, None, None
-            return None if self._is_refused else found
+            self._training = None
+            if self.is_given_up:
+                self._ahead.clear()
+            return self._ahead.popleft() if self._ahead else None
 
     def rest(self) -> Steps[None]:
         """Waits until the published copy is whole, and keeps it as it is until `go_on`."""
@@ -254,16 +256,22 @@ class Transfers:
                 self._is_receiving = False
 
     def _ask_ahead(self) -> Steps[None]:
-        """Asks for the round after the one that is trained, so that its end waits for nobody."""
+        """Asks for rounds after the one that is trained, so that its end waits for nobody.
+
+        As many as are open: a link may stand still until they are needed.
+        """
         with self._changing():
             training = self._training
             if training is None:
                 return
-            self._asked = (training, self._weights.held[0])
-            busy = (*self.under_way, training)
+            ahead = [given.round or 0 for given in self._ahead]
+            busy = (*self.under_way, training, *ahead)
+            version = self._weights.held[0]
         asked = yield from self._session.call(
             lambda: ask(self._session, self._weights, under_way=busy, wait_seconds=0.0)
         )
         with self._changing():
-            if asked.action == "train" and self._training == training:
-                self._ahead, self._training = asked, None
+            if asked.action != "train":
+                self._asked = (training, version)
+            elif self._training == training and not self.is_given_up:
+                self._ahead.append(asked)

@@ -140,14 +140,14 @@ def _add_mode(settings: dict[str, Any], rng: random.Random) -> None:
     mode = rng.choice(("sync", "streaming"))
     if mode == "streaming":
         fragments, steps = rng.choice((1, 2, 2, 3, 3)), rng.choice((1, 2, 3))
-        settings |= {
-            "mode": mode,
-            "num_fragments": fragments,
-            "fragment_pattern": "sequential",
-            "sync_every": fragments * steps,
-            "delay_steps": rng.randrange(fragments * steps),
-            "local_weight": rng.choice((0.0, 0.0, 0.25, 0.5)),
-        }
+        settings.update(
+            mode=mode,
+            num_fragments=fragments,
+            fragment_pattern="sequential",
+            sync_every=fragments * steps,
+            delay_steps=rng.randrange(fragments * steps),
+            local_weight=rng.choice((0.0, 0.0, 0.25, 0.5)),
+        )
 
 
 def _work(rng: random.Random) -> dict[str, Any]:

@@ -90,12 +90,14 @@ class IslandCheck:
         """It begins a round, with inner state of so many rounds."""
         right = self._memory.receipts + self._handed
         self._strategy, self._given = registry.of(manifest), given
-        if self._is_refused and rounds != right:
+        number = given.round or 0
+        goes_on = self._strategy.needs(number + 1) < number  # before an answer is here
+        if self._is_refused and goes_on and rounds != right:
             self._is_doomed = True  # it has not looked yet, and must hand in nothing of this
             return
         self._is_refused = self._is_doomed = False
         check("inner-state-kept", rounds == right, of=self._name, rounds=rounds, right=right)
-        self._place(given.round or 0, self._strategy)
+        self._place(number, self._strategy)
 
     def _place(self, number: int, strategy: Strategy) -> None:
         """The published weights, or its own where they hold all that the round will count."""
@@ -160,8 +162,7 @@ class IslandCheck:
     def makes(self, frame: Frame, manifest: Manifest) -> None:
         """It has made a contribution, and saved it."""
         unanswered = self._memory.unanswered
-        is_new = bool(self._made) and self._made[0][0].round == frame.header.round
-        is_in_turn = is_new and not unanswered
+        is_in_turn = bool(self._made) and not unanswered
         check("pending-is-resent", is_in_turn, of=self._name, header=frame.header, had=unanswered)
         given, course = self._made.pop(0)
         strategy = registry.of(manifest)
