@@ -4,6 +4,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ class Sea:
             while True:
                 self.lives[name] += 1
                 life = Life(self.scheduler)
-                life.last(life.spawn(name, lambda life=life: self._live(name, life)))
+                life.last(life.spawn(name, partial(self._live, name, life)))
                 if not life.is_killed:
                     return
 

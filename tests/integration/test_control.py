@@ -13,7 +13,7 @@ from atoll.coordinator.members import agreement
 from atoll.coordinator.planes.access import Role
 from atoll.coordinator.shown import metrics
 from atoll.errors import Forbidden, ProtocolError, StorageFull, UnknownWorker
-from atoll.island.conversation.rounds import question
+from atoll.island.conversation.asking import question
 from atoll.ledger.tables.members import MemberTable
 from atoll.ledger.tables.run import NamedValues
 from atoll.protocol.messages import Assignment, HeartbeatRequest, Telemetry

@@ -181,7 +181,8 @@ def test_fiber_may_start_another_at_the_present_moment():
 
 
 def test_fiber_that_waits_for_another_goes_on_at_the_moment_it_is_done():
-    scheduler, seen = Scheduler(), []
+    scheduler = Scheduler()
+    seen: list[object] = []
 
     def waits() -> None:
         scheduler.wait_for(lambda: "done" in seen, threading.Condition())

@@ -183,7 +183,7 @@ def an_eviction_is_not_answered_by_registering_again(patch: Patch) -> None:
 # Several hand-ins under way
 
 
-@mutant("pending-is-resent", ahead("stop worker"))
+@mutant("pending-is-resent", ahead("stop worker", rounds=2))
 def a_refusal_keeps_later_hand_ins(patch: Patch) -> None:
     def send(self: Transfers, made: HandIn) -> Steps[None]:
         accepted = yield from hand_in.contribute(self._session, self._continuity, made)
