@@ -12,7 +12,7 @@ from atoll.data.plan import Source
 from atoll.ledger.records import RoundPlan, RoundState
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.rounds import RoundTable
-from atoll.protocol.messages import Assignment
+from atoll.protocol.messages import Assignment, AssignmentRequest
 from atoll.simulate.faults.scenario import Scenario
 from atoll.strategies.base import RoundView
 from tests.faults.mutants.mutant import (
@@ -98,9 +98,9 @@ def a_repeated_question_gets_other_rows(patch: Patch) -> None:
     asked: dict[tuple[int, str], int] = {}
     real = Assignments._next
 
-    def next_(self: Assignments, worker_id: str, *held: Any) -> Assignment:
-        given = real(self, worker_id, *held)
-        key = (given.round or 0, worker_id)
+    def next_(self: Assignments, request: AssignmentRequest, *held: Any) -> Assignment:
+        given = real(self, request, *held)
+        key = (given.round or 0, request.identity.worker_id)
         asked[key] = asked.get(key, -1) + 1
         moved = tuple(
             replace(span, start=span.start + asked[key], stop=span.stop + 9)
