@@ -2,6 +2,7 @@
 
 import logging
 import math
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -261,7 +262,10 @@ class Rounds:
             if self.transfers.reached >= version:
                 yield from self.transfers.start_over()  # what is here is not what was published
             self.transfers.want(version, is_published=True)
-            yield from self.transfers.until(lambda: self.transfers.reached >= version)
+            # Where the next round needs all that is published, it is merged as it comes.
+            is_next = self.session.adopted.asked.needs(self._trained + 1) == self._trained
+            with self.weights.written_through() if is_next else nullcontext():
+                yield from self.transfers.until(lambda: self.transfers.reached >= version)
             return self.weights.can_merge()
 
         if not (yield from led(wait)):

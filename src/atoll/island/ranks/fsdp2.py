@@ -104,6 +104,10 @@ class ShardedWeights:
                 outer.mix(parameter.to_local(), shards.to_local(), own=own)
         buffers.share(self._model, self._group)
 
+    def write(self, span: Span, published: Tensor) -> None:
+        """Never: shards are of several processes."""
+        raise AssertionError(f"{span} of {len(published)} is not written by one rank alone")
+
     def copy(self) -> list[Tensor]:
         """One tensor for each shard."""
         return [parameter.to_local().clone() for _, parameter in self._sharded()]

@@ -24,6 +24,10 @@ class LocalWeights(Protocol):
         """
         ...
 
+    def write(self, span: Span, published: Tensor) -> None:
+        """Takes a tile over, in an island of one process."""
+        ...
+
     def copy(self) -> list[Tensor]:
         """This rank's weights as they are now."""
         ...
@@ -78,6 +82,11 @@ class FlatWeights:
                     self._group.broadcast(piece)
                 outer.mix(tile.of(self._local), piece, own=own)
         buffers.share(self._model, self._group)
+
+    def write(self, span: Span, published: Tensor) -> None:
+        """Copies the tile."""
+        with torch.no_grad():
+            span.of(self._local).copy_(published)
 
     def copy(self) -> list[Tensor]:
         """One flat buffer."""

@@ -68,6 +68,8 @@ class IslandWeights:
         self._fragments = Fragments.of(strategy, layout)
         self._parts: list[ParamsDigest] = []  # of each fragment of θ̂; empty before the first
         self._is_leader = group.is_leader
+        self._is_alone = group.size == 1
+        self._writes_through = False
         self._is_trained = True  # whether the local weights are not those of version `merged`
         if group.is_leader:
             compiled.prepare(layout.size)
@@ -128,6 +130,8 @@ class IslandWeights:
 
     def reset(self) -> None:
         """Collective: local weights are the published ones, as after a round that did not count."""
+        if self._is_alone and self.shows_published:
+            return
         self._local.merge(self._source, Span(0, self.layout.size), own=0.0)
         self.merged, self._is_trained = self.held[0] or 0, False
 
@@ -177,6 +181,19 @@ class IslandWeights:
         finally:
             self._local.put_back(own)
 
+    @contextmanager
+    def written_through(self) -> Iterator[None]:
+        """While it lasts the training waits, and what arrives is merged tile by tile as it comes.
+
+        Each tile is in the processor's cache then, which saves a pass over the weights. Only where
+        a merge is a copy, and in an island of one process.
+        """
+        self._writes_through = self._is_alone and not self._strategy.local_weight
+        try:
+            yield
+        finally:
+            self._writes_through = False
+
     def gather(self) -> None:
         """Collective: makes the leader's displacement that of all ranks' weights."""
         self._local.gather()
@@ -208,11 +225,18 @@ class IslandWeights:
 
     def store(self, fragment: Fragment, span: Span, payload: Tensor, header: FrameHeader) -> None:
         """Takes a tile of a fragment's frame into the published weights."""
-        published = fragment.place(span).of(self._published)
+        where = fragment.place(span)
+        published = where.of(self._published)
         if header.kind == "weights":
             published.copy_(payload.view(torch.float32))
         else:
             outer.apply_update(published, payload, codec=self.download)
+        if self._writes_through and self._is_part(fragment):
+            self._local.write(where, published)
+
+    def _is_part(self, fragment: Fragment) -> bool:
+        """Whether a frame of it is one of a round's: of several fragments, the whole is none."""
+        return any(fragment.span == part.span for part in self._fragments.parts)
 
     def digest_of(self, fragment: Fragment) -> RunningDigest:
         """The digest of a fragment of the published weights, as it becomes final."""
@@ -231,6 +255,10 @@ class IslandWeights:
         else:
             self._parts[number] = found
         self.held = (header.round, digests.composed(self._parts).root)
+        fragment = self._fragments[number]
+        if self._writes_through and self._is_part(fragment):
+            self.merged = header.round
+            self._is_trained = self._is_trained and fragment.span != self._fragments[ALL].span
 
 
 class Receiver:
