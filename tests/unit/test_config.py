@@ -139,7 +139,6 @@ def test_what_is_not_a_choice_cannot_be_set(name):
     ("changes", "named"),
     [
         ({"mode": "streaming"}, "mode='streaming'"),
-        ({"mode": "async"}, "mode='async'"),
         ({"strategy": "sharded"}, "strategy='sharded'"),
         ({"strategy": "gather"}, "strategy='gather'"),
         ({"strategy": "pools"}, "strategy='pools'"),

@@ -120,7 +120,7 @@ def test_every_setting_has_a_place_in_the_whole():
         ("upload.codec", "int4", r"upload\.codec\s+is not known; choose one of bf16, fp32, int8"),
         ("upload.block", 64, r"upload\.block\s+is no setting of codec 'bf16', which has codec, "),
         ("download.block", 8, "greater than or equal to 16"),
-        ("outer.optimizer", "lion", "is not known; choose one of sgd, nesterov, adam"),
+        ("outer.optimizer", "lion", "is not known; choose one of sgd, nesterov, delayed_"),
         ("outer.momentum", 0.9, "is no setting of optimizer 'adam', which has beta1, beta2, eps, "),
         ("storage.keep_snapshots", 0, "greater than or equal to 1"),
         ("model.layout_digest", "xyz", "String should match"),

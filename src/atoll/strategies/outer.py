@@ -31,6 +31,10 @@ class DisplacementSource(Protocol):
     @property
     def weight(self) -> int: ...
 
+    @property
+    def factor(self) -> float:
+        """What a step that takes contributions one by one multiplies this one by."""
+
     def tile(self, span: Span) -> Tensor:
         """The decoded displacement of `span`, fp32."""
 
@@ -123,13 +127,19 @@ class OuterStep:
             reached(span.stop)
 
     def _tile(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
+        return self._publish(state, self._moved(state, span, sources), span)
+
+    def _moved(
+        self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]
+    ) -> Tensor:
+        """Moves the master and the optimizer's state; the tile of the master."""
         where = slice(span.start, span.stop)
         terms = ((source.tile(span), source.weight) for source in sources)
         total = fold.fold_tile(terms, unit="weight")
         master = state.master[where]
         slots = {name: buffer[where] for name, buffer in state.slots.items()}
         self.optimizer.update(master, total.mean(), slots, step=self.step)
-        return self._publish(state, master, span)
+        return master
 
     def _publish(self, state: OuterState, master: Tensor, span: Span) -> Tensor:
         published = state.published[span.start : span.stop]

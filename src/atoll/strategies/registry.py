@@ -13,13 +13,17 @@ from typing import Any
 from atoll.errors import AtollError, ConfigError
 from atoll.protocol.manifest import Manifest
 from atoll.strategies.base import Strategy
+from atoll.strategies.diloco.asynchronous import Asynchronous
 from atoll.strategies.diloco.sync import Sync
 
 GROUP = "atoll.strategies"
 BUILT_IN = "diloco"
-_MODES: Mapping[str, Callable[[Manifest], Strategy]] = {"sync": Sync.of}
+_MODES: Mapping[str, Callable[[Manifest], Strategy]] = {
+    "async": Asynchronous.of,
+    "sync": Sync.of,
+}
 # What later versions will know; asking for it now is refused by name instead of as a typing error.
-_NOT_BUILT = {"mode": ("streaming", "async"), "strategy": ("sharded", "gather", "pools")}
+_NOT_BUILT = {"mode": ("streaming",), "strategy": ("sharded", "gather", "pools")}
 
 Factory = Callable[[Manifest], Strategy]
 

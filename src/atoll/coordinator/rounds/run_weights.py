@@ -179,7 +179,9 @@ class RunWeights:
             done = self._computed
             assert done is not None, "only what was computed is published"
             self.replay.moved(self._version, done.round, done.folded, done.digests)
-            self.spool.put(done.frame)
+            # What is left to follow is always smaller than the whole.
+            whole = Fp32().encoded_bytes(self._layout.size)
+            self.spool.put(done.frame, keep_below=whole if self._strategy.follows else 0)
             self._show()
             self._computed = None
 
@@ -198,9 +200,9 @@ class RunWeights:
     def frame_for(self, *, round_number: int, have_digest: str) -> SpooledFrame:
         """The frame of a round for an island that lacks it, or the current weights whole.
 
-        The round's frame, while it is the newest of its fragment and applies to what the island
-        has of that fragment; else the whole published weights, which are spooled when somebody
-        first asks. NotReady while the buffers are ahead of the ledger.
+        The round's frame, while it is offered and applies to what the island has of its fragment;
+        else the whole published weights, which are spooled when somebody first asks. NotReady while
+        the buffers are ahead of the ledger.
         """
         if round_number:
             found = self.spool.leading(round_number, have_digest)

@@ -61,13 +61,13 @@ class Report:
         )
 
     def _has_begun(self, worker_id: str) -> bool:
-        """Whether the worker trains the round that closes next, so that a pause waits for it."""
-        oldest = next(iter(self.rounds.under_way), None)
+        """Whether the worker trains what the next round folds, so that a pause waits for it."""
+        oldest = self.rounds.oldest_of(worker_id)
         if oldest is None:
             return True
         # An earlier life of the coordinator may have given it; the worker tells what it trains.
         told = self.membership.registry.heartbeats.telemetry(worker_id).round
-        return oldest.number in (self.assignments.begun.get(worker_id), told)
+        return oldest in (self.assignments.begun.get(worker_id), told)
 
     def _state(self, *, is_paused: bool) -> Literal["waiting", "training", "paused", "finished"]:
         if self.rounds.is_finished():

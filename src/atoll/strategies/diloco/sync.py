@@ -23,11 +23,13 @@ class Sync:
 
     lead = 0
     dials = False
+    follows = False
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Sync":
         """Refuses settings that belong to other modes, by name."""
         of_mode.refuse_others(manifest, "sync")
+        of_mode.refuse_one_by_one(manifest, "sync")
         return cls(manifest)
 
     def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
@@ -44,6 +46,15 @@ class Sync:
     ) -> dict[str, int]:
         return dict.fromkeys(live, self.manifest.rows_per_round)
 
+    def asked(self, version: int, open_rounds: Collection[int]) -> int | None:
+        return None  # rows are given with the plan
+
+    def piece(self, worker_id: str, speeds: Mapping[str, float]) -> int:
+        return self.manifest.rows_per_round
+
+    def abreast(self, holding: int) -> int:
+        return holding
+
     def needs(self, round_number: int) -> int:
         return round_number - 1 - self.lead
 
@@ -58,6 +69,9 @@ class Sync:
 
     def weight(self, *, tokens: int) -> int:
         return 1 if self.manifest.weighting == "equal" else tokens
+
+    def factor(self, *, staleness: int, tokens: int) -> float:
+        return 1.0
 
     def has_quorum(self, view: RoundView) -> bool:
         settings = self.manifest.membership
@@ -87,6 +101,11 @@ class Sync:
         self, leases: Collection[Lease], *, closing: int, live: Collection[str]
     ) -> set[Lease]:
         return {lease for lease in leases if lease[0] == closing}
+
+    def evaluators(
+        self, asks: str, planned: Sequence[str], live: Collection[str], *, is_last: bool
+    ) -> Sequence[str]:
+        return planned
 
     def outer(self, round_number: int, ticks_before: int) -> OuterStep:
         return OuterStep(
