@@ -33,7 +33,7 @@ def faults(options: SimulateOptions) -> None:
     ):
         if value is not None and value < least:
             raise ConfigError(f"--{name} {value} is below {least}, which simulated faults need")
-    size = Size(options.islands, options.rounds, options.strategy_name)
+    size = Size(options.islands, options.rounds, options.strategy_name, options.mode_name)
     wanted = naming.parse("1" if options.seeds is None else options.seeds, first=first)
     total: Counter[str] = Counter()
     failures = []

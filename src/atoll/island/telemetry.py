@@ -19,7 +19,8 @@ class Meter:
     """Counts tokens, and how many there were in a second of the last round's training.
 
     What goes on between two rounds, waits above all, is in no rate; before the first round is
-    over, the rate is of what there is of it. For the thread that trains; the one that beats reads `telemetry`, which is replaced whole.
+    over, the rate is of what there is of it. For the thread that trains; the one that beats reads
+    `telemetry`, which is replaced whole.
     """
 
     def __init__(self, clock: Clock) -> None:

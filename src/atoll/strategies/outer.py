@@ -11,7 +11,7 @@ Owns no file, no ledger, no network; contributions are read and payloads are wri
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -96,7 +96,9 @@ def fresh_state(
 
 @dataclass(frozen=True)
 class OuterStep:
-    """The settings of one outer step."""
+    """The settings of one outer step, on the mean of a round's contributions."""
+
+    one_by_one: ClassVar[bool] = False  # whether each contribution is a step of its own
 
     optimizer: OuterOptimizer
     download: Codec
@@ -127,11 +129,9 @@ class OuterStep:
             reached(span.stop)
 
     def _tile(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
-        return self._publish(state, self._moved(state, span, sources), span)
+        return self._publish(state, self.moved(state, span, sources), span)
 
-    def _moved(
-        self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]
-    ) -> Tensor:
+    def moved(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
         """Moves the master and the optimizer's state; the tile of the master."""
         where = slice(span.start, span.stop)
         terms = ((source.tile(span), source.weight) for source in sources)

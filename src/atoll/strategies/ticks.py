@@ -9,6 +9,7 @@ the ledger and the factor from what is recorded of the contribution, so it repla
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,9 +23,9 @@ from atoll.strategies.outer import DisplacementSource, OuterState, OuterStep
 class Ticks(OuterStep):
     """`step` is the number of the round's first contribution."""
 
-    def _moved(
-        self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]
-    ) -> Tensor:
+    one_by_one: ClassVar[bool] = True
+
+    def moved(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
         where = slice(span.start, span.stop)
         master = state.master[where]
         slots = {name: buffer[where] for name, buffer in state.slots.items()}

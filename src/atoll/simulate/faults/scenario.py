@@ -33,11 +33,15 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a simulated run is, and by which strategy it trains; None leaves it to the seed."""
+    """How large a simulated run is, and by which strategy it trains; None leaves it to the seed.
+
+    A strategy from outside has the settings of a synchronous run.
+    """
 
     islands: int | None = None
     rounds: int | None = None
     strategy_name: str | None = None
+    mode_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     _add_islands(settings, random.Random(f"islands {seed}"))
     if wanted.strategy_name is not None:
         settings = {"strategy": wanted.strategy_name, **settings}
+    else:
+        _mode(settings, random.Random(f"mode {seed}"), wanted.mode_name)
     kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
     made = Scenario(
         seed=seed,
@@ -115,6 +121,28 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         # A shorter lease ends before a healthy island's contribution is in, again and again.
         settings["work"]["lease_seconds"] = 15.0
     return made
+
+
+def _mode(settings: dict[str, Any], rng: random.Random, wanted: str | None) -> None:
+    """The mode and its settings, of a generator of its own: what else a seed draws stays."""
+    drawn = rng.choice(("sync", "sync", "async"))
+    if (wanted or drawn) == "async":
+        _add_async(settings, rng)
+
+
+def _add_async(settings: dict[str, Any], rng: random.Random) -> None:
+    """Contributions as they come: windows, bounds of staleness, steps by speed."""
+    outer = {"optimizer": rng.choice(("delayed_nesterov", "delayed_nesterov", "nesterov", "sgd"))}
+    delay = rng.choice((1, 2, 3, 4))
+    settings |= {
+        "mode": "async",
+        "sync_every": rng.choice((1, 2, 3)),
+        "max_staleness": rng.choice((0, 1, 2, 8)),
+        "staleness_weighting": rng.choice(("equal", "inverse_sqrt")),
+        "dylu": rng.choice((False, True)),
+        "outer": outer | ({"delay": delay} if outer["optimizer"] == "delayed_nesterov" else {}),
+    }
+    settings["membership"] |= {"quorum": 0, "grace_seconds": rng.choice((0.0, 0.5, 2.0, 5.0))}
 
 
 def _codec(name: str) -> dict[str, Any]:

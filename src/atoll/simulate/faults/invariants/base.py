@@ -22,6 +22,8 @@ INVARIANTS: dict[str, str] = {
     "queue-agrees": "the bitmaps of every queue say what its leases say, after every transaction",
     "moves-together": "a contribution and its leases, a round and its digests, in one transaction",
     "lease-is-stable": "asked twice, a worker is told the same rows of a round",
+    "one-lease-at-a-time": "who is told to train holds no older rows that are still to be used",
+    "rows-by-speed": "a lease has the steps of a round, or what its worker's speed makes of them",
     "round-order": "rounds have no gaps and only move planned, open, frozen, published",
     "next-is-planned": "a round that freezes leaves its successor planned, unless it was the last",
     "closes-by-rule": "a round closes with min_workers, and waits for the live as it must",
@@ -29,6 +31,7 @@ INVARIANTS: dict[str, str] = {
     "fragment-by-rule": "a round is planned with the fragment that the strategy says",
     "accepted-from-holder": "what is accepted comes from the worker's latest life, under its key",
     "accepted-in-open-round": "what is accepted is for the open round and the rows leased in it",
+    "stale-is-refused": "nothing is folded more than max_staleness rounds after its own",
     "accepted-base": "what is accepted was computed from the published weights",
     "accepted-as-sent": "a contribution is recorded with what its frame says of itself",
     "weight-by-rule": "a contribution counts with the weight, rows and tokens of its lease",
@@ -96,6 +99,7 @@ class Seen:
     call: Call | None = None  # the message that is being handled
     heard: dict[str, float] = field(default_factory=dict)  # worker_id -> when it last counted
     lost: dict[str, float] = field(default_factory=dict)  # worker_id -> when its stream ended
+    speeds: dict[str, float] = field(default_factory=dict)  # that workers told of themselves
     restarted_at: float = 0.0
 
     @property

@@ -30,7 +30,7 @@ class RoundsCheck:
             for number, row in after.rounds.items():
                 was = before.rounds.get(number)
                 if row.state == "frozen" and (was is None or was.state != "frozen"):
-                    seen = self._seen_of(after, number, before.holding(number))
+                    seen = self._seen_of(after, number, _holders(before, number))
                     self._check_freeze(after, seen)
                     self._check_ended(before, after, seen)
         self._note_quorum(after)
@@ -38,7 +38,7 @@ class RoundsCheck:
     def _note_quorum(self, view: View) -> None:
         for number, row in view.rounds.items():
             if row.state == "open":
-                seen = self._seen_of(view, number, view.holding(number))
+                seen = self._seen_of(view, number, _holders(view, number))
                 if view.terms(number).asked.has_quorum(seen):
                     self._quorum_at.setdefault(number, self._seen.now)
 
@@ -90,6 +90,8 @@ class RoundsCheck:
         ended = leased - _leased(after)
         strategy = after.terms(seen.round).asked
         right = strategy.ended(leased, closing=seen.round, live=seen.live)
+        if seen.round == max(after.rounds):
+            right = leased  # nothing is left to fold what they would bring
         check("ends-by-rule", ended == right, frozen=seen.round, ended=ended, named=right)
 
     def _check_freeze(self, view: View, seen: RoundView) -> None:
@@ -102,6 +104,18 @@ class RoundsCheck:
         is_due = terms.asked.is_due(seen, seconds=seconds + ROUNDING_SECONDS)
         rule = terms.manifest.membership
         check("closes-by-rule", is_due, **asdict(seen), seconds_with_quorum=seconds, rule=rule)
+
+
+def _holders(view: View, number: int) -> set[str]:
+    """Workers that hold a lease of an open round, or an older one that the round would fold."""
+    open_rounds = sorted(n for n, row in view.rounds.items() if row.state == "open")
+    older = {
+        worker_id
+        for made_for, worker_id in _leased(view)
+        if made_for < number
+        and view.terms(made_for).asked.destination(made_for, open_rounds) == number
+    }
+    return view.holding(number) | older
 
 
 def _leased(view: View) -> set[Lease]:
