@@ -140,6 +140,9 @@ class SimulateOptions:
     speeds: str | None = _option(
         None, "Steps each island makes while others make one, such as 4,1 [all alike]."
     )
+    follow: Path | None = _option(
+        None, "Train what this state directory records once more, and compare the weights."
+    )
     as_json: JsonOption = False
     log_level: str = _option("warning", _LOG_LEVELS)
 

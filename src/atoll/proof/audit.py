@@ -55,6 +55,7 @@ class AuditReport:
     pruned: int = 0  # contributions whose blobs retention removed; their rows are in the chain
     rows: int = 0
     tokens: int = 0
+    staleness: int = 0  # the highest: rounds from the one a contribution was made for to its own
     replayed_from: int | None = None
     replayed_rounds: int = 0
     digest: str | None = None
@@ -166,6 +167,7 @@ def _check_contribution(
     report.contributions += 1
     report.rows += contribution.rows
     report.tokens += contribution.tokens
+    report.staleness = max(report.staleness, contribution.applied - contribution.round)
     if pruned:
         report.pruned += 1
         return None

@@ -305,6 +305,7 @@ class RoundStatus(Message):
     train_loss: float | None
     evaluation_loss: float | None
     digest: str | None
+    staleness: int = 0  # the highest of its contributions: rounds since the one it was made for
 
 
 class Status(Message):

@@ -112,6 +112,7 @@ class Report:
                 train_loss=totals.loss_sum / totals.tokens if totals.tokens else None,
                 evaluation_loss=held_out.get(number),
                 digest=digests[number],
+                staleness=totals.staleness,
             )
 
         return tuple(map(shown, digests))
