@@ -7,7 +7,7 @@ question has the same answer live, in replay and in a proof. Whoever asks must n
 answer: no other module knows which strategy it is talking to.
 """
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,8 +78,8 @@ class Strategy(Protocol):
         same island again only while no contribution of it was made for that round.
         """
 
-    def piece(self, worker_id: str, speeds: Mapping[str, float]) -> int:
-        """How many rows an island is leased that asks; `speeds` are of live islands, as above."""
+    def piece(self, worker_id: str, speeds: Callable[[], Mapping[str, float]]) -> int:
+        """How many rows an island is leased that asks; `speeds` gives those of live islands."""
 
     def abreast(self, holding: int) -> int:
         """How many islands' tokens an island's learning rate counts for each step of its own.
@@ -148,7 +148,8 @@ class Strategy(Protocol):
     ) -> Sequence[str]:
         """Who shares the held-out rows of a version, for which `asks` is the first to ask.
 
-        `planned` have rows of the newest round, by worker_id; `is_last`: the run ends with it.
+        `planned` have rows of the newest round, by worker_id; `is_last`: the run ends with it, and
+        only then `live` is filled in.
         """
 
     def outer(self, round_number: int, ticks_before: int) -> OuterStep:

@@ -137,7 +137,7 @@ def what_is_left_of_an_older_version_is_kept(patch: Patch) -> None:
 @mutant("rows-by-speed", where(dylu=True, sync_every=3))
 def the_slow_are_given_as_much_as_the_fast(patch: Patch) -> None:
     def piece(self: Rounds, worker_id: str, recorded: Recorded) -> int:
-        return recorded.round_strategy.piece(worker_id, {})
+        return recorded.round_strategy.piece(worker_id, dict)
 
     patch.setattr(Rounds, "_piece", piece)
 

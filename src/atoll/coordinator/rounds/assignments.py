@@ -133,10 +133,10 @@ class Assignments:
         return _told("wait")
 
     def _evaluation_task(self, worker_id: str, version: int) -> EvaluationTask | None:
-        final, live = self.rounds.is_finished(), self.rounds.registry.live()
-        members = self.rounds.run_strategy.evaluators(
-            worker_id, self.rounds.members, live, is_last=final
-        )
+        final, planned = self.rounds.is_finished(), self.rounds.members
+        live = self.rounds.registry.live() if final else frozenset[str]()
+        asked = self.rounds.run_strategy
+        members = asked.evaluators(worker_id, planned, live, is_last=final)
         if not members:
             return None  # the first who ask would share the rows among none
         shares = list(members)

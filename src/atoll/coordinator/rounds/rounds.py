@@ -149,9 +149,9 @@ class Rounds:
                 return found
         return None
 
-    def oldest_of(self, worker_id: str) -> int | None:
-        """The oldest round that the worker has rows of and has handed in nothing for."""
-        return min((made_for for made_for, w in self._unused() if w == worker_id), default=None)
+    def oldest_held(self) -> dict[str, int]:
+        """By worker: the oldest round that it has rows of and has handed in nothing for."""
+        return {worker_id: number for number, worker_id in sorted(self._unused(), reverse=True)}
 
     def waiting_for(self) -> list[str]:
         """Live workers whose contribution the round that closes next lacks, in order."""
@@ -271,9 +271,11 @@ class Rounds:
         What it was given of older versions and has not used it will not: that ends. None where the
         strategy gives no rows now, or the worker has made its contribution for that round.
         """
+        if self.asked(version) is None:
+            return None  # without the lock: where rows come with the plan, everybody asks in vain
         with self._lock:
-            live, number = self.registry.live(), self.asked(version)
-            if number is None or worker_id not in live:
+            number = self.asked(version)
+            if number is None or worker_id not in self.registry.live():
                 return None
             found = self.find(number)
             assert found is not None, "only of an open round"
@@ -304,9 +306,12 @@ class Rounds:
 
     def _piece(self, worker_id: str, recorded: Recorded) -> int:
         """How many rows the worker is given when it asks now."""
-        speeds, live = self.registry.heartbeats.speeds(), self.registry.live()
-        known = {name: speed for name, speed in speeds.items() if name in live}
-        return recorded.round_strategy.piece(worker_id, known)
+
+        def speeds() -> dict[str, float]:
+            told, live = self.registry.heartbeats.speeds(), self.registry.live()
+            return {name: speed for name, speed in told.items() if name in live}
+
+        return recorded.round_strategy.piece(worker_id, speeds)
 
     def _plan(
         self, t: Transaction, round_number: int, live: list[str], *, cursor: int, tokens: int

@@ -12,7 +12,7 @@ again from the same weights. Deviation from equation 6: at least one step.
 
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.codecs.noise import Noise
@@ -49,11 +49,12 @@ class Asynchronous(Sync):
         # While round version + 1 is computed the island waits: it will be at the newest version.
         return version + 1 if version + 1 in open_rounds else None
 
-    def piece(self, worker_id: str, speeds: Mapping[str, float]) -> int:
+    def piece(self, worker_id: str, speeds: Callable[[], Mapping[str, float]]) -> int:
         steps = self.manifest.sync_every
-        if self.manifest.dylu and worker_id in speeds:
+        known = speeds() if self.manifest.dylu else {}
+        if worker_id in known:
             # max(1, .) is ours: a lease of no step would never be handed in.
-            steps = max(1, math.floor(speeds[worker_id] / max(speeds.values()) * steps))
+            steps = max(1, math.floor(known[worker_id] / max(known.values()) * steps))
         return steps * self.manifest.inner.batch
 
     def abreast(self, holding: int) -> int:

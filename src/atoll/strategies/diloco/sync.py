@@ -4,7 +4,7 @@ One fragment, one open round. Also what other strategies are made from: each dif
 in a few answers.
 """
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from atoll.codecs.noise import Noise
@@ -49,7 +49,7 @@ class Sync:
     def asked(self, version: int, open_rounds: Collection[int]) -> int | None:
         return None  # rows are given with the plan
 
-    def piece(self, worker_id: str, speeds: Mapping[str, float]) -> int:
+    def piece(self, worker_id: str, speeds: Callable[[], Mapping[str, float]]) -> int:
         return self.manifest.rows_per_round
 
     def abreast(self, holding: int) -> int:
