@@ -1,13 +1,16 @@
 """Asynchronous runs: who is given rows when, which round takes what, and that it all replays."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from atoll.blobs.directory import DirectoryBlobs
+from atoll.cli.app import app
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
 from atoll.errors import ConfigError, LeaseLost, StaleContribution, WrongBase, WrongRound
@@ -593,3 +596,79 @@ def test_run_file_in_which_settings_do_not_go_together_creates_nothing(tmp_path)
         )
 
     assert alone(stores.ledger).run.get() is None
+
+
+# The commands
+
+
+@pytest.fixture(scope="module")
+def run_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("commands") / "run.toml"
+    path.write_text(
+        """
+name = "commands"
+sync_every = 2
+mode = "async"
+[model]
+architecture = "gpt"
+vocab = 16
+block = 8
+layers = 1
+heads = 2
+width = 8
+[data]
+kind = "synthetic"
+seed = 1
+rows = 500
+held_out_rows = 4
+block = 8
+vocab = 16
+[inner]
+batch = 2
+[outer]
+optimizer = "delayed_nesterov"
+[stop]
+rounds = 5
+"""
+    )
+    return path
+
+
+def command(*words: object) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of `atoll WORDS --json`."""
+    result = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_command_simulates_at_speeds_and_follows_what_it_kept(run_toml, tmp_path):
+    code, found = command("simulate", run_toml, "--speeds", "4,1", "--dir", tmp_path / "state")
+    again, followed = command("simulate", run_toml, "--follow", tmp_path / "state")
+
+    assert (code, again, followed["agrees"]) == (0, 0, True)
+    assert found["islands"] == 2
+    assert followed["digest"] == found["digest"]
+    shares = [r["contributions"] for r in found["status"]["history"]]
+    assert sum(shares) == followed["contributions"]
+
+
+def test_command_tells_that_a_run_trains_to_other_weights(run_toml, tmp_path):
+    """The control: with another recorded count of tokens its learning rates were others."""
+    text = run_toml.read_text().replace("[outer]", '[inner.schedule]\nkind = "linear"\n[outer]')
+    other = tmp_path / "other.toml"
+    other.write_text(text.replace('"linear"', '"linear"\ntotal_tokens = 300'))
+    command("simulate", other, "--dir", tmp_path / "state")
+    stores = clusters.stores_in(tmp_path / "state")
+    clusters.tamper(stores.ledger, "rounds", {"round": 2}, tokens=250)
+    stores.ledger.close()
+
+    code, followed = command("simulate", other, "--follow", tmp_path / "state")
+
+    assert (code, followed["agrees"]) == (1, False)
+
+
+@pytest.mark.parametrize("speeds", ["4,x", "4,,1", "0", "-1,2", "nan", ""])
+def test_command_refuses_speeds_that_are_none(run_toml, speeds):
+    result = CliRunner().invoke(app, ["simulate", str(run_toml), "--speeds", speeds])
+
+    assert isinstance(result.exception, ConfigError)
+    assert "is no list of positive numbers" in str(result.exception)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from atoll.simulate.faults.calls import Call
+from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.world import World
 
@@ -105,6 +106,17 @@ class Seen:
     @property
     def now(self) -> float:
         return self.world.now
+
+    def live(self, view: View, number: int) -> tuple[set[str], set[str]]:
+        """Who is live for sure, and who is perhaps: a silence may be just as long as the timeout.
+
+        By the manifest of that round.
+        """
+        timeout = view.terms(number).manifest.heartbeat_timeout
+        active = [worker_id for worker_id, row in view.workers.items() if row.active]
+        silence = {worker_id: self.silence(worker_id) - timeout for worker_id in active}
+        sure = {worker_id for worker_id in active if silence[worker_id] < -ROUNDING_SECONDS}
+        return sure, {w for w in active if silence[w] <= ROUNDING_SECONDS}
 
     def silence(self, worker_id: str) -> float:
         """Seconds since something of the worker counted."""
