@@ -507,6 +507,17 @@ def test_two_in_one_window_give_the_weights_of_two_rounds(tmp_path):
     assert (together.version, apart.version) == (1, 2)
 
 
+def test_audit_finds_a_contribution_that_was_folded_too_late(tmp_path):
+    """By the records alone: the bound is a setting, and what was folded when is in the chain."""
+    cluster = made(tmp_path, max_staleness=1)
+    _, b, sent = late(cluster, 1)
+    b.send(sent)
+    cluster.settle()
+    clusters.tamper(cluster.ledger, "contributions", {"round": 1, "worker_id": "b"}, applied=3)
+
+    assert "applied of b" in {problem.what for problem in cluster.audit().problems}
+
+
 # Whole runs on the virtual clock
 
 WHOLE: dict[str, Any] = {

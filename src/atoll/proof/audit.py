@@ -24,7 +24,7 @@ from atoll.proof import balance, retention
 from atoll.proof.balance import EpochBalance
 from atoll.strategies.base import Strategy
 from atoll.sums import digest as digests
-from atoll.versions.manifests import Manifests
+from atoll.versions.manifests import Manifests, Recorded
 from atoll.versions.replay import Digests, Replay
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -108,6 +108,7 @@ def audit(
         for contribution in contributions:
             header = _check_contribution(report, blobs, contribution, pruned=record.round <= start)
             misnamed += _check_named(header, held.get(contribution.round, []))
+            _check_applied(report, contribution, manifests.of_round(contribution.round))
             counted.setdefault(contribution.round, {})[contribution.worker_id] = contribution.rows
     for number, given in held.items():
         _check_leases(report, number, counted.get(number, {}), given)
@@ -190,6 +191,13 @@ def _check_contribution(
             said = f"the frame says {told!r}, the ledger {recorded!r}"
             report.add(contribution.round, f"{name} of {contribution.worker_id}", said)
     return header
+
+
+def _check_applied(report: AuditReport, c: ContributionRecord, recorded: Recorded) -> None:
+    """The round that folds a contribution may take it, as the strategy says."""
+    if recorded.round_strategy.destination(c.round, [c.applied]) != c.applied:
+        said = f"made for round {c.round}, it is too old or not for round {c.applied}"
+        report.add(c.applied, f"applied of {c.worker_id}", said)
 
 
 def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> Iterator[Problem]:

@@ -126,7 +126,9 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
 def _mode(settings: dict[str, Any], rng: random.Random, wanted: str | None) -> None:
     """The mode and its settings, of a generator of its own: what else a seed draws stays."""
     drawn = rng.choice(("sync", "sync", "async"))
-    if (wanted or drawn) == "async":
+    mode = wanted or drawn
+    settings |= {"mode": mode}
+    if mode == "async":
         _add_async(settings, rng)
 
 
@@ -135,7 +137,6 @@ def _add_async(settings: dict[str, Any], rng: random.Random) -> None:
     outer = {"optimizer": rng.choice(("delayed_nesterov", "delayed_nesterov", "nesterov", "sgd"))}
     delay = rng.choice((1, 2, 3, 4))
     settings |= {
-        "mode": "async",
         "sync_every": rng.choice((1, 2, 3)),
         "max_staleness": rng.choice((0, 1, 2, 8)),
         "staleness_weighting": rng.choice(("equal", "inverse_sqrt")),
