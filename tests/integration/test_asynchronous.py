@@ -13,10 +13,18 @@ from atoll.blobs.directory import DirectoryBlobs
 from atoll.cli.app import app
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
-from atoll.errors import ConfigError, LeaseLost, StaleContribution, WrongBase, WrongRound
+from atoll.errors import (
+    ConfigError,
+    LeaseLost,
+    StaleContribution,
+    StorageFull,
+    WrongBase,
+    WrongRound,
+)
 from atoll.ledger import engines
 from atoll.ledger.records import ContributionRecord, LeaseState, RoundState
 from atoll.ledger.sqlite import truncation
+from atoll.ledger.tables.rounds import RoundTable
 from atoll.protocol.manifest import Difference
 from atoll.protocol.messages import Assignment, EvaluationReport, HeartbeatRequest, Telemetry
 from atoll.simulate import follow
@@ -151,6 +159,23 @@ def test_no_rows_are_given_while_the_run_is_paused(cluster):
     assert a.assignment().action == "wait" and cluster.leases() == []
 
     cluster.coordinator.order("run")
+    assert a.assignment().action == "train"
+
+
+def test_rows_that_find_no_room_are_refused_and_given_when_there_is_some(cluster, monkeypatch):
+    a, _ = cluster.pair()
+    before = cluster.coordinator.state_hash()
+
+    def full(*_: object) -> None:
+        raise StorageFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundTable, "extend", full)
+        with pytest.raises(StorageFull):
+            a.assignment()
+
+    assert cluster.coordinator.state_hash() == before
+    assert cluster.coordinator.status().storage_full
     assert a.assignment().action == "train"
 
 

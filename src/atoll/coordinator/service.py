@@ -216,7 +216,7 @@ class Coordinator:
             else:
                 self.membership.enter(request.identity)
             self.heartbeats.hear(request.identity.worker_id)
-        reply = self.assignments.answer(request)
+            reply = self.assignments.answer(request)
         return reply.model_copy(update={"generation": self.generation})
 
     def evaluation(self, report: EvaluationReport) -> None:
