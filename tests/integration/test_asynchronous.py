@@ -561,6 +561,7 @@ WHOLE: dict[str, Any] = {
     "inner.schedule.total_tokens": 600,
     "stop.rounds": 8,
     "membership.min_workers": 2,
+    "membership.grace_seconds": 0.15,
 }
 
 

@@ -80,12 +80,17 @@ def test_plan_gives_no_rows_and_an_idle_island_is_given_a_round_after_its_versio
     strategy = asynchronous()
 
     assert strategy.rows(3, LIVE, {}) == {}
-    assert strategy.asked(2, [3, 4]) == 3
+    assert strategy.asked(2, [3, 4], ()) == 3
     assert strategy.needs(3) == 2
 
 
 def test_island_waits_while_the_round_after_its_version_is_computed():
-    assert asynchronous().asked(2, [4]) is None
+    assert asynchronous().asked(2, [4], ()) is None
+
+
+def test_island_waits_until_its_own_work_is_in_the_version_it_starts_from():
+    """Else what it has just handed in would be trained again from weights without it."""
+    assert asynchronous().asked(2, [3, 4], [3]) is None
 
 
 @pytest.mark.parametrize(

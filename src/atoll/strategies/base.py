@@ -71,11 +71,14 @@ class Strategy(Protocol):
         `speeds` are tokens per second, of those whose speed is known.
         """
 
-    def asked(self, version: int, open_rounds: Collection[int]) -> int | None:
-        """The round of which an idle island that asks is given rows now; None: it is given none.
+    def asked(
+        self, version: int, open_rounds: Collection[int], folding: Collection[int]
+    ) -> int | None:
+        """The round of which an island that asks is given rows now; None: it is given none.
 
-        It holds the newest `version` and has no rows to train. Rows of a round are given to the
-        same island again only while no contribution of it was made for that round.
+        It holds the newest `version` and has no rows to train; `folding` are the rounds that are to
+        fold a contribution of it and are not published. One for the round that is said must be
+        among them, if there is one: rows are never given twice for one contribution.
         """
 
     def piece(self, worker_id: str, speeds: Callable[[], Mapping[str, float]]) -> int:

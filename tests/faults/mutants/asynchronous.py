@@ -122,11 +122,21 @@ def a_round_has_no_window(patch: Patch) -> None:
     misasking(patch, is_due=lambda _, view, **__: bool(view.accepted))
 
 
+def _asked(self: Rounds, _: str, version: int) -> int | None:
+    """Without what waits to be folded."""
+    return self.run_strategy.asked(version, [r.number for r in self.open_rounds], ())
+
+
 @mutant("moves-together", where("slow worker"))
 def a_base_is_leased_twice(patch: Patch) -> None:
     """Also to a worker that has made its contribution from it."""
     during(patch, Rounds, "give", UnderWay, "holding", property(answering(frozenset())))
-    during(patch, Rounds, "give", Rounds, "contribution", answering(None))
+    patch.setattr(Rounds, "asked", _asked)
+
+
+@mutant("given-by-rule", where("slow worker", max_staleness=8))
+def an_island_trains_on_before_its_work_is_folded(patch: Patch) -> None:
+    patch.setattr(Rounds, "asked", _asked)
 
 
 @mutant("one-lease-at-a-time", where("corrupt weights", "slow network", "replace worker"))

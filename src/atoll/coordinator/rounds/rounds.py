@@ -269,17 +269,17 @@ class Rounds:
         """Gives rows to an idle worker, which holds the newest version; the round, or None.
 
         What it was given of older versions and has not used it will not: that ends. None where the
-        strategy gives no rows now, or the worker has made its contribution for that round.
+        strategy gives no rows now.
         """
-        if self.asked(version) is None:
+        if self.asked(worker_id, version) is None:
             return None  # without the lock: where rows come with the plan, everybody asks in vain
         with self._lock:
-            number = self.asked(version)
+            number = self.asked(worker_id, version)
             if number is None or worker_id not in self.registry.live():
                 return None
             found = self.find(number)
             assert found is not None, "only of an open round"
-            if worker_id in found.holding or self.contribution(number, worker_id) is not None:
+            if worker_id in found.holding:
                 return self.next_of(worker_id)
             left = {lease for lease in self._unused() if lease[1] == worker_id}
             recorded = self.manifests.of_round(number)
@@ -295,9 +295,11 @@ class Rounds:
             self.refresh()
             return self.next_of(worker_id)
 
-    def asked(self, version: int) -> int | None:
+    def asked(self, worker_id: str, version: int) -> int | None:
         """The round of which an idle worker that holds the newest version is given rows now."""
-        return self.run_strategy.asked(version, [r.number for r in self.open_rounds])
+        open_rounds = [r.number for r in self.open_rounds]
+        folding = [r.number for r in self.under_way if worker_id in r.accepted]
+        return self.run_strategy.asked(version, open_rounds, folding)
 
     def steps(self, worker_id: str) -> int:
         """How many inner steps the worker would be given if it asked now."""

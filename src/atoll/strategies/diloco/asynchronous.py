@@ -1,7 +1,8 @@
 """Asynchronous DiLoCo: an island hands in when it is done, and waits for nobody.
 
     (arXiv 2401.09135, Algorithm 3 with c = 0; DyLU, equation 6)
-    lease        of an island that is idle at the newest version: H_w steps, named version + 1
+    lease        of an island at the newest version, with all its work in it: H_w steps, named
+                 version + 1
     round        the oldest open one takes what comes; staleness = that round - the lease's
     closes       with one contribution once grace_seconds are over, or every live holder is in
     step         one tick for each contribution, by worker_id
@@ -45,9 +46,14 @@ class Asynchronous(Sync):
     ) -> dict[str, int]:
         return {}  # rows are given to each island when it asks
 
-    def asked(self, version: int, open_rounds: Collection[int]) -> int | None:
-        # While round version + 1 is computed the island waits: it will be at the newest version.
-        return version + 1 if version + 1 in open_rounds else None
+    def asked(
+        self, version: int, open_rounds: Collection[int], folding: Collection[int]
+    ) -> int | None:
+        """Never before its own work is in the version it starts from: that would count twice.
+
+        While round version + 1 is computed it waits as well, and will be at the newest version.
+        """
+        return version + 1 if version + 1 in open_rounds and not folding else None
 
     def piece(self, worker_id: str, speeds: Callable[[], Mapping[str, float]]) -> int:
         steps = self.manifest.sync_every

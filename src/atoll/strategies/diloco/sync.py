@@ -46,7 +46,9 @@ class Sync:
     ) -> dict[str, int]:
         return dict.fromkeys(live, self.manifest.rows_per_round)
 
-    def asked(self, version: int, open_rounds: Collection[int]) -> int | None:
+    def asked(
+        self, version: int, open_rounds: Collection[int], folding: Collection[int]
+    ) -> int | None:
         return None  # rows are given with the plan
 
     def piece(self, worker_id: str, speeds: Callable[[], Mapping[str, float]]) -> int:

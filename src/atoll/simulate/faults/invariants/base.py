@@ -24,6 +24,7 @@ INVARIANTS: dict[str, str] = {
     "moves-together": "a contribution and its leases, a round and its digests, in one transaction",
     "lease-is-stable": "asked twice, a worker is told the same rows of a round",
     "one-lease-at-a-time": "who is told to train holds no older rows that are still to be used",
+    "given-by-rule": "who asks is given rows of the round that the strategy says, or none",
     "rows-by-speed": "a lease has the steps of a round, or what its worker's speed makes of them",
     "round-order": "rounds have no gaps and only move planned, open, frozen, published",
     "next-is-planned": "a round that freezes leaves its successor planned, unless it was the last",

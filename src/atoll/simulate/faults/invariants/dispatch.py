@@ -64,7 +64,7 @@ class Dispatch:
         for lease in issued:
             worker = after.workers[lease.worker_id]
             check("members-get-rows", worker.active, lease=lease, worker=worker)
-        self._pieces.issued(issued, after)
+        self._pieces.issued(issued, before, after)
         waiting = [now for was, now in moved if was and was.state == now.state == "reopened"]
         ends, were = after.ends, before.ends
         is_fresh = ends != were
