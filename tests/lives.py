@@ -152,8 +152,13 @@ def s3_access(server: servers.RunningServer) -> S3Access:
     )
 
 
-def run_file(path: Path, place: Place, *, rounds: int, min_workers: int, retain: str) -> Path:
-    """A run whose rounds take a third of a second: long enough for a kill to land in its parts."""
+def run_file(
+    path: Path, place: Place, *, rounds: int, min_workers: int, retain: str, more: str = ""
+) -> Path:
+    """A run whose rounds take a third of a second: long enough for a kill to land in its parts.
+
+    `more` are settings that stand before the first section, and sections after them.
+    """
     path.write_text(
         f"""
 name = "lives"
@@ -161,7 +166,7 @@ seed = 1
 sync_every = 6
 heartbeat_interval = 2.0
 heartbeat_timeout = 20.0
-
+{more}
 [model]
 architecture = "gpt"
 vocab = 64

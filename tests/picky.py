@@ -27,7 +27,7 @@ class Picky(Sync):
         return cls(manifest)
 
     @property
-    def lead(self) -> int:  # type: ignore[override]  # sync's is the same for every manifest
+    def lead(self) -> int:
         return int(self.manifest.sync_every >= 6)
 
     def cut(self, layout: Layout) -> Sequence[Sequence[str]]:

@@ -1,5 +1,6 @@
 """A tiny run, and its simulation in one process: every part of a run, in a second."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ TABLE: dict[str, Any] = {
 }
 
 
-def simulate(islands: int = 2, *, directory: Path | None = None, **changes: Any) -> Simulated:
+def simulate(
+    islands: int = 2,
+    *,
+    directory: Path | None = None,
+    speeds: Sequence[float] = (),
+    **changes: Any,
+) -> Simulated:
     file = clusters.run_file({**TABLE, **changes})
-    return simulation.simulate(file, islands=islands, directory=directory)
+    return simulation.simulate(file, islands=islands, directory=directory, speeds=speeds)

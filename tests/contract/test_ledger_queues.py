@@ -186,12 +186,12 @@ def test_expire_leaves_what_is_done(started: Ledger):
     ]
 
 
-def test_expire_is_refused_for_a_round_that_is_not_open(started: Ledger):
-    ledgers.freeze(started, 1, None)
+def test_expire_is_refused_for_a_round_that_is_not_open_yet(started: Ledger):
+    ledgers.freeze(started, 1, ledgers.plan(2, [ledgers.lease(2, "b", 40, 48)]))
     before = started.state_hash()
 
-    with pytest.raises(errors.WrongRound, match="round 1 is not open"):
-        alone(started).rounds.expire(1, ["b"])
+    with pytest.raises(errors.WrongRound, match="round 2 is planned; leases end only in one"):
+        alone(started).rounds.expire(2, ["b"])
 
     assert started.state_hash() == before
 

@@ -109,7 +109,8 @@ def test_extend_and_expire_act_on_the_named_round(leading: Ledger):
     assert [r.cursor for r in alone(leading).rounds.all()] == [40, 40]
 
 
-def test_new_life_takes_over_the_leases_of_all_rounds_that_are_not_frozen(leading: Ledger):
+def test_new_life_takes_over_all_leases_that_are_still_to_be_used(leading: Ledger):
+    """Also of a round that is closed, where its freeze has left them."""
     alone(leading).rounds.freeze(1, plan(3, [lease(3, "a", 32, 40)]), ended=())
 
     alone(leading).members.register("a", "key a", wall=6.0)
@@ -120,7 +121,26 @@ def test_new_life_takes_over_the_leases_of_all_rounds_that_are_not_frozen(leadin
         for le in alone(leading).leases.of_round(number)
         if le.worker_id == "a"
     ]
-    assert lives == [1, 2, 2]
+    assert lives == [2, 2, 2]
+
+
+def test_lease_that_outlives_its_round_is_listed_and_can_expire(leading: Ledger):
+    alone(leading).rounds.freeze(1, None, ended={(1, "b")})
+    assert alone(leading).leases.outliving() == []
+    alone(leading).rounds.publish(1, PUBLISHED)
+
+    found = alone(leading).leases.outliving()
+    ended = alone(leading).rounds.expire(1, ["a"])
+
+    assert [(x.round, x.worker_id, x.state) for x in found] == [(1, "a", LeaseState.LEASED)]
+    assert ended == 1
+    assert alone(leading).leases.outliving() == []
+
+
+def test_leases_that_are_added_say_how_many_tokens_there_were(leading: Ledger):
+    alone(leading).rounds.extend(replace(plan(2, [lease(2, "a", 32, 40)]), cursor=40, tokens=77))
+
+    assert [r.tokens for r in alone(leading).rounds.all()] == [0, 77]
 
 
 # Contributions that another round folds

@@ -50,8 +50,8 @@ class Kill:
     victim: str
 
 
-def schedule(seed: int, *, coordinator: int, islands: int) -> list[Kill]:
-    """So many kills of each, spread over the run."""
+def schedule(seed: int, *, coordinator: int, islands: int, until: int = LAST_KILL_BY) -> list[Kill]:
+    """So many kills of each, spread over the run up to version `until`."""
     chance = random.Random(seed)
     victims = [COORDINATOR] * coordinator
     victims += [chance.choice(ISLANDS) for _ in range(islands)]
@@ -60,7 +60,7 @@ def schedule(seed: int, *, coordinator: int, islands: int) -> list[Kill]:
     for index, victim in enumerate(victims):
         event = chance.choice(EVENTS)
         longest = 0.02 if event and chance.random() < 0.7 else 0.4
-        version = index * LAST_KILL_BY // len(victims)
+        version = index * until // len(victims)
         made.append(Kill(version, event, chance.uniform(0.0, longest), victim))
     return made
 

@@ -13,6 +13,7 @@ import pytest
 
 from atoll import cli
 from atoll.coordinator.members import liveness
+from atoll.errors import ConfigError
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults.invariants.base import INVARIANTS, Violation
@@ -79,6 +80,34 @@ def test_every_kind_of_fault_is_in_some_seed_and_missing_in_another():
 
     assert [kind for kind in KINDS if not any(kind in kinds for kinds in drawn)] == []
     assert [kind for kind in KINDS if all(kind in kinds for kinds in drawn)] == []
+
+
+def test_seed_draws_its_mode_and_nothing_else_depends_on_it():
+    drawn = [scenarios.draw(seed) for seed in SEEDS]
+    both = [scenarios.draw(7, Size(mode_name=mode)) for mode in ("sync", "async")]
+
+    assert {scenario.settings["mode"] for scenario in drawn} == {"sync", "async"}
+    assert [(s.kinds, s.data, s.islands, s.step_seconds) for s in both[:1]] == [
+        (s.kinds, s.data, s.islands, s.step_seconds) for s in both[1:]
+    ]
+    assert both[0].settings["work"] == both[1].settings["work"]
+
+
+def test_mode_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match="mode='turns' is not a mode of"):
+        simulation.run(7, Size(mode_name="turns"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--mode", "async", "--strategy", "relay"), "leave one of --mode and --strategy out"),
+        (("--speeds", "4,1"), "--faults draws speeds itself"),
+    ],
+)
+def test_command_refuses_options_that_mean_nothing(monkeypatch, capsys, options, says):
+    assert atoll(monkeypatch, "simulate", "--faults", 7, *options) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
 
 
 def test_seeds_kill_the_coordinator_and_lose_messages():

@@ -122,10 +122,11 @@ def test_stop_goes_on_after_a_restart_until_it_is_carried_out(cluster):
 
 
 def awaiting(island: HandIsland, version: int) -> Assignment:
-    """What an island is told that holds the published weights and must merge `version`."""
+    """What an island is told that hands in round `version` and must merge it before it goes on."""
     current = island.coordinator.weights.current
     held = current.version, current.digests.published.root
-    return island.coordinator.assignment(question(island.identity, *held, awaits=version))
+    asked = question(island.identity, *held, awaits=version, under_way=(version,))
+    return island.coordinator.assignment(asked)
 
 
 def test_stop_ends_an_island_that_waits_for_a_version_nobody_publishes(cluster):

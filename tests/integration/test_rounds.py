@@ -513,7 +513,10 @@ def test_bits_do_not_depend_on_tiles_or_threads(wide, groups, threads, torch_thr
         )
         codec = wide.manifest.upload.build()
         with sources.opened(
-            wide.blobs, alone(wide.ledger).contributions.of_round(number), codec
+            wide.blobs,
+            alone(wide.ledger).contributions.of_round(number),
+            codec_of={number: codec}.__getitem__,
+            factor_of=lambda _: 1.0,
         ) as opened:
             step.apply(state, opened, None)
 

@@ -42,7 +42,9 @@ INFO_NAMES = [*NAMES, "run_id", "manifest_sha256", "model_hash", "version", "tra
 OTHER_SECTIONS: dict[str, Any] = {
     "upload": {"codec": "int8"},
     "download": {"codec": "bf16"},
-    "outer": {"optimizer": "nesterov"},
+    "outer": {"optimizer": "delayed_nesterov"},
+    "mode": "async",
+    "membership": {"min_workers": 2},
 }
 OTHER_BASE = Manifest.model_validate({**BASE, **OTHER_SECTIONS}).model_dump(mode="json")
 OTHER_NAMES = [

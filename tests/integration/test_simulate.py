@@ -172,7 +172,9 @@ def test_random_numbers_of_an_island_do_not_depend_on_the_others_turns(monkeypat
     expected = simulate(**FEW).digest
     steps = iter([seconds, 0.1] * 1000)
     monkeypatch.setattr(
-        simulation.SimulatedCluster, "_after_step", lambda self: self._scheduler.sleep(next(steps))
+        simulation.SimulatedCluster,
+        "_after_step",
+        lambda self, _: self._scheduler.sleep(next(steps)),
     )
 
     assert simulate(**FEW).digest == expected

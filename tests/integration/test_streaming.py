@@ -54,7 +54,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> simulation.Simulated:
 
 
 def test_one_fragment_without_delay_is_a_sync_run():
-    alike = {"model": MODEL, "sync_every": 2, "stop.rounds": 4}
+    alike: dict[str, Any] = {"model": MODEL, "sync_every": 2, "stop.rounds": 4}
 
     stream = simulate(**alike, mode="streaming")
 

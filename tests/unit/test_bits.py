@@ -41,15 +41,17 @@ THREADS = (1, 2)
 SMALLEST = (base.FULL_TILE_ELEMENTS, 1)  # tiles for compiled loops: none here, all of them
 STEPS = 3
 WEIGHTS = (1, 7, 1, 3)
-SETTINGS: dict[str, dict[str, float]] = {
+SETTINGS: dict[str, dict[str, float | int]] = {
     "sgd": {"lr": 0.3},
     "nesterov": {"lr": 0.7, "momentum": 0.9},
+    "delayed_nesterov": {"lr": 0.7, "momentum": 0.9, "delay": 3},
     "adam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
 }
 GOLDEN = {
     "fold": "5ba7360ccce50a07fcc59ac9f316674a234187f2e2d4a1a2bd50ad331c84f12f",
     "sgd": "743e45ed9ee0dbd70a3a8f3d0e95295fd7ac4a7671125642772941dc11c3d514",
     "nesterov": "9824bda848cf5dd8b4a9ad6dbf76b3e7f35693b01e41fe837731ceaa1bc2e87c",
+    "delayed_nesterov": "d2e71f73368ff5784004d886068e1e2b8fb7e616d55cefe30aca1763257244e9",
     "adam": "464d6ac03e2319596832a18e717fd3409fb67b4c5b11c8fb592e3e57060e1b0f",
 }
 
@@ -178,6 +180,18 @@ def numpy_nesterov() -> str:
     return sha(p, m)
 
 
+def numpy_delayed_nesterov() -> str:
+    p, m, b = floats(7), zeros(), zeros()
+    lr, mu, n = np.float32(0.7), np.float32(0.9), np.float32(3)
+    for step in range(1, STEPS + 1):
+        g = numpy_mean(deltas(step), WEIGHTS)
+        p, b = p - lr * (g / n), b + g
+        if step % 3 == 0:
+            m = mu * m + b / n
+            p, b = p - lr * (mu * m), zeros()
+    return sha(p, m, b)
+
+
 def numpy_adam() -> str:
     p, m, v = floats(7), zeros(), zeros()
     beta1, beta2 = 0.9, 0.99
@@ -197,6 +211,7 @@ REFERENCES: dict[str, Callable[[], str]] = {
     "fold": lambda: sha(numpy_mean(deltas(1), WEIGHTS)),
     "sgd": numpy_sgd,
     "nesterov": numpy_nesterov,
+    "delayed_nesterov": numpy_delayed_nesterov,
     "adam": numpy_adam,
 }
 

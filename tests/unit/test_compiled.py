@@ -51,6 +51,7 @@ SIZES = [FULL_TILE_ELEMENTS, FULL_TILE_ELEMENTS + 5, FULL_TILE_ELEMENTS + GROUP_
 OUTER = {
     "sgd": {"lr": 0.3},
     "nesterov": {"lr": 0.7, "momentum": 0.9},
+    "delayed_nesterov": {"lr": 0.7, "momentum": 0.9, "delay": 2},
     "adam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
 }
 # Numbers at which a rounding, a scale or a class changes.
@@ -171,9 +172,10 @@ def test_outer_step_gives_the_same_weights_and_payloads(both, codec, optimizer):
 class Whole:
     """A displacement that lies in memory."""
 
-    def __init__(self, values: Tensor, weight: int) -> None:
+    def __init__(self, values: Tensor, weight: int, factor: float = 1.0) -> None:
         self._values = values
         self.weight = weight
+        self.factor = factor
 
     def tile(self, span):
         return self._values[span.start : span.stop]

@@ -131,7 +131,7 @@ def test_every_setting_has_a_place_in_the_whole():
         ("download.block", 8, "greater than or equal to 16"),
         ("upload.decay", 1.5, "less than or equal to 1"),
         ("upload.decay", 0.0, "greater than 0"),
-        ("outer.optimizer", "lion", "is not known; choose one of sgd, nesterov, adam"),
+        ("outer.optimizer", "lion", "is not known; choose one of sgd, nesterov, delayed_"),
         ("outer.momentum", 0.9, "is no setting of optimizer 'adam', which has beta1, beta2, eps, "),
         ("storage.keep_snapshots", 0, "greater than or equal to 1"),
         ("model.layout_digest", "xyz", "String should match"),

@@ -18,6 +18,7 @@ from atoll.errors import ConfigError, LayoutMismatch
 from atoll.optim import adam
 from atoll.optim.adam import Adam
 from atoll.optim.base import OuterOptimizer
+from atoll.optim.delayed_nesterov import DelayedNesterov
 from atoll.optim.nesterov import Nesterov
 from atoll.optim.settings import OuterSettings
 from atoll.optim.sgd import Sgd
@@ -38,6 +39,7 @@ OPTIMIZERS: list[OuterOptimizer] = [
     Sgd(0.3),
     Nesterov(0.7, 0.9),
     Nesterov(1.0, 0.0),
+    DelayedNesterov(0.7, 0.9, delay=3),
     Adam(0.01, 0.9, beta2=0.99, eps=1e-8),
 ]
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
@@ -303,6 +305,58 @@ def test_root_is_rounded_as_ieee_asks():
     assert bits(root) == expected.tobytes()
 
 
+# --- delayed Nesterov, against its definition in exact arithmetic ---
+
+
+def exact_delayed_nesterov(*, steps: int, delay: int) -> tuple[Tensor, Tensor]:
+    """Weights in float64, and how far an fp32 result may be from them.
+
+    The mean of each group of `delay` gradients is one Nesterov step, and what is left of a group
+    moves the weights alone. A step rounds at most four times, a release four times more, each by
+    eps/2 of what it has in hand: at most |p| or twice the sum of |g| and |m| so far.
+    """
+    lr, mu = float(np.float32(0.7)), float(np.float32(0.9))
+    params, momentum = values(7).double(), torch.zeros(SIZE, dtype=torch.float64)
+    gradients = [values(100 + step).double() for step in range(1, steps + 1)]
+    size = params.abs()
+    for first in range(0, steps, delay):
+        group = gradients[first : first + delay]
+        params = params - lr * sum(group, torch.zeros(SIZE, dtype=torch.float64)) / delay
+        if len(group) == delay:
+            momentum = mu * momentum + torch.stack(group).mean(0)
+            params = params - lr * mu * momentum
+        size = size + 2 * (torch.stack(group).abs().sum(0) + momentum.abs())
+    return params, 8 * steps * (EPS / 2) * size
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3, 7])
+@pytest.mark.parametrize("steps", [1, 6, 20])
+def test_delayed_nesterov_is_one_nesterov_step_for_each_group(delay, steps):
+    expected, bound = exact_delayed_nesterov(steps=steps, delay=delay)
+
+    ours, _ = train(DelayedNesterov(0.7, 0.9, delay=delay), steps=steps, sizes=[SIZE])
+
+    assert bool(((ours.double() - expected).abs() <= bound).all())
+
+
+def test_delayed_nesterov_with_a_delay_of_one_is_nesterov():
+    ours, mine = train(DelayedNesterov(0.7, 0.9, delay=1), steps=STEPS, sizes=[SIZE])
+    theirs, state = train(Nesterov(0.7, 0.9), steps=STEPS, sizes=[SIZE])
+
+    assert torch.equal(mine["momentum"], state["momentum"])
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_momentum_moves_only_when_a_group_is_complete():
+    optimizer = DelayedNesterov(0.7, 0.9, delay=3)
+
+    _, after_two = train(optimizer, steps=2, sizes=[SIZE])
+    _, after_three = train(optimizer, steps=3, sizes=[SIZE])
+
+    assert not after_two["momentum"].any() and after_two["buffer"].any()
+    assert after_three["momentum"].any() and not after_three["buffer"].any()
+
+
 # --- refusals ---
 
 
@@ -313,7 +367,7 @@ def refused(**told: object) -> str:
 
 
 @pytest.mark.parametrize("lr", [0.0, -0.1, 100.1, math.inf, math.nan, True, "1"])
-@pytest.mark.parametrize("name", ["sgd", "nesterov", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "delayed_nesterov", "adam"])
 def test_settings_refuse_a_learning_rate_out_of_range(name, lr):
     assert refused(optimizer=name, lr=lr) == "lr"
 
@@ -324,6 +378,11 @@ def test_settings_refuse_a_learning_rate_out_of_range(name, lr):
 )
 def test_settings_refuse_a_decay_outside_its_range(name, setting, decay):
     assert refused(optimizer=name, **{setting: decay}) == setting
+
+
+@pytest.mark.parametrize("delay", [0, -1, 2**24 + 1, 2.5, True])
+def test_settings_refuse_a_delay_that_counts_nothing(delay):
+    assert refused(optimizer="delayed_nesterov", delay=delay) == "delay"
 
 
 @pytest.mark.parametrize("eps", [0.0, -1e-8, math.nan, 1e-46])

@@ -10,7 +10,8 @@ from atoll.clock import ManualClock
 from atoll.coordinator.shown import samples as stored
 from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import StorageFull, StoreError
-from atoll.island.telemetry import Samples
+from atoll.island.link.base import Traffic
+from atoll.island.telemetry import Meter, Samples
 from atoll.protocol.messages import Telemetry
 from atoll.protocol.samples import MAX_BATCH, Sample
 
@@ -216,3 +217,53 @@ def test_transfer_rate_is_what_moved_since_the_sample_before():
 
     assert [s.sent_per_second for s in queue.batch()] == [0.0, 500.0]
     assert queue.batch()[0].memory_bytes > 1 << 20
+
+
+# The speed that an island tells
+
+
+def trained(meter: Meter, clock: ManualClock, *, steps: int, seconds: float) -> float:
+    """A round of so many steps of 10 tokens; the speed told after it."""
+    meter.begin()
+    for step in range(1, steps + 1):
+        clock.advance(seconds=seconds)
+        meter.step(1, step, tokens=10, loss=1.0)
+    meter.end()
+    return meter.telemetry(Traffic()).tokens_per_second
+
+
+def test_speed_is_of_the_last_rounds_training():
+    clock = ManualClock()
+    meter = Meter(clock)
+
+    first = trained(meter, clock, steps=4, seconds=2.0)
+    clock.advance(seconds=1000.0)
+    second = trained(meter, clock, steps=2, seconds=0.5)
+
+    assert (first, second) == (5.0, 20.0)
+
+
+def test_speed_is_of_the_round_before_while_one_is_trained_and_of_the_first_while_there_is_none():
+    clock = ManualClock()
+    meter = Meter(clock)
+    meter.begin()
+    clock.advance(seconds=2.0)
+    meter.step(1, 1, tokens=10, loss=1.0)
+    running = meter.telemetry(Traffic()).tokens_per_second
+    meter.end()
+
+    meter.begin()
+    clock.advance(seconds=100.0)
+    meter.step(2, 1, tokens=10, loss=1.0)
+
+    assert (running, meter.telemetry(Traffic()).tokens_per_second) == (5.0, 5.0)
+
+
+def test_tokens_are_counted_since_the_process_started():
+    clock = ManualClock()
+    meter = Meter(clock)
+
+    for _ in range(2):
+        trained(meter, clock, steps=3, seconds=1.0)
+
+    assert meter.telemetry(Traffic()).tokens == 60

@@ -42,20 +42,21 @@ def test_unknown_strategy_is_refused_with_what_is_known():
 
     said = str(refused.value)
     assert said.startswith("strategy='unheard-of' is not installed here; ")
-    assert "it runs strategy 'diloco' in mode 'streaming' or 'sync'" in said
+    assert "it runs strategy 'diloco' in mode 'async', 'streaming' or 'sync'" in said
     assert "entry-point group 'atoll.strategies'" in said
 
 
 def test_unknown_mode_is_refused_with_what_is_known():
     with pytest.raises(
-        ConfigError, match=r"mode='turns' is not a mode of .* in mode 'streaming' or 'sync'$"
+        ConfigError,
+        match=r"mode='turns' is not a mode of .* in mode 'async', 'streaming' or 'sync'$",
     ):
         registry.of(manifest(mode="turns"))
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"mode": "async"}, {"strategy": "sharded"}, {"strategy": "gather"}],
+    [{"strategy": "sharded"}, {"strategy": "gather"}],
 )
 def test_what_is_to_come_is_refused_as_not_built(settings):
     with pytest.raises(ConfigError, match="is not built in this version; it runs strategy"):
@@ -98,7 +99,8 @@ def test_installed_strategies_are_among_what_is_known(site):
     distributions.write(site, "turns", "turns_c:Turns", SOURCE)
 
     with pytest.raises(
-        ConfigError, match="'diloco' in mode 'streaming' or 'sync', and strategy 'turns'; install"
+        ConfigError,
+        match="'diloco' in mode 'async', 'streaming' or 'sync', and strategy 'turns'; install",
     ):
         registry.of(manifest(strategy="unheard-of"))
 
@@ -107,7 +109,7 @@ def test_name_of_atolls_own_is_not_taken_by_a_distribution(site):
     distributions.write(site, "diloco", "turns_d:Turns", SOURCE)
 
     assert type(registry.of(manifest_for(SMALL))) is Sync
-    with pytest.raises(ConfigError, match=r"in mode 'streaming' or 'sync'$"):
+    with pytest.raises(ConfigError, match=r"in mode 'async', 'streaming' or 'sync'$"):
         registry.of(manifest(mode="turns"))
 
 

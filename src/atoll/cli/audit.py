@@ -88,6 +88,7 @@ def _show(report: auditing.AuditReport) -> None:
     output.say(
         f"run {report.run_id}: {report.rounds} rounds, {report.contributions} contributions "
         f"({report.pruned} pruned), {report.rows} rows, {report.tokens} tokens"
+        + (f", at most {report.staleness} rounds stale" if report.staleness else "")
     )
     for epoch in report.balance:
         output.say(

@@ -33,7 +33,13 @@ def faults(options: SimulateOptions) -> None:
     ):
         if value is not None and value < least:
             raise ConfigError(f"--{name} {value} is below {least}, which simulated faults need")
-    size = Size(options.islands, options.rounds, options.strategy_name)
+    if options.strategy_name is not None and options.mode_name is not None:
+        given = f"--mode {options.mode_name!r} is of diloco, not of {options.strategy_name!r}"
+        raise ConfigError(f"{given}; leave one of --mode and --strategy out")
+    if options.speeds is not None:
+        given = f"draws speeds itself, so --speeds {options.speeds!r} has no effect"
+        raise ConfigError(f"--faults {given}; leave it out")
+    size = Size(options.islands, options.rounds, options.strategy_name, options.mode_name)
     wanted = naming.parse("1" if options.seeds is None else options.seeds, first=first)
     total: Counter[str] = Counter()
     failures = []

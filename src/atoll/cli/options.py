@@ -134,6 +134,15 @@ class SimulateOptions:
     strategy_name: str | None = _option(
         None, "With --faults: an installed strategy in place of diloco.", "--strategy"
     )
+    mode_name: str | None = _option(
+        None, "With --faults: this mode of diloco in place of the seed's.", "--mode"
+    )
+    speeds: str | None = _option(
+        None, "Steps each island makes while others make one, such as 4,1 [all alike]."
+    )
+    follow: Path | None = _option(
+        None, "Train what this state directory records once more, and compare the weights."
+    )
     as_json: JsonOption = False
     log_level: str = _option("warning", _LOG_LEVELS)
 

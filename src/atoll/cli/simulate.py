@@ -1,14 +1,21 @@
 """`atoll simulate`: the same run in one process."""
 
+import math
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import typer
 
 from atoll import config
 from atoll.cli import output
 from atoll.cli.options import SimulateOptions
+from atoll.cli.s3 import s3_access
 from atoll.cli.status import history_table
 from atoll.errors import ConfigError
+from atoll.launch import state
 from atoll.protocol.messages import Status
-from atoll.simulate import cluster
+from atoll.simulate import cluster, follow
 
 DEFAULT_ISLANDS = 2
 
@@ -22,8 +29,12 @@ def simulate(options: SimulateOptions) -> None:
         return
     if options.run_file is None:
         raise ConfigError("there is no run file to simulate; name one, or use --faults SEED")
-    islands = DEFAULT_ISLANDS if options.islands is None else options.islands
     loaded = config.load(options.run_file)
+    if options.follow is not None:
+        _follow(options, options.follow, loaded.data_location)
+        return
+    speeds = _speeds(options.speeds)
+    islands = options.islands or (len(speeds) if speeds else DEFAULT_ISLANDS)
 
     def progress(status: Status) -> None:
         if not options.as_json:
@@ -40,6 +51,7 @@ def simulate(options: SimulateOptions) -> None:
         location=loaded.data_location,
         directory=options.directory,
         progress=progress,
+        speeds=speeds,
     )
     if options.as_json:
         status = result.status.model_dump(mode="json")
@@ -50,3 +62,35 @@ def simulate(options: SimulateOptions) -> None:
         f"{result.status.version} rounds in {result.virtual_seconds:.1f} virtual seconds; "
         f"params digest {result.digest}"
     )
+
+
+def _speeds(text: str | None) -> list[float]:
+    """Of each island, in turn."""
+    try:
+        found = [float(part) for part in text.split(",")] if text is not None else []
+    except ValueError:
+        found = [math.nan]
+    if not all(0 < speed < math.inf for speed in found):
+        raise ConfigError(
+            f"--speeds {text!r} is no list of positive numbers; write 4,1 where the first island "
+            f"makes four steps while the second makes one"
+        )
+    return found
+
+
+def _follow(options: SimulateOptions, directory: Path, location: str | None) -> None:
+    """Trains a recorded run once more; exit code 1 when the weights are not the run's."""
+    with (
+        state.at_rest(directory, s3=s3_access()) as (ledger, blobs),
+        TemporaryDirectory(prefix="atoll-follow-") as home,
+    ):
+        found = follow.follow(ledger, blobs, Path(home), location=location)
+    if options.as_json:
+        output.print_json({**asdict(found), "agrees": found.agrees})
+    else:
+        output.say(
+            f"{found.contributions} contributions of {found.rounds} rounds trained once more: "
+            f"params digest {found.digest}, recorded {found.recorded_digest}"
+        )
+    if not found.agrees:
+        raise typer.Exit(1)

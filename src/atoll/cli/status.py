@@ -64,11 +64,17 @@ def view(found: Status) -> Group:
 
 def history_table(found: Status) -> Table:
     """The newest rounds and their losses."""
+    shown = found.history[-SHOWN_ROUNDS:]
+    columns = ["round", "islands", "tokens", "train loss", "held-out loss"]
+    is_stale = any(r.staleness for r in found.history)
     rows = (
-        (r.round, r.contributions, r.tokens, number(r.train_loss), number(r.evaluation_loss))
-        for r in found.history[-SHOWN_ROUNDS:]
+        (
+            *(r.round, r.contributions, r.tokens, number(r.train_loss), number(r.evaluation_loss)),
+            *([r.staleness] if is_stale else []),
+        )
+        for r in shown
     )
-    return output.table(None, ("round", "islands", "tokens", "train loss", "held-out loss"), rows)
+    return output.table(None, (*columns, *(["staleness"] if is_stale else [])), rows)
 
 
 def workers_table(found: Status) -> Table:

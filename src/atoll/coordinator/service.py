@@ -149,7 +149,8 @@ class Coordinator:
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """A sign of life and what the worker tells about itself."""
         with self.refusals():
-            return self.membership.heartbeat(request)
+            reply = self.membership.heartbeat(request)
+        return reply.model_copy(update={"steps": self.rounds.steps(request.identity.worker_id)})
 
     def keep_samples(self, request: SamplesRequest) -> None:
         """Keeps what a worker measured; a sign of life, also when there is no room to keep it."""
@@ -215,7 +216,7 @@ class Coordinator:
             else:
                 self.membership.enter(request.identity)
             self.heartbeats.hear(request.identity.worker_id)
-        reply = self.assignments.answer(request)
+            reply = self.assignments.answer(request)
         return reply.model_copy(update={"generation": self.generation})
 
     def evaluation(self, report: EvaluationReport) -> None:

@@ -303,10 +303,8 @@ class Run:
         due = self._session.adopted.asked.due(current.assignment.round, current.steps)
         if not due:
             return True
-        self._meter.end()  # waiting is no training
-        merged = all(self._driver.run(self._rounds.merge(number)) for number in due)
-        self._meter.begin()
-        return merged
+        with self._meter.paused():  # waiting is no training
+            return all(self._driver.run(self._rounds.merge(number)) for number in due)
 
     def _evaluate(self, loaded: _Loaded, dataset: Dataset, task: EvaluationTask) -> Partial | None:
         """This island's share of the held-out loss, over all its ranks."""

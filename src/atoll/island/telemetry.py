@@ -4,6 +4,8 @@ import math
 import os
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.clock import Clock
@@ -16,36 +18,47 @@ SAMPLE_SECONDS = 1.0  # at most one sample in this time
 
 
 class Meter:
-    """Counts tokens and the seconds spent training on them, waits left out.
+    """Counts tokens, and how many there were in a second of the last round's training.
 
-    For the thread that trains; the one that beats reads `telemetry`, which is replaced whole.
+    What goes on between two rounds, waits above all, is in no rate; before the first round is
+    over, the rate is of what there is of it. For the thread that trains; the one that beats reads
+    `telemetry`, which is replaced whole.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._seconds = 0.0
         self._tokens = 0
-        self._began: float | None = None
+        self._before = 0  # of them, trained before the round under way
+        self._began = clock.now()
+        self._rate = 0.0  # of the last round; 0 before the first is over
         self._last = Telemetry()
 
     def begin(self) -> None:
-        """Training starts."""
-        self._began = self._clock.now()
+        """The training of a round starts."""
+        self._began, self._before = self._clock.now(), self._tokens
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done meanwhile is no training."""
+        since = self._clock.now()
+        try:
+            yield
+        finally:
+            self._began += self._clock.now() - since
 
     def end(self) -> None:
-        """Training pauses; a sync follows."""
-        self._seconds += self._running()
-        self._began = None
+        """The training of a round is over."""
+        self._rate = self._running()
+        self._last = self._last.model_copy(update={"tokens_per_second": self._rate})
 
     def step(self, round_number: int, steps: int, *, tokens: int, loss: float) -> None:
         """One inner step is done."""
         self._tokens += tokens
-        seconds = self._seconds + self._running()
         self._last = Telemetry(
             round=round_number,
             step=steps,
             tokens=self._tokens,
-            tokens_per_second=self._tokens / seconds if seconds > 0 else 0.0,
+            tokens_per_second=self._rate or self._running(),
             loss=loss if math.isfinite(loss) else None,
         )
 
@@ -55,7 +68,8 @@ class Meter:
         return self._last.model_copy(update=moved)
 
     def _running(self) -> float:
-        return 0.0 if self._began is None else self._clock.now() - self._began
+        seconds = self._clock.now() - self._began
+        return (self._tokens - self._before) / seconds if seconds > 0 else 0.0
 
 
 class Samples:

@@ -195,6 +195,7 @@ class RoundTotals:
     contributions: int
     tokens: int
     loss_sum: float  # over `tokens`
+    staleness: int = 0  # the highest: how many rounds after the one it was made for
 
 
 @dataclass(frozen=True, slots=True)

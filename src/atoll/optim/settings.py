@@ -17,7 +17,7 @@ OuterRate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 
 
 class OuterSettings(Choice):
-    """The outer optimizer, applied by the coordinator to the mean displacement."""
+    """The outer optimizer, applied by the coordinator to a mean displacement, or to each."""
 
     key: ClassVar[str] = "optimizer"
     default: ClassVar[str] = "nesterov"
@@ -52,6 +52,20 @@ class NesterovSettings(OuterSettings):
         from atoll.optim.nesterov import Nesterov
 
         return Nesterov(self.lr, self.momentum)
+
+
+class DelayedNesterovSettings(OuterSettings):
+    """Nesterov for contributions that are applied one by one, as they come."""
+
+    optimizer: Literal["delayed_nesterov"] = "delayed_nesterov"
+    momentum: Fraction = 0.9
+    # Contributions from one step of the momentum to the next: as many as islands. Exact in fp32.
+    delay: Annotated[int, Field(ge=1, le=2**24)] = 2
+
+    def build(self) -> "OuterOptimizer":
+        from atoll.optim.delayed_nesterov import DelayedNesterov
+
+        return DelayedNesterov(self.lr, self.momentum, delay=self.delay)
 
 
 class AdamSettings(OuterSettings):

@@ -25,7 +25,7 @@ from atoll.proof.balance import EpochBalance
 from atoll.proof.pairs import FragmentBalance
 from atoll.strategies.base import Strategy
 from atoll.sums import digest as digests
-from atoll.versions.manifests import Manifests
+from atoll.versions.manifests import Manifests, Recorded
 from atoll.versions.replay import Digests, Replay
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -56,6 +56,7 @@ class AuditReport:
     pruned: int = 0  # contributions whose blobs retention removed; their rows are in the chain
     rows: int = 0
     tokens: int = 0
+    staleness: int = 0  # the highest: rounds from the one a contribution was made for to its own
     replayed_from: int | None = None
     replayed_rounds: int = 0
     digest: str | None = None
@@ -110,6 +111,7 @@ def audit(
         for contribution in contributions:
             header = _check_contribution(report, blobs, contribution, pruned=record.round <= start)
             misnamed += _check_named(header, held.get(contribution.round, []))
+            _check_applied(report, contribution, manifests.of_round(contribution.round))
             counted.setdefault(contribution.round, {})[contribution.worker_id] = contribution.rows
             folded.append(contribution)
     _check_fragments(report, rounds, folded)
@@ -171,6 +173,7 @@ def _check_contribution(
     report.contributions += 1
     report.rows += contribution.rows
     report.tokens += contribution.tokens
+    report.staleness = max(report.staleness, contribution.applied - contribution.round)
     if pruned:
         report.pruned += 1
         return None
@@ -193,6 +196,13 @@ def _check_contribution(
             said = f"the frame says {told!r}, the ledger {recorded!r}"
             report.add(contribution.round, f"{name} of {contribution.worker_id}", said)
     return header
+
+
+def _check_applied(report: AuditReport, c: ContributionRecord, recorded: Recorded) -> None:
+    """The round that folds a contribution may take it, as the strategy says."""
+    if recorded.round_strategy.destination(c.round, [c.applied]) != c.applied:
+        said = f"made for round {c.round}, it is too old or not for round {c.applied}"
+        report.add(c.applied, f"applied of {c.worker_id}", said)
 
 
 def _check_named(header: FrameHeader | None, leases: Sequence[LeaseRecord]) -> Iterator[Problem]:

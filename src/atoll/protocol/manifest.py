@@ -225,6 +225,7 @@ FIXED = (
     "data",
     "work.policy",
     "outer.optimizer",
+    "outer.delay",
     "inner.optimizer",
 )
 VERSION_FIELDS = ("manifest_version", "manifest_source")

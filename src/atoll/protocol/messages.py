@@ -77,8 +77,11 @@ class Telemetry(Message):
 
 
 class HeartbeatReply(Message):
+    """`steps` only tells: how many the island would be given if it asked now."""
+
     generation: Whole
     command: Command = Command()
+    steps: Whole = 0
 
 
 class HeartbeatRequest(
@@ -115,8 +118,9 @@ class Assignment(Message):
     manifest_sha256: Sha256 | None = None  # the manifest that the round is under
     fragment: Annotated[int, Field(ge=-1)] = 0  # that the round carries; -1: the whole model
     ranges: tuple[RowRange, ...] = ()
+    steps: Whole = 0  # inner steps that the rows are for
     global_tokens: Whole = 0  # accepted in the run before this round
-    num_planned: Whole = 0  # islands that train this round
+    num_planned: Whole = 0  # islands whose tokens the learning rate counts for each step
     evaluation: EvaluationTask | None = None
     generation: Whole = 0  # the present one
     reason: str = ""
@@ -302,6 +306,7 @@ class RoundStatus(Message):
     train_loss: float | None
     evaluation_loss: float | None
     digest: str | None
+    staleness: int = 0  # the highest of its contributions: rounds since the one it was made for
 
 
 class Status(Message):

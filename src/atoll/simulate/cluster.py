@@ -1,7 +1,7 @@
 """One coordinator and N islands in one process, on a virtual clock."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,8 +68,12 @@ def simulate(
     directory: Path | None = None,
     progress: Progress = lambda _: None,
     outage: Outage | None = None,
+    speeds: Sequence[float] = (),
 ) -> Simulated:
-    """Runs `run_file` with so many islands to its end; keeps the state in `directory` if given."""
+    """Runs `run_file` with so many islands to its end; keeps the state in `directory` if given.
+
+    `speeds` say how many steps each island makes while others make one, in turn; none: all alike.
+    """
     if rounds is not None:
         stop = {**run_file.settings.get("stop", {}), "rounds": rounds}
         run_file = replace(run_file, settings={**run_file.settings, "stop": stop})
@@ -78,7 +82,9 @@ def simulate(
             directory = Path(stack.enter_context(TemporaryDirectory(prefix="atoll-simulate-")))
         with filesystem.naming("make", directory):
             directory.mkdir(parents=True, exist_ok=True)
-        return SimulatedCluster(run_file, directory, location, outage).run(islands, progress)
+        cluster = SimulatedCluster(run_file, directory, location, outage)
+        cluster.step_seconds = [STEP_SECONDS / speed for speed in speeds or (1.0,)]
+        return cluster.run(islands, progress)
 
 
 class SimulatedCluster:
@@ -100,6 +106,7 @@ class SimulatedCluster:
         wait_seconds += 0.0 if outage is None else outage.seconds
         self._stuck_seconds = 2 * wait_seconds + STUCK_SECONDS
         self._moved_at = 0.0
+        self.step_seconds = [STEP_SECONDS]  # of each island in turn
         self._coordinator = boot.open_coordinator(self._stores, self._scheduler)
         torch_threads.use(manifest.inner.threads)
 
@@ -167,9 +174,9 @@ class SimulatedCluster:
                 )
             self._scheduler.sleep(TICK_SECONDS)
 
-    def _after_step(self) -> None:
+    def _after_step(self, seconds: float) -> None:
         self._moved_at = self._scheduler.now()
-        self._scheduler.sleep(STEP_SECONDS)
+        self._scheduler.sleep(seconds)
 
     def _island(self, index: int) -> None:
         name = worker_name(index)
@@ -185,7 +192,9 @@ class SimulatedCluster:
             pulse = self._scheduler.spawn(f"{name} pulse", partial(self._pulse, run))
             presence = self._scheduler.spawn(f"{name} presence", partial(self._presence, run))
             try:
-                trainer.train(run, location=self._location, after_step=self._after_step)
+                seconds = self.step_seconds[index % len(self.step_seconds)]
+                after_step = partial(self._after_step, seconds)
+                trainer.train(run, location=self._location, after_step=after_step)
             finally:
                 self._scheduler.stop(pulse)
                 self._scheduler.stop(presence)

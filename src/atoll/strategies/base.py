@@ -7,7 +7,7 @@ question has the same answer live, in replay and in a proof. Whoever asks must n
 answer: no other module knows which strategy it is talking to.
 """
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +22,7 @@ class RoundView:
     """What a closing rule may know about an open round."""
 
     round: int
-    planned: Set[str]  # workers that hold a lease in the round
+    planned: Set[str]  # workers with a lease of the round, or an older one that it would fold
     accepted: Set[str]  # workers whose contribution this round will fold
     live: Set[str]
 
@@ -50,6 +50,10 @@ class Strategy(Protocol):
 
         Beside those that are fixed in every run.
         """
+
+    @property
+    def in_flight(self) -> int:
+        """How many hand-ins of an island may be without an answer while it trains on."""
 
     @property
     def keeps_local(self) -> bool:
@@ -92,6 +96,25 @@ class Strategy(Protocol):
         `speeds` are tokens per second, of those whose speed is known.
         """
 
+    def asked(
+        self, version: int, open_rounds: Collection[int], folding: Collection[int]
+    ) -> int | None:
+        """The round of which an island that asks is given rows now; None: it is given none.
+
+        It holds the newest `version` and has no rows to train; `folding` are the rounds that are to
+        fold a contribution of it and are not published. One for the round that is said must be
+        among them, if there is one: rows are never given twice for one contribution.
+        """
+
+    def piece(self, worker_id: str, speeds: Callable[[], Mapping[str, float]]) -> int:
+        """How many rows an island is leased that asks; `speeds` gives those of live islands."""
+
+    def abreast(self, holding: int) -> int:
+        """How many islands' tokens an island's learning rate counts for each step of its own.
+
+        `holding` islands have rows of its round by now.
+        """
+
     def needs(self, round_number: int) -> int:
         """The version that an island must have merged before it begins the round."""
 
@@ -117,7 +140,13 @@ class Strategy(Protocol):
         """
 
     def weight(self, *, tokens: int) -> int:
-        """The factor by which the fold weighs a contribution over so many tokens."""
+        """The weight with which a mean takes in a contribution over so many tokens."""
+
+    def factor(self, *, staleness: int, tokens: int) -> float:
+        """What a step that takes contributions one by one multiplies this one by, an fp32 number.
+
+        It was made so many rounds before the one that folds it, over so many tokens.
+        """
 
     def has_quorum(self, view: RoundView) -> bool:
         """Whether enough contributions are in for the grace period of the round to run."""
@@ -137,6 +166,19 @@ class Strategy(Protocol):
         """Which of the `leases` that no contribution has used end when round `closing` freezes."""
 
     # Weights
+
+    @property
+    def follows(self) -> bool:
+        """Whether islands come back several versions later, so that updates are kept for them."""
+
+    def evaluators(
+        self, asks: str, planned: Sequence[str], live: Collection[str], *, is_last: bool
+    ) -> Sequence[str]:
+        """Who shares the held-out rows of a version, for which `asks` is the first to ask.
+
+        `planned` have rows of the newest round, by worker_id; `is_last`: the run ends with it, and
+        only then `live` is filled in.
+        """
 
     def outer(self, round_number: int, ticks_before: int) -> OuterStep:
         """The outer step of the round; `ticks_before` counts the contributions of rounds before."""

@@ -11,7 +11,7 @@ Owns no file, no ledger, no network; contributions are read and payloads are wri
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,10 @@ class DisplacementSource(Protocol):
 
     @property
     def weight(self) -> int: ...
+
+    @property
+    def factor(self) -> float:
+        """What a step that takes contributions one by one multiplies this one by."""
 
     def tile(self, span: Span) -> Tensor:
         """The decoded displacement of `span`, fp32."""
@@ -92,7 +96,9 @@ def fresh_state(
 
 @dataclass(frozen=True)
 class OuterStep:
-    """The settings of one outer step."""
+    """The settings of one outer step, on the mean of a round's contributions."""
+
+    one_by_one: ClassVar[bool] = False  # whether each contribution is a step of its own
 
     optimizer: OuterOptimizer
     download: Codec
@@ -123,13 +129,17 @@ class OuterStep:
             reached(span.stop)
 
     def _tile(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
+        return self._publish(state, self.moved(state, span, sources), span)
+
+    def moved(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
+        """Moves the master and the optimizer's state; the tile of the master."""
         where = slice(span.start, span.stop)
         terms = ((source.tile(span), source.weight) for source in sources)
         total = fold.fold_tile(terms, unit="weight")
         master = state.master[where]
         slots = {name: buffer[where] for name, buffer in state.slots.items()}
         self.optimizer.update(master, total.mean(), slots, step=self.step)
-        return self._publish(state, master, span)
+        return master
 
     def _publish(self, state: OuterState, master: Tensor, span: Span) -> Tensor:
         published = state.published[span.start : span.stop]

@@ -13,14 +13,19 @@ from typing import Any
 from atoll.errors import AtollError, ConfigError
 from atoll.protocol.manifest import Manifest
 from atoll.strategies.base import Strategy
+from atoll.strategies.diloco.asynchronous import Asynchronous
 from atoll.strategies.diloco.streaming import Streaming
 from atoll.strategies.diloco.sync import Sync
 
 GROUP = "atoll.strategies"
 BUILT_IN = "diloco"
-_MODES: Mapping[str, Callable[[Manifest], Strategy]] = {"sync": Sync.of, "streaming": Streaming.of}
+_MODES: Mapping[str, Callable[[Manifest], Strategy]] = {
+    "async": Asynchronous.of,
+    "streaming": Streaming.of,
+    "sync": Sync.of,
+}
 # What later versions will know; asking for it now is refused by name instead of as a typing error.
-_NOT_BUILT = {"mode": ("async",), "strategy": ("sharded", "gather", "pools")}
+_NOT_BUILT = {"strategy": ("sharded", "gather", "pools")}
 
 Factory = Callable[[Manifest], Strategy]
 

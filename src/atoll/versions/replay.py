@@ -14,6 +14,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from atoll.blobs.base import Blobs
+from atoll.codecs.base import Codec
 from atoll.errors import BlobChanged, BlobMissing, StateDamaged
 from atoll.layout import Fragment, Layout, Span
 from atoll.ledger.ledger import Ledger
@@ -177,8 +178,8 @@ class Replay:
         several threads each makes a part of the weights and hashes it, and `sink` is called by all
         of them. When this raises, all have ended and the buffers are torn between two versions.
         """
-        recorded = self.manifests.of_round(round_number)
-        step = recorded.round_strategy.outer(round_number, version.ticks)
+        asked = self.manifests.of_round(round_number).round_strategy
+        step = asked.outer(round_number, version.ticks)
         fragment = self.carried(round_number)
         version.state.publish_with(step.download, fragment.span)
         state = version.state.of(fragment)
@@ -193,9 +194,16 @@ class Replay:
             step.apply(state, opened, sink, part=part, reached=reached)
             return running
 
+        def codec_of(made_for: int) -> Codec:
+            return self.manifests.of_round(made_for).manifest.upload.build()
+
+        def factor_of(c: ContributionRecord) -> float:
+            return asked.factor(staleness=round_number - c.round, tokens=c.tokens)
+
         parts = state.layout.parts(self.threads, step.tile_bytes)
-        upload = recorded.manifest.upload.build()
-        with sources.opened(self.blobs, contributions, upload) as opened:
+        with sources.opened(
+            self.blobs, contributions, codec_of=codec_of, factor_of=factor_of
+        ) as opened:
             made = _each(make, parts)
         found = [first.joined(others) for first, *others in zip(*made, strict=True)]
         return Digests(found[0], found[-1])

@@ -1,6 +1,6 @@
 """Accepted contributions as displacement sources: tiles decoded straight from their blobs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ class BlobSource:
     payload_offset: int
     codec: Codec
     weight: int
+    factor: float
 
     def tile(self, span: Span) -> Tensor:
         offset, nbytes = frame.locate(self.payload_offset, self.codec, span)
@@ -32,13 +33,22 @@ class BlobSource:
 
 @contextmanager
 def opened(
-    blobs: Blobs, contributions: Sequence[ContributionRecord], codec: Codec
+    blobs: Blobs,
+    contributions: Sequence[ContributionRecord],
+    *,
+    codec_of: Callable[[int], Codec],
+    factor_of: Callable[[ContributionRecord], float],
 ) -> Iterator[list[BlobSource]]:
-    """Sources in the order of `contributions`, which must be the canonical one."""
+    """Sources in the order of `contributions`, which must be the canonical one.
+
+    `codec_of` gives the codec that contributions made for a round travel in.
+    """
     with ExitStack() as stack:
         sources = []
         for contribution in contributions:
             reader = stack.enter_context(blobs.open(contribution.sha256))
             _, payload_offset = frame.read_preamble(reader)
-            sources.append(BlobSource(reader, payload_offset, codec, contribution.weight))
+            codec, factor = codec_of(contribution.round), factor_of(contribution)
+            weight = contribution.weight
+            sources.append(BlobSource(reader, payload_offset, codec, weight, factor))
         yield sources

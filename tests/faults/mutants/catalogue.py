@@ -4,7 +4,16 @@ Each changes the production code path itself, from outside, and names the invari
 to catch it. They stand by what they break, one file each.
 """
 
-from tests.faults.mutants import accepting, dispatch, island, rounds, standing, storage, weights
+from tests.faults.mutants import (
+    accepting,
+    asynchronous,
+    dispatch,
+    island,
+    rounds,
+    standing,
+    storage,
+    weights,
+)
 from tests.faults.mutants.mutant import Mutant
 
 MUTANTS: list[Mutant] = [
@@ -15,4 +24,5 @@ MUTANTS: list[Mutant] = [
     *dispatch.MUTANTS,
     *weights.MUTANTS,
     *storage.MUTANTS,
+    *asynchronous.MUTANTS,
 ]

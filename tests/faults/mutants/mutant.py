@@ -23,6 +23,8 @@ from atoll.strategies.base import Strategy
 Patch = pytest.MonkeyPatch
 Wanted = Callable[[Scenario], bool]
 SEEDS = 10  # tried for each mutant
+SYNC = Size(mode_name="sync")
+ASYNC = Size(mode_name="async")
 RELAY = Size(strategy_name="relay")  # two rounds open at a time, two fragments
 
 
@@ -71,9 +73,9 @@ def working(*, kinds: tuple[str, ...] = (), **settings: Any) -> Wanted:
     return wanted
 
 
-def seeds_where(wanted: Wanted) -> tuple[int, ...]:
+def seeds_where(wanted: Wanted, size: Size = SYNC) -> tuple[int, ...]:
     """The first seeds whose scenario has what a mutant needs to show."""
-    found = (seed for seed in count() if wanted(scenarios.draw(seed)))
+    found = (seed for seed in count() if wanted(scenarios.draw(seed, size)))
     return tuple(islice(found, SEEDS))
 
 
@@ -85,23 +87,21 @@ class Mutant:
     invariant: str
     apply: Callable[[Patch], None]
     wanted: Wanted = any_
-    size: Size | None = None
+    size: Size = SYNC
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return seeds_where(self.wanted)
+        return seeds_where(self.wanted, self.size)
 
 
 def adding_to(mutants: list[Mutant]) -> Callable[..., Any]:
     """A decorator that adds a function, which patches, to `mutants` under its own name.
 
     It takes the invariant that is meant to catch it, what a seed needs for it to show, and the size
-    of the runs: what synchronous runs cannot show is shown by the relay (`RELAY`).
+    of the runs: what synchronous runs cannot show is shown by the relay (`RELAY`) or in `ASYNC`.
     """
 
-    def mutant(
-        invariant: str, wanted: Wanted = any_, size: Size | None = None
-    ) -> Callable[..., Any]:
+    def mutant(invariant: str, wanted: Wanted = any_, size: Size = SYNC) -> Callable[..., Any]:
         def add(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
             name = apply.__name__.replace("_", " ")
             mutants.append(Mutant(name, invariant, apply, wanted, size))

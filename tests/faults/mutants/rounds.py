@@ -169,8 +169,10 @@ def a_freeze_ends_no_lease(patch: Patch) -> None:
 
 @mutant("fragment-by-rule", size=RELAY)
 def a_round_is_planned_with_the_fragment_of_another(patch: Patch) -> None:
-    real = Rounds._plan
-    patch.setattr(Rounds, "_plan", lambda *args, **more: replace(real(*args, **more), fragment=0))
+    real = Rounds._planned
+    patch.setattr(
+        Rounds, "_planned", lambda *args, **more: replace(real(*args, **more), fragment=0)
+    )
 
 
 @mutant("closes-by-rule")

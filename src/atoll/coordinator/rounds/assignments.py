@@ -1,7 +1,7 @@
 """What a worker does next: train, wait, fetch or stop, and which share of an evaluation.
 
-Answers from what rounds, versions and the operator's command are now; changes none of them. Who
-may ask is checked before a question gets here.
+Answers from what rounds, versions and the operator's command are now. Where the strategy gives rows
+to whoever asks, it has them given. Who may ask is checked before a question gets here.
 """
 
 import logging
@@ -119,20 +119,24 @@ class Assignments:
         if wanted == "stop":
             return _told("stop", reason=STOPPED)
         found = self.rounds.next_of(worker_id, under_way=request.under_way)
+        if found is None and is_current and wanted == "run":
+            found = self.rounds.give(worker_id, version=version)
         if found is None or version < self.rounds.strategy_of(found.number).needs(found.number):
             # Who holds the newest version and needs a later one waits until that is published.
             return self._planned(worker_id) if is_current else _fetch(current)
         if wanted == "pause":
             return _told("wait", reason="the operator has paused the run")
         self.begun[worker_id] = found.number
+        ranges, settings = _ranges(found, worker_id), self.rounds.manifests.of_round(found.number)
         return _told(
             "train",
             round=found.number,
             manifest_sha256=found.record.manifest_sha256,
             fragment=found.record.fragment,
-            ranges=_ranges(found, worker_id),
+            ranges=ranges,
+            steps=-(-sum(map(len, ranges)) // settings.manifest.inner.batch),
             global_tokens=found.record.tokens,
-            num_planned=len(found.holding),
+            num_planned=settings.round_strategy.abreast(len(found.holding)),
             evaluation=task,
         )
 
@@ -145,8 +149,11 @@ class Assignments:
         return _told("wait")
 
     def _evaluation_task(self, worker_id: str, version: int) -> EvaluationTask | None:
-        members = self.rounds.members
+        final, planned = self.rounds.is_finished(), self.rounds.members
+        live = self.rounds.registry.live() if final else frozenset[str]()
+        asked = self.rounds.run_strategy
+        members = asked.evaluators(worker_id, planned, live, is_last=final)
         if not members:
             return None  # the first who ask would share the rows among none
-        final = self.rounds.is_finished()
-        return self.evaluation.task(worker_id, version=version, members=members, final=final)
+        shares = list(members)
+        return self.evaluation.task(worker_id, version=version, members=shares, final=final)

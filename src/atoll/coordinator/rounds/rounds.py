@@ -7,7 +7,7 @@ The ledger is the truth; what is kept in memory is a copy of its unpublished rou
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -23,7 +23,7 @@ from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundPlan, RoundRecord, RoundState
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
-from atoll.strategies.base import RoundView, Strategy
+from atoll.strategies.base import Lease, RoundView, Strategy
 from atoll.versions.manifests import Manifests, Recorded
 from atoll.wire.header import FrameHeader
 
@@ -51,6 +51,7 @@ class Rounds:
         self._quorum_since: dict[int, float] = {}  # by open round: since when enough are in
         self.newest: RoundRecord | None = None  # the last one that was planned, whatever its state
         self.under_way: tuple[UnderWay, ...] = ()  # not published, oldest first
+        self._outliving: tuple[Lease, ...] = ()  # still to be used, of rounds that are published
         self.members: list[str] = []  # who was given rows of the newest round, in order
         with self.ledger.reading() as t:
             self.tokens = t.contributions.counted_tokens()
@@ -71,8 +72,10 @@ class Rounds:
                     )
                     for record in t.rounds.unpublished()
                 )
+                self._outliving = tuple((x.round, x.worker_id) for x in t.leases.outliving())
+            begun = (r for r in self.under_way if not r.is_planned)
             self._deadlines.hold(
-                {(r.number, worker) for r in self.under_way if r.is_open for worker in r.holding}
+                {(r.number, worker) for r in begun for worker in r.holding} | {*self._outliving}
             )
             self._reach()
 
@@ -158,6 +161,10 @@ class Rounds:
                 return found
         return None
 
+    def oldest_held(self) -> dict[str, int]:
+        """By worker: the oldest round that it has rows of and has handed in nothing for."""
+        return {worker_id: number for number, worker_id in sorted(self._unused(), reverse=True)}
+
     def waiting_for(self) -> list[str]:
         """Live workers whose contribution the round that closes next lacks, in order."""
         closing = self._closes_next
@@ -174,7 +181,18 @@ class Rounds:
 
     def _view(self, seen: UnderWay) -> RoundView:
         number, live = seen.number, self.registry.live()
-        return RoundView(round=number, planned=seen.holding, accepted=seen.accepted, live=live)
+        older = {
+            worker_id
+            for made_for, worker_id in self._unused()
+            if made_for < number and self.destination(made_for) == number
+        }
+        planned = seen.holding | older
+        return RoundView(round=number, planned=planned, accepted=seen.accepted, live=live)
+
+    def _unused(self) -> set[Lease]:
+        """Leases that no contribution has used."""
+        held = {(r.number, worker_id) for r in self.under_way for worker_id in r.holding}
+        return held.union(self._outliving).difference(*(r.contributions for r in self.under_way))
 
     @property
     def _closes_next(self) -> UnderWay | None:
@@ -260,12 +278,75 @@ class Rounds:
             log.info("round extended", extra={"round": number, "worker": worker_id})
             self.refresh()
 
+    def give(self, worker_id: str, *, version: int) -> UnderWay | None:
+        """Gives rows to an idle worker, which holds the newest version; the round, or None.
+
+        What it was given of older versions and has not used it will not: that ends. None where the
+        strategy gives no rows now.
+        """
+        if self.asked(worker_id, version) is None:
+            return None  # without the lock: where rows come with the plan, everybody asks in vain
+        with self._lock:
+            number = self.asked(worker_id, version)
+            if number is None or worker_id not in self.registry.live():
+                return None
+            found = self.find(number)
+            assert found is not None, "only of an open round"
+            if worker_id in found.holding:
+                return self.next_of(worker_id)
+            left = {lease for lease in self._unused() if lease[1] == worker_id}
+            recorded = self.manifests.of_round(number)
+            rows = {worker_id: self._piece(worker_id, recorded)}
+            with self.ledger.writing() as t:
+                # Before the end of what is left: rows that it reopens are given out later.
+                plan = self._planned(
+                    t, number, rows, recorded, cursor=self._cursor(), tokens=self.tokens
+                )
+                t.rounds.extend(plan)
+                reissue = recorded.manifest.work.policy == "exactly_once"
+                t.leases.end(left, reissue=reissue)
+            self.refresh()
+            return self.next_of(worker_id)
+
+    def asked(self, worker_id: str, version: int) -> int | None:
+        """The round of which an idle worker that holds the newest version is given rows now."""
+        open_rounds = [r.number for r in self.open_rounds]
+        folding = [r.number for r in self.under_way if worker_id in r.accepted]
+        return self.run_strategy.asked(version, open_rounds, folding)
+
+    def steps(self, worker_id: str) -> int:
+        """How many inner steps the worker would be given if it asked now."""
+        recorded = self.manifests.in_force
+        return self._piece(worker_id, recorded) // recorded.manifest.inner.batch
+
+    def _piece(self, worker_id: str, recorded: Recorded) -> int:
+        """How many rows the worker is given when it asks now."""
+
+        def speeds() -> dict[str, float]:
+            told, live = self.registry.heartbeats.speeds(), self.registry.live()
+            return {name: speed for name, speed in told.items() if name in live}
+
+        return recorded.round_strategy.piece(worker_id, speeds)
+
     def _plan(
         self, t: Transaction, round_number: int, live: list[str], *, cursor: int, tokens: int
     ) -> RoundPlan:
         recorded = self.manifests.of_round(round_number)
+        speeds = self.registry.heartbeats.speeds()
+        rows = recorded.round_strategy.rows(round_number, live, speeds)
+        return self._planned(t, round_number, rows, recorded, cursor=cursor, tokens=tokens)
+
+    def _planned(
+        self,
+        t: Transaction,
+        round_number: int,
+        rows: Mapping[str, int],
+        recorded: Recorded,
+        *,
+        cursor: int,
+        tokens: int,
+    ) -> RoundPlan:
         asked = recorded.round_strategy
-        rows = asked.rows(round_number, live, self.registry.heartbeats.speeds())
         plan = self.dispatch.plan(t, round_number, rows, recorded, cursor=cursor, tokens=tokens)
         is_last = self._is_enough(round_number, tokens + self.dispatch.tokens_of(plan.leases))
         return replace(plan, fragment=asked.fragment(round_number, is_last=is_last))
@@ -278,8 +359,11 @@ class Rounds:
         """
         with self._lock:
             key = contribution.round, contribution.worker_id
-            if self.contribution(*key) is None and self.destination(contribution.round) is not None:
+            applied = self.destination(contribution.round)
+            if self.contribution(*key) is None and applied is not None:
                 leases.check_named(header, self.leased(*key))
+                # The round that was to fold it may have frozen since it was checked.
+                contribution = replace(contribution, applied=applied)
             with self.ledger.writing() as t:
                 accepted = t.contributions.accept(contribution)
             self.under_way = tuple(
@@ -341,8 +425,7 @@ class Rounds:
             between = (lease for r in self.under_way[1:] for lease in r.held)
             tokens = self.tokens + folded + self.dispatch.tokens_of(between)
             live = self.registry.live()
-            held = {(r.number, worker_id) for r in self.under_way for worker_id in r.holding}
-            unused = held.difference(*(r.contributions for r in self.under_way))
+            unused = self._unused()
             strategy = self.strategy_of(closing.number)
             ended = strategy.ended(unused, closing=closing.number, live=live)
             policy = self.manifests.of_round(closing.number).manifest.work.policy
@@ -352,6 +435,8 @@ class Rounds:
                     # Before the freeze: rows that it reopens are given out from a later round on.
                     number, cursor = self.newest.round + 1, self._cursor()
                     next_plan = self._plan(t, number, sorted(live), cursor=cursor, tokens=tokens)
+                elif closing.number == self.newest.round:
+                    ended = unused  # no round is left to take what they would bring
                 t.rounds.freeze(
                     closing.number, next_plan, ended=ended, reissue=policy == "exactly_once"
                 )

@@ -183,7 +183,9 @@ class RunWeights:
             done = self._computed
             assert done is not None, "only what was computed is published"
             self.replay.moved(self._version, done.round, done.folded, done.digests)
-            self.spool.put(done.frame)
+            # What is left to follow is always smaller than the whole.
+            whole = Fp32().encoded_bytes(self._layout.size)
+            self.spool.put(done.frame, keep_below=whole if self._strategy.follows else 0)
             self._show()
             self._computed = None
 
@@ -202,9 +204,10 @@ class RunWeights:
     def frame_for(self, *, round_number: int, have_digest: str) -> SpooledFrame:
         """The frame of a round for an island that lacks it, or the current weights whole.
 
-        While the round is the newest of its fragment: its frame, if that applies to what the island
-        has of the fragment, else the fragment's weights. Else the whole published weights. Weights
-        are spooled when somebody first asks. NotReady while the buffers are ahead of the ledger.
+        The round's frame, while it is offered and applies to what the island has of its fragment;
+        else, while it is the newest of its fragment, that fragment's weights; else the whole
+        published weights. Weights are spooled when somebody first asks. NotReady while the buffers
+        are ahead of the ledger.
         """
         found = self.spool.leading(round_number, have_digest) if round_number else None
         return found or self._spooled(*self._newest_in(round_number)) or self._spool(round_number)

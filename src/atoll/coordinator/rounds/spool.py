@@ -107,6 +107,9 @@ class FrameSpooler:
 class Spool:
     """The frames that islands may download now: the newest of each kind and part of the model.
 
+    Earlier updates stay beside the newest as long as all of them together are below a limit, so
+    that an island which is some versions behind can follow them one by one.
+
     Thread-safe: the closing thread puts, request threads get.
     """
 
@@ -116,7 +119,8 @@ class Spool:
         for leftover in directory.iterdir():
             leftover.unlink()
         self._lock = threading.Lock()
-        self._frames: dict[tuple[str, str], SpooledFrame] = {}  # by kind and layout
+        # By kind and layout, newest first.
+        self._frames: dict[tuple[str, str], list[SpooledFrame]] = {}
         self._serial = 0
 
     def spooler(self, codec: Codec, header: FrameHeader) -> FrameSpooler:
@@ -126,22 +130,33 @@ class Spool:
             path = self._directory / f"{header.kind}-{header.round}-{self._serial}.frame"
         return FrameSpooler(path, codec, header)
 
-    def put(self, spooled: SpooledFrame) -> None:
-        """Offers `spooled` in place of the earlier frame of its kind and part of the model."""
+    def put(self, spooled: SpooledFrame, *, keep_below: int = 0) -> None:
+        """Offers `spooled` in place of the earlier frames of its kind and part of the model.
+
+        Those that lead up to it stay while they and it have fewer than `keep_below` bytes together.
+        """
         key = spooled.header.kind, spooled.header.layout_digest
         with self._lock:
-            old = self._frames.get(key)
-            self._frames[key] = spooled
-        if old is not None:
-            old.path.unlink(missing_ok=True)  # readers go on until they are done
+            kept, old = [spooled], self._frames.get(key, [])
+            total, wanted = spooled.nbytes, spooled.header.base_digest
+            for earlier in old:
+                total += earlier.nbytes
+                if total >= keep_below or wanted != earlier.header.result_digest:
+                    break
+                kept.append(earlier)
+                wanted = earlier.header.base_digest
+            self._frames[key] = kept
+        for earlier in old[len(kept) - 1 :]:
+            earlier.path.unlink(missing_ok=True)  # readers go on until they are done
 
     def leading(self, round_number: int, have_digest: str) -> SpooledFrame | None:
         """The smallest frame that brings an island with `have_digest` to that round."""
         with self._lock:
-            found = [f for f in self._frames.values() if f.leads(round_number, have_digest)]
+            offered = [f for frames in self._frames.values() for f in frames]
+        found = [f for f in offered if f.leads(round_number, have_digest)]
         return min(found, key=lambda spooled: spooled.nbytes, default=None)
 
     def get(self, kind: str, layout: Layout) -> SpooledFrame | None:
         """The newest frame of `kind` over `layout`, a fragment's or the run's."""
         with self._lock:
-            return self._frames.get((kind, layout.digest))
+            return next(iter(self._frames.get((kind, layout.digest), ())), None)

@@ -1,5 +1,6 @@
 """What the coordinator shows: a status made from the ledger's rows and the heartbeats."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,7 +51,7 @@ class Report:
             tokens=self.rounds.tokens,
             workers=self._workers(),
             history=self._history(current.version),
-            waiting_for=tuple(w for w in missing if not is_paused or self._has_begun(w)),
+            waiting_for=self._begun(missing) if is_paused else tuple(missing),
             refusals=dict(self.counters.refusals),
             stale_contributions=counted["stale_contributions"],
             resyncs=counted["resyncs"],
@@ -60,14 +61,12 @@ class Report:
             storage_full=self.disk.reason,
         )
 
-    def _has_begun(self, worker_id: str) -> bool:
-        """Whether the worker trains the round that closes next, so that a pause waits for it."""
-        oldest = next(iter(self.rounds.under_way), None)
-        if oldest is None:
-            return True
+    def _begun(self, missing: Iterable[str]) -> tuple[str, ...]:
+        """Those that train what the next round folds, so that a pause waits for them."""
+        oldest, begun = self.rounds.oldest_held(), self.assignments.begun
+        told = self.membership.registry.heartbeats.telemetry
         # An earlier life of the coordinator may have given it; the worker tells what it trains.
-        told = self.membership.registry.heartbeats.telemetry(worker_id).round
-        return oldest.number in (self.assignments.begun.get(worker_id), told)
+        return tuple(w for w in missing if oldest.get(w) in (None, begun.get(w), told(w).round))
 
     def _state(self, *, is_paused: bool) -> Literal["waiting", "training", "paused", "finished"]:
         if self.rounds.is_finished():
@@ -112,6 +111,7 @@ class Report:
                 train_loss=totals.loss_sum / totals.tokens if totals.tokens else None,
                 evaluation_loss=held_out.get(number),
                 digest=digests[number],
+                staleness=totals.staleness,
             )
 
         return tuple(map(shown, digests))

@@ -61,7 +61,7 @@ class Rounds:
             trained: Trained | None = yield Train(given)
             if trained is not None and (yield from self._is_whole(given)):
                 yield from self._hand_in(given, trained)
-            yield from self._settle(most=self.session.adopted.asked.lead)
+            yield from self._settle(most=self.session.adopted.asked.in_flight)
         yield from self._settle(most=0)
         self.transfers.close()
         yield from self.session.leave()
@@ -86,12 +86,11 @@ class Rounds:
 
     def _begin(self, given: Assignment) -> None:
         """Begins a round's training."""
-        number, needs = given.round, self.session.adopted.asked.needs
-        assert number is not None
-        self._trained = number
+        assert given.round is not None
+        self._trained = given.round
         self.weights.train()
-        if needs(number + 1) < number:
-            self.transfers.look_ahead(number)  # the next one may be open before this is handed in
+        if self.session.adopted.asked.in_flight:
+            self.transfers.look_ahead(given.round)  # the next may be open before this is handed in
 
     def _set_out(self, number: int) -> Steps[None]:
         """Makes the local weights the published ones: the round is trained from there."""
@@ -166,7 +165,7 @@ class Rounds:
 
     def _goes_on(self) -> bool:
         """Whether the training goes on while what is handed in now travels."""
-        return len(self.transfers.under_way) < self.session.adopted.asked.lead
+        return len(self.transfers.under_way) < self.session.adopted.asked.in_flight
 
     def _course(self) -> dict[str, Any]:
         tokens = [list(entry) for entry in self._tokens.items()]
@@ -219,7 +218,7 @@ class Rounds:
             self._began, self._trained = course["began"], course["trained"]
             self._newest = course["newest"]
             self._tokens = dict(course["tokens"])
-        yield from self._settle(most=session.adopted.asked.lead)
+        yield from self._settle(most=session.adopted.asked.in_flight)
 
     # What comes next
 
@@ -263,7 +262,7 @@ class Rounds:
                 yield from self.transfers.start_over()  # what is here is not what was published
             self.transfers.want(version, is_published=True)
             # Where the next round needs all that is published, it is merged as it comes.
-            is_next = self.session.adopted.asked.needs(self._trained + 1) == self._trained
+            is_next = self.session.adopted.asked.needs(version + 1) == version
             with self.weights.written_through() if is_next else nullcontext():
                 yield from self.transfers.until(lambda: self.transfers.reached >= version)
             return self.weights.can_merge()

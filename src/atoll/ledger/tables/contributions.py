@@ -26,7 +26,13 @@ _COUNTED_TOKENS = (
 )
 _FOLDED = select(func.count()).select_from(_TABLE).where(_TABLE.c.applied <= bindparam("last"))
 _TOTALS = (
-    select(_TABLE.c.applied, func.count(), func.sum(_TABLE.c.tokens), func.sum(_TABLE.c.loss_sum))
+    select(
+        _TABLE.c.applied,
+        func.count(),
+        func.sum(_TABLE.c.tokens),
+        func.sum(_TABLE.c.loss_sum),
+        func.max(_TABLE.c.applied - _TABLE.c.round),
+    )
     .where(_TABLE.c.applied >= bindparam("first"), _TABLE.c.applied <= bindparam("last"))
     .group_by(_TABLE.c.applied)
 )
@@ -88,8 +94,8 @@ class ContributionTable(RecordTable):
         """By round, what it folds in sum; a round that folds nothing is left out."""
         found = self._connection.rows(_TOTALS, {"first": first, "last": last})
         return {
-            number: RoundTotals(int(count), int(tokens), float(loss_sum))
-            for number, count, tokens, loss_sum in found
+            number: RoundTotals(int(count), int(tokens), float(loss_sum), int(staleness))
+            for number, count, tokens, loss_sum, staleness in found
         }
 
     def blobs(self, *, first: int = 1) -> set[str]:

@@ -28,10 +28,15 @@ _COUNTED_BY = (_TABLE.c.dataset_id, _TABLE.c.epoch, _TABLE.c.worker_id, _TABLE.c
 _LEASED_ROWS = func.sum(_TABLE.c.stop - _TABLE.c.start)
 _COUNTS = select(*_COUNTED_BY, _LEASED_ROWS).group_by(*_COUNTED_BY).order_by(*_COUNTED_BY)
 _END = update(_TABLE).where(_IN_ROUND, _OF_WORKER, _IS_LEASED)
-_LAST_CLOSED = schema.newest_round(RoundState.FROZEN, RoundState.PUBLISHED)
+_PUBLISHED = schema.newest_round(RoundState.PUBLISHED)
+_OUTLIVING = (
+    select(_TABLE)
+    .where(_IS_LEASED, _TABLE.c.round <= _PUBLISHED)
+    .order_by(_TABLE.c.round, _TABLE.c.worker_id, *_PLACE)
+)
 _HAND_OVER = (
     update(_TABLE)
-    .where(_OF_WORKER, _IS_LEASED, _TABLE.c.round > _LAST_CLOSED)
+    .where(_OF_WORKER, _IS_LEASED)
     .values(incarnation=bindparam("to_life"), lease_epoch=_TABLE.c.lease_epoch + 1)
 )
 _HELD = (_IN_ROUND, _OF_WORKER, _TABLE.c.incarnation == bindparam("of_life"), _IS_LEASED)
@@ -58,6 +63,10 @@ class LeaseTable(RecordTable):
     def reopened(self) -> list[LeaseRecord]:
         """Leases in state `reopened`, oldest round first, then by dataset_id and start."""
         return self._records(LeaseRecord, _REOPENED)
+
+    def outliving(self) -> list[LeaseRecord]:
+        """Leases still to be used though their round is published, oldest round first."""
+        return self._records(LeaseRecord, _OUTLIVING)
 
     def counts(self) -> list[RowCount]:
         """Leased rows by (dataset_id, epoch, worker_id, state), in this order."""
@@ -93,7 +102,7 @@ class LeaseTable(RecordTable):
         )
 
     def hand_over(self, worker_id: str, incarnation: int) -> None:
-        """A new life of a worker takes over its leases of rounds that are not frozen yet."""
+        """A new life of a worker takes over its leases that are still to be used."""
         self._connection.change(_HAND_OVER, {"of_worker": worker_id, "to_life": incarnation})
 
     def _take(self, taken: Sequence[LeaseRecord]) -> None:

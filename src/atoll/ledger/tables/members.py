@@ -39,8 +39,8 @@ class MemberTable(RecordTable):
     ) -> WorkerRecord:
         """A new incarnation of `worker_id` (1 for a new one), active, with this key.
 
-        With it a new generation, in which it is reached at this address; its leases of rounds that
-        are not frozen go over to this life, with the next lease epoch.
+        With it a new generation, in which it is reached at this address; its leases that are
+        still to be used go over to this life, with the next lease epoch.
         """
         known = self._find(WorkerRecord, worker_id)
         life = 1 if known is None else known.incarnation + 1

@@ -90,7 +90,10 @@ class RoundTable(RecordTable):
             self._insert(plan, RoundState.OPEN)
 
     def extend(self, plan: RoundPlan) -> None:
-        """Adds the plan's leases to its round, planned or open; moves the cursor."""
+        """Adds the plan's leases to its round, planned or open; moves the cursor.
+
+        The tokens that the round's learning rate starts from are the plan's from now on.
+        """
         state = self._state(plan.round)
         if state not in (RoundState.PLANNED, RoundState.OPEN):
             rule = "leases are only added to a round that is planned or open"
@@ -98,14 +101,18 @@ class RoundTable(RecordTable):
         self._leases.give_out(plan)
         # A round counts the rows of all plans up to its own, so later ones count these too.
         self._connection.change(_MOVE_CURSOR, {"first": plan.round, "new_cursor": plan.cursor})
+        self._connection.change(_UPDATE, {"of_round": plan.round, "tokens": plan.tokens})
 
     def expire(self, round_number: int, workers: Collection[str], *, reissue: bool = True) -> int:
-        """Ends what these workers still have leased in an open round; how many leases there were.
+        """Ends what these workers still have leased in a round; how many leases there were.
 
-        They become `reopened`, or without `reissue` `given_up`. WrongRound unless open.
+        They become `reopened`, or without `reissue` `given_up`. WrongRound before it is open: no
+        time runs yet. Of a closed one nothing is left where leases end with their round.
         """
-        if self._state(round_number) is not RoundState.OPEN:
-            raise WrongRound(f"round {round_number} is not open; leases end only in one that is")
+        state = self._state(round_number)
+        if state in (None, RoundState.PLANNED):
+            rule = "leases end only in one that is or was open"
+            raise WrongRound(f"round {round_number} is {_told(state)}; {rule}")
         return self._leases.end([(round_number, worker) for worker in workers], reissue=reissue)
 
     def freeze(

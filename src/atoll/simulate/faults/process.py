@@ -137,12 +137,16 @@ class Process:
             self.disk.store, info, worker_id=self.worker_id, elements=layout.size
         )
         continuity.start(self._inner.as_optimizer())
-        self._beside = Beside(session, Telemetry, Samples(ProcessClock(self.world)))
+        self._beside = Beside(session, self._telemetry, Samples(ProcessClock(self.world)))
         yield from session.register(
             layout_digest=layout.digest, data_identity=adopted.manifest.data.identity
         )
         self._rounds = Rounds(session, weights, continuity)
         yield from self._rounds.take_part()
+
+    def _telemetry(self) -> Telemetry:
+        """Islands are of three kinds, and each may be slow for a time."""
+        return Telemetry(tokens_per_second=(1 + self.number % 3) / self.slowness)
 
     def pulse(self) -> Events:
         """Presence and heartbeats; what they meet, the training thread meets too and acts on."""

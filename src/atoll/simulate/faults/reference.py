@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from atoll.layout import Fragment, Layout
 from atoll.simulate.faults import standin
 from atoll.simulate.faults.durable import Row, View
+from atoll.simulate.faults.scenario import BLOCK
 from atoll.strategies.base import ALL, Fragments, Strategy
 from atoll.sums import digest as digests
 from atoll.wire import frame
@@ -98,24 +99,33 @@ class Reference:
         before, fragment = self.newest, self.fragment(number)
         where = slice(fragment.span.start, fragment.span.stop)
         assert before.number == number - 1, (before.number, number)
-        deltas, count, folded = [], 0, []
+        deltas, folded = [], []
         for row in view.accepted(number):
             header, payload = self.frame(row.sha256)
             folded.append((row, header))
-            contained = row.tokens + view.earlier_tokens(row.worker_id, row.first, row.round)
-            weight = 1 if settings["weighting"] == "equal" else contained
-            deltas.append(decode(payload, settings["upload"], len(fragment.span)) * F(weight))
-            count += weight
+            upload = view.terms(row.round).settings["upload"]
+            deltas.append(decode(payload, upload, len(fragment.span)))
         assert deltas, f"round {number} has no contribution"
         slots = {name: values.copy() for name, values in before.slots.items()}
         master, published = before.master.copy(), before.published.copy()
-        step = terms.asked.outer(number, self._ticks).step
-        mean = functools.reduce(operator.add, deltas) / F(count)
+        asked = terms.asked.outer(number, self._ticks)
 
         def slot(name: str) -> Floats:
             return slots.setdefault(name, np.zeros_like(master))[where]
 
-        _step(master[where], mean, slot, settings["outer"], step)
+        if asked.one_by_one:
+            for tick, (row, delta) in enumerate(
+                zip(view.accepted(number), deltas, strict=True), start=self._ticks + 1
+            ):
+                scaled = delta * _factor(number - row.round, row.tokens, settings)
+                _step(master[where], scaled, slot, settings["outer"], tick)
+        else:
+            contained = [
+                row.tokens + view.earlier_tokens(row.worker_id, row.first, row.round)
+                for row, _ in folded
+            ]
+            mean = _mean(deltas, contained, settings["weighting"])
+            _step(master[where], mean, slot, settings["outer"], asked.step)
         if settings["download"]["codec"] == "fp32":
             published[where] = master[where]
         else:
@@ -131,8 +141,29 @@ class Reference:
 Slot = Callable[[str], Floats]
 
 
+def _mean(deltas: list[Floats], tokens: list[int], weighting: str) -> Floats:
+    weights = [1 if weighting == "equal" else count for count in tokens]
+    terms = [delta * F(weight) for delta, weight in zip(deltas, weights, strict=True)]
+    mean: Floats = functools.reduce(operator.add, terms) / F(sum(weights))
+    return mean
+
+
+def _factor(staleness: int, tokens: int, settings: dict[str, Any]) -> np.float32:
+    """What one contribution of several that are not averaged counts with."""
+    found = np.float64(1)
+    if settings["staleness_weighting"] == "inverse_sqrt":
+        found = found / np.sqrt(np.float64(1 + staleness))
+    if settings["weighting"] == "tokens":
+        whole = settings["sync_every"] * settings["inner"]["batch"] * BLOCK
+        found = found * (np.float64(tokens) / np.float64(whole))
+    return np.float32(found)
+
+
 def _step(master: Floats, mean: Floats, slot: Slot, settings: dict[str, Any], step: int) -> None:
-    """The published rules of SGD, Nesterov and Adam, one rounding per operation, in place."""
+    """The published rules, one rounding per operation, in place.
+
+    `mean` is the mean of a round, or one contribution; `step` counts the one or the other.
+    """
     lr = settings["lr"]
     if settings["optimizer"] == "sgd":
         master -= mean * F(lr)
@@ -141,6 +172,15 @@ def _step(master: Floats, mean: Floats, slot: Slot, settings: dict[str, Any], st
         m *= F(settings["momentum"])
         m += mean
         master -= (mean + m * F(settings["momentum"])) * F(lr)
+    elif settings["optimizer"] == "delayed_nesterov":
+        m, b, delay = slot("momentum"), slot("buffer"), settings["delay"]
+        master -= (mean / F(delay)) * F(lr)
+        b += mean
+        if not step % delay:
+            m *= F(settings["momentum"])
+            m += b / F(delay)
+            master -= (m * F(settings["momentum"])) * F(lr)
+            b[:] = 0
     else:
         b1, b2 = settings["beta1"], settings["beta2"]
         first, second = slot("first_moment"), slot("second_moment")

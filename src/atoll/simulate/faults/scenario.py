@@ -33,11 +33,15 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a simulated run is, and by which strategy it trains; None leaves it to the seed."""
+    """How large a simulated run is, and by which strategy it trains; None leaves it to the seed.
+
+    A strategy from outside has the settings of a synchronous run.
+    """
 
     islands: int | None = None
     rounds: int | None = None
     strategy_name: str | None = None
+    mode_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,10 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         },
     }
     _add_islands(settings, random.Random(f"islands {seed}"))
-    if wanted.strategy_name is None:
-        _add_mode(settings, random.Random(f"mode {seed}"))
     if wanted.strategy_name is not None:
         settings = {"strategy": wanted.strategy_name, **settings}
+    else:
+        _mode(settings, random.Random(f"mode {seed}"), wanted.mode_name)
     kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
     made = Scenario(
         seed=seed,
@@ -119,6 +123,43 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     return made
 
 
+def _mode(settings: dict[str, Any], rng: random.Random, wanted: str | None) -> None:
+    """The mode and its settings, of a generator of its own: what else a seed draws stays."""
+    drawn = rng.choice(("sync", "sync", "streaming", "streaming", "async"))
+    mode = wanted or drawn
+    settings |= {"mode": mode}
+    if mode == "async":
+        _add_async(settings, rng)
+    if mode == "streaming":
+        _add_streaming(settings, rng)
+
+
+def _add_streaming(settings: dict[str, Any], rng: random.Random) -> None:
+    """Fragments that travel beside the training, several at a time."""
+    fragments, steps = rng.choice((1, 2, 2, 3, 3)), rng.choice((1, 2, 3))
+    settings |= {
+        "num_fragments": fragments,
+        "fragment_pattern": "sequential",
+        "sync_every": fragments * steps,
+        "delay_steps": rng.randrange(fragments * steps),
+        "local_weight": rng.choice((0.0, 0.0, 0.25, 0.5)),
+    }
+
+
+def _add_async(settings: dict[str, Any], rng: random.Random) -> None:
+    """Contributions as they come: windows, bounds of staleness, steps by speed."""
+    outer = {"optimizer": rng.choice(("delayed_nesterov", "delayed_nesterov", "nesterov", "sgd"))}
+    delay = rng.choice((1, 2, 3, 4))
+    settings |= {
+        "sync_every": rng.choice((1, 2, 3)),
+        "max_staleness": rng.choice((0, 1, 2, 8)),
+        "staleness_weighting": rng.choice(("equal", "inverse_sqrt")),
+        "dylu": rng.choice((False, True)),
+        "outer": outer | ({"delay": delay} if outer["optimizer"] == "delayed_nesterov" else {}),
+    }
+    settings["membership"] |= {"quorum": 0, "grace_seconds": rng.choice((0.0, 0.5, 2.0, 5.0))}
+
+
 def _codec(name: str) -> dict[str, Any]:
     """Small blocks, so that the stand-in's few weights have several."""
     return {"codec": name, "block": 32} if name == "int8" else {"codec": name}
@@ -133,21 +174,6 @@ def _add_islands(settings: dict[str, Any], rng: random.Random) -> None:
         upload["error_feedback"] = feeds
     if upload["codec"] == "bf16":
         upload["rounding"] = rounding
-
-
-def _add_mode(settings: dict[str, Any], rng: random.Random) -> None:
-    """Which mode of DiLoCo it is, and that mode's own settings."""
-    mode = rng.choice(("sync", "streaming"))
-    if mode == "streaming":
-        fragments, steps = rng.choice((1, 2, 2, 3, 3)), rng.choice((1, 2, 3))
-        settings.update(
-            mode=mode,
-            num_fragments=fragments,
-            fragment_pattern="sequential",
-            sync_every=fragments * steps,
-            delay_steps=rng.randrange(fragments * steps),
-            local_weight=rng.choice((0.0, 0.0, 0.25, 0.5)),
-        )
 
 
 def _work(rng: random.Random) -> dict[str, Any]:

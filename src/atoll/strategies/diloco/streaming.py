@@ -33,6 +33,7 @@ class Streaming(Sync):
     def of(cls, manifest: Manifest) -> "Streaming":
         """Refuses a schedule that does not come out even, and settings of other modes, by name."""
         of_mode.refuse_others(manifest, "streaming")
+        of_mode.refuse_one_by_one(manifest, "streaming")
         every, fragments, delay = manifest.sync_every, manifest.num_fragments, manifest.delay_steps
         if every % fragments:
             raise ConfigError(
@@ -58,6 +59,10 @@ class Streaming(Sync):
     @property
     def lead(self) -> int:
         return -(-self.manifest.delay_steps // self._steps)
+
+    @property
+    def in_flight(self) -> int:
+        return self.lead
 
     @property
     def local_weight(self) -> float:

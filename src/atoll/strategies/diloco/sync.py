@@ -4,7 +4,7 @@ One fragment, one open round. Also what other strategies are made from: each dif
 in a few answers.
 """
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,9 +24,14 @@ class Sync:
 
     fixed: ClassVar[tuple[str, ...]] = ()
     dials = False
+    follows = False
 
     @property
     def lead(self) -> int:
+        return 0
+
+    @property
+    def in_flight(self) -> int:
         return 0
 
     @property
@@ -41,6 +46,7 @@ class Sync:
     def of(cls, manifest: Manifest) -> "Sync":
         """Refuses settings that belong to other modes, by name."""
         of_mode.refuse_others(manifest, "sync")
+        of_mode.refuse_one_by_one(manifest, "sync")
         return cls(manifest)
 
     def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
@@ -57,6 +63,17 @@ class Sync:
     ) -> dict[str, int]:
         return dict.fromkeys(live, self.manifest.rows_per_round)
 
+    def asked(
+        self, version: int, open_rounds: Collection[int], folding: Collection[int]
+    ) -> int | None:
+        return None  # rows are given with the plan
+
+    def piece(self, worker_id: str, speeds: Callable[[], Mapping[str, float]]) -> int:
+        return self.manifest.rows_per_round
+
+    def abreast(self, holding: int) -> int:
+        return holding
+
     def needs(self, round_number: int) -> int:
         return round_number - 1 - self.lead
 
@@ -71,6 +88,9 @@ class Sync:
 
     def weight(self, *, tokens: int) -> int:
         return 1 if self.manifest.weighting == "equal" else tokens
+
+    def factor(self, *, staleness: int, tokens: int) -> float:
+        return 1.0
 
     def has_quorum(self, view: RoundView) -> bool:
         settings = self.manifest.membership
@@ -100,6 +120,11 @@ class Sync:
         self, leases: Collection[Lease], *, closing: int, live: Collection[str]
     ) -> set[Lease]:
         return {lease for lease in leases if lease[0] == closing}
+
+    def evaluators(
+        self, asks: str, planned: Sequence[str], live: Collection[str], *, is_last: bool
+    ) -> Sequence[str]:
+        return planned
 
     def outer(self, round_number: int, ticks_before: int) -> OuterStep:
         return OuterStep(

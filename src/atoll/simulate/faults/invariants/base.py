@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from atoll.simulate.faults.calls import Call
+from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.world import World
 
@@ -22,6 +23,9 @@ INVARIANTS: dict[str, str] = {
     "queue-agrees": "the bitmaps of every queue say what its leases say, after every transaction",
     "moves-together": "a contribution and its leases, a round and its digests, in one transaction",
     "lease-is-stable": "asked twice, a worker is told the same rows of a round",
+    "one-lease-at-a-time": "who is told to train holds no older rows that are still to be trained",
+    "given-by-rule": "who asks is given rows of the round that the strategy says, or none",
+    "rows-by-speed": "a lease has the steps of a round, or what its worker's speed makes of them",
     "round-order": "rounds have no gaps and only move planned, open, frozen, published",
     "next-is-planned": "a round that freezes leaves its successor planned, unless it was the last",
     "closes-by-rule": "a round closes with min_workers, and waits for the live as it must",
@@ -29,6 +33,7 @@ INVARIANTS: dict[str, str] = {
     "fragment-by-rule": "a round is planned with the fragment that the strategy says",
     "accepted-from-holder": "what is accepted comes from the worker's latest life, under its key",
     "accepted-in-open-round": "what is accepted is for the open round and the rows leased in it",
+    "stale-is-refused": "nothing is folded more than max_staleness rounds after its own",
     "accepted-base": "what is accepted was computed from the published weights",
     "accepted-as-sent": "a contribution is recorded with what its frame says of itself",
     "weight-by-rule": "a contribution counts with the weight, rows and tokens of its lease",
@@ -96,11 +101,23 @@ class Seen:
     call: Call | None = None  # the message that is being handled
     heard: dict[str, float] = field(default_factory=dict)  # worker_id -> when it last counted
     lost: dict[str, float] = field(default_factory=dict)  # worker_id -> when its stream ended
+    speeds: dict[str, float] = field(default_factory=dict)  # that workers told of themselves
     restarted_at: float = 0.0
 
     @property
     def now(self) -> float:
         return self.world.now
+
+    def live(self, view: View, number: int) -> tuple[set[str], set[str]]:
+        """Who is live for sure, and who is perhaps: a silence may be just as long as the timeout.
+
+        By the manifest of that round.
+        """
+        timeout = view.terms(number).manifest.heartbeat_timeout
+        active = [worker_id for worker_id, row in view.workers.items() if row.active]
+        silence = {worker_id: self.silence(worker_id) - timeout for worker_id in active}
+        sure = {worker_id for worker_id in active if silence[worker_id] < -ROUNDING_SECONDS}
+        return sure, {w for w in active if silence[w] <= ROUNDING_SECONDS}
 
     def silence(self, worker_id: str) -> float:
         """Seconds since something of the worker counted."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, NotReady
-from atoll.protocol.messages import Assignment, AssignmentRequest
+from atoll.protocol.messages import Assignment, AssignmentRequest, HeartbeatRequest
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import View
 from atoll.simulate.faults.invariants.base import Seen, check
@@ -89,6 +89,8 @@ class Checker:
         self._uploads.answered(call, value, after)
         if call.kind not in _SILENT:
             self.seen.heard[call.worker_id] = self.seen.now
+        if isinstance(call.message, HeartbeatRequest):
+            self.seen.speeds[call.worker_id] = call.message.telemetry.tokens_per_second
         if call.kind == "attend":
             self.seen.lost.pop(call.worker_id, None)
         version = getattr(value, "version", None)
@@ -101,7 +103,7 @@ class Checker:
         assert given.round is not None and isinstance(call.message, AssignmentRequest)
         needs = view.terms(given.round).asked.needs(given.round)
         self._weights.trains(call.message, given.round, needs)
-        self._rows.told(call.worker_id, given, view)
+        self._rows.told(call.message, given, view)
         is_running = view.control.get("action", "run") == "run"
         check("operator-obeyed", is_running, trains=call.sender, command=view.control)
 
@@ -122,6 +124,7 @@ class Checker:
         self.seen.restarted_at = self.seen.now
         self.seen.heard.clear()
         self.seen.lost.clear()
+        self.seen.speeds.clear()
         self._is_quiet = True
         self.recorded(view)
         for part in (self.members, self._dispatch, self._rounds):

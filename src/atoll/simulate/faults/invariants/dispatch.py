@@ -4,6 +4,7 @@ from collections import Counter
 
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import ROUNDING_SECONDS, Seen, Violation, check
+from atoll.simulate.faults.invariants.pieces import Pieces
 from atoll.simulate.faults.invariants.rows import pairs, rows_of
 
 _TABLES = ("leases", "rounds", "workers", "queues", "control")
@@ -25,6 +26,7 @@ class Dispatch:
         self._weights: dict[str, int] = {entry["name"]: entry["weight"] for entry in entries}
         self._epochs: dict[tuple[str, int], int] = {}  # row -> its highest lease epoch
         self._since: dict[tuple[int, str], float] = {}  # held in an open round since
+        self._pieces = Pieces(seen)
 
     def changed(self, before: View, after: View) -> None:
         """What is leased, to whom and in which queue is as it may be."""
@@ -62,6 +64,7 @@ class Dispatch:
         for lease in issued:
             worker = after.workers[lease.worker_id]
             check("members-get-rows", worker.active, lease=lease, worker=worker)
+        self._pieces.issued(issued, before, after)
         waiting = [now for was, now in moved if was and was.state == now.state == "reopened"]
         ends, were = after.ends, before.ends
         is_fresh = ends != were
@@ -78,12 +81,16 @@ class Dispatch:
     def _hold(self, view: View) -> None:
         # While the operator keeps everybody from training, no time runs.
         is_running = view.control.get("action") != "pause"
-        keys = [
+        held = {
             (number, worker_id)
-            for number, row in sorted(view.rounds.items())
-            if row.state == "open" and is_running
-            for worker_id in sorted(view.holding(number))
-        ]
+            for number, row in view.rounds.items()
+            if row.state == "open"
+            for worker_id in view.holding(number)
+        }
+        for lease in view.table("leases").grouped("state").get("leased", ()):
+            if view.rounds[lease.round].state != "planned":
+                held.add((lease.round, lease.worker_id))  # its round may be closed
+        keys = sorted(held) if is_running else []
         self._since = {key: self._since.get(key, self._seen.now) for key in keys}
 
     def _check_end(self, was: Row | None, lease: Row, view: View) -> None:

@@ -83,15 +83,15 @@ class IslandCheck:
 
     def asks(self, manifest: Manifest) -> None:
         """It wants rows."""
-        left, lead = self._memory.unanswered, registry.of(manifest).lead
-        check("pending-is-resent", len(left) <= lead, asks_on=self._name, unanswered=left)
+        left, most = self._memory.unanswered, registry.of(manifest).in_flight
+        check("pending-is-resent", len(left) <= most, asks_on=self._name, unanswered=left)
 
     def trains(self, given: Assignment, rounds: int, manifest: Manifest) -> None:
         """It begins a round, with inner state of so many rounds."""
         right = self._memory.receipts + self._handed
         self._strategy, self._given = registry.of(manifest), given
         number = given.round or 0
-        goes_on = self._strategy.needs(number + 1) < number  # before an answer is here
+        goes_on = self._strategy.in_flight  # before an answer is here
         if self._is_refused and goes_on and rounds != right:
             self._is_doomed = True  # it has not looked yet, and must hand in nothing of this
             return

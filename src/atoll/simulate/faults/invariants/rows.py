@@ -3,7 +3,7 @@
 from functools import lru_cache
 from itertools import zip_longest
 
-from atoll.protocol.messages import Assignment
+from atoll.protocol.messages import Assignment, AssignmentRequest
 from atoll.rows import RowRange
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import Violation, check
@@ -73,13 +73,16 @@ class Rows:
         self._check_reissued(view, holder)
 
     def _check_together(self, view: View) -> None:
-        """A lease is done exactly when its contribution is there, and open while its round is."""
+        """A lease is done exactly when its contribution is there, and ends when none can come."""
+        open_rounds = sorted(n for n, row in view.rounds.items() if row.state == "open")
         for lease in view.leases:
             if lease.state in ("leased", "done"):
                 is_in = (lease.round, lease.worker_id) in view.contributions
                 check("moves-together", (lease.state == "done") == is_in, lease=lease, is_in=is_in)
             if lease.state == "leased":
-                is_going_on = view.rounds[lease.round].state in ("planned", "open")
+                asked = view.terms(lease.round).asked
+                is_taken = asked.destination(lease.round, open_rounds) is not None
+                is_going_on = is_taken or view.rounds[lease.round].state == "planned"
                 check("row-not-lost", is_going_on, outlived_its_round=lease)
 
     def _check_reissued(self, view: View, holder: dict[tuple[str, int], Row]) -> None:
@@ -91,11 +94,17 @@ class Rows:
                 if now.lease_epoch < lease.lease_epoch and now.state != "reopened":
                     raise Violation("row-issued-once", row=row, of=lease, issued_again_as=now)
 
-    def told(self, worker_id: str, given: Assignment, view: View) -> None:
+    def told(self, asked: AssignmentRequest, given: Assignment, view: View) -> None:
         """A worker was told to train these rows."""
+        worker_id = asked.identity.worker_id
         held = sorted(map(span_of, view.leased(given.round or 0, worker_id)))
         # What is leased moves only as leases may, so it is the same each time it is told.
         check("lease-is-stable", sorted(given.ranges) == held, who=worker_id, told=given, held=held)
+        leased = view.table("leases").grouped("worker_id", "state").get((worker_id, "leased"), ())
+        # Rounds under way are those that it says it trains or hands in.
+        idle = (lease for lease in leased if lease.round not in asked.under_way)
+        older = [lease for lease in idle if lease.round < (given.round or 0)]
+        check("one-lease-at-a-time", not older, who=worker_id, told=given, older=older)
 
     def counted(self, made: Row, header: FrameHeader, view: View) -> None:
         """A contribution with this header entered an outer step."""

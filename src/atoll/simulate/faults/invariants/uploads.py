@@ -40,6 +40,8 @@ class UploadsCheck:
         open_rounds = sorted(n for n, r in before.rounds.items() if r.state == "open")
         leased = before.leased(row.round, row.worker_id)
         right = before.terms(row.round).asked.destination(row.round, open_rounds)
+        bound = before.terms(row.round).settings["max_staleness"]
+        check("stale-is-refused", row.applied - row.round <= bound, accepted=row, bound=bound)
         is_open = row.applied in open_rounds and (row.round, row.applied) == (header.round, right)
         is_leased = sorted(map(span_of, leased)) == sorted(header.ranges)
         told = {"accepted": row, "header": header, "open": open_rounds, "leased": leased}
