@@ -82,4 +82,5 @@ def _installed() -> dict[str, EntryPoint]:
 
 def _known() -> str:
     others = "".join(f", and strategy {name!r}" for name in sorted(_installed()))
-    return f"it runs strategy 'diloco' in mode {' or '.join(map(repr, sorted(_MODES)))}{others}"
+    *modes, last = map(repr, sorted(_MODES))
+    return f"it runs strategy 'diloco' in mode {', '.join(modes)} or {last}{others}"

@@ -21,11 +21,12 @@ from atoll.island.state.encoding import Feedback
 from atoll.island.state.local_weights import FlatWeights
 from atoll.island.state.weights import IslandWeights
 from atoll.layout import Span
-from atoll.simulate.faults.scenario import Scenario
+from atoll.simulate.faults.scenario import Scenario, Size
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, having
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
+STREAMING = Size(mode_name="streaming")
 
 
 def nothing(*_: Any, **__: Any) -> Steps[None]:
@@ -55,15 +56,9 @@ def streaming(*kinds: str, **least: float) -> Callable[[Scenario], bool]:
 
     def wanted(scenario: Scenario) -> bool:
         settings = scenario.settings
-        is_streaming = settings.get("mode") == "streaming" and having(*kinds)(scenario)
-        return is_streaming and all(settings[name] >= value for name, value in least.items())
+        return having(*kinds)(scenario) and all(settings[n] >= value for n, value in least.items())
 
     return wanted
-
-
-def in_step(*kinds: str) -> Callable[[Scenario], bool]:
-    """Seeds whose islands wait for each answer, with these kinds of faults."""
-    return lambda scenario: having(*kinds)(scenario) and "mode" not in scenario.settings
 
 
 def ahead(*kinds: str, rounds: int = 1) -> Callable[[Scenario], bool]:
@@ -157,7 +152,7 @@ def a_residual_does_not_survive_its_process(patch: Patch) -> None:
     patch.setattr(Continuity, "_adopt", adopt)
 
 
-@mutant("inner-state-kept", in_step("stop worker"))
+@mutant("inner-state-kept", having("stop worker"))
 def a_refusal_leaves_the_inner_state_as_it_is(patch: Patch) -> None:
     patch.setattr(Continuity, "roll_back", lambda self: self._store.discard_pending())
 
@@ -183,7 +178,7 @@ def an_eviction_is_not_answered_by_registering_again(patch: Patch) -> None:
 # Several hand-ins under way
 
 
-@mutant("pending-is-resent", ahead("stop worker", rounds=2))
+@mutant("pending-is-resent", ahead("stop worker", rounds=2), STREAMING)
 def a_refusal_keeps_later_hand_ins(patch: Patch) -> None:
     def send(self: Transfers, made: HandIn) -> Steps[None]:
         accepted = yield from hand_in.contribute(self._session, self._continuity, made)
@@ -197,7 +192,7 @@ def a_refusal_keeps_later_hand_ins(patch: Patch) -> None:
     patch.setattr(Transfers, "_send", send)
 
 
-@mutant("pending-is-resent", streaming())
+@mutant("pending-is-resent", streaming(), STREAMING)
 def an_island_asks_on_whatever_is_under_way(patch: Patch) -> None:
     real = Transfers.settle
 
@@ -207,7 +202,7 @@ def an_island_asks_on_whatever_is_under_way(patch: Patch) -> None:
     patch.setattr(Transfers, "settle", settle)
 
 
-@mutant("residual-carried", ahead())
+@mutant("residual-carried", ahead(), STREAMING)
 def training_moves_what_is_handed_in_already(patch: Patch) -> None:
     real = hand_in.prepare
 
@@ -220,7 +215,7 @@ def training_moves_what_is_handed_in_already(patch: Patch) -> None:
 # Local weights that live on
 
 
-@mutant("residual-carried", streaming("kill worker", delay_steps=1))
+@mutant("residual-carried", streaming("kill worker", delay_steps=1), STREAMING)
 def local_weights_are_saved_as_nothing(patch: Patch) -> None:
     real = Continuity.capture
 
@@ -231,7 +226,7 @@ def local_weights_are_saved_as_nothing(patch: Patch) -> None:
     patch.setattr(Continuity, "capture", capture)
 
 
-@mutant("residual-carried", streaming("kill worker"))
+@mutant("residual-carried", streaming("kill worker"), STREAMING)
 def local_weights_of_an_earlier_life_are_not_taken_up(patch: Patch) -> None:
     def go_on_from(self: IslandWeights, _: Tensor | None, *, merged: int) -> None:
         self.merged = merged
@@ -239,7 +234,7 @@ def local_weights_of_an_earlier_life_are_not_taken_up(patch: Patch) -> None:
     patch.setattr(IslandWeights, "go_on_from", go_on_from)
 
 
-@mutant("sends-what-it-was-given", streaming("kill worker", num_fragments=2))
+@mutant("sends-what-it-was-given", streaming("kill worker", num_fragments=2), STREAMING)
 def a_restarted_island_forgets_where_it_set_out(patch: Patch) -> None:
     real = Continuity._adopt
 
@@ -251,18 +246,18 @@ def a_restarted_island_forgets_where_it_set_out(patch: Patch) -> None:
     patch.setattr(Continuity, "_adopt", adopt)
 
 
-@mutant("residual-carried", streaming("stop worker"))
+@mutant("residual-carried", streaming("stop worker"), STREAMING)
 def a_refused_island_trains_on_from_its_own_weights(patch: Patch) -> None:
     patch.setattr(IslandWeights, "reset", answering(None))
 
 
-@mutant("residual-carried", streaming())
+@mutant("residual-carried", streaming(), STREAMING)
 def a_round_is_merged_one_too_late(patch: Patch) -> None:
     real = Rounds._merge_all
     patch.setattr(Rounds, "_merge_all", lambda self, last: real(self, last - 1))
 
 
-@mutant("residual-carried", streaming(local_weight=0.25))
+@mutant("residual-carried", streaming(local_weight=0.25), STREAMING)
 def a_merge_weighs_its_own_values_as_the_published(patch: Patch) -> None:
     real = FlatWeights.merge
 
@@ -272,7 +267,7 @@ def a_merge_weighs_its_own_values_as_the_published(patch: Patch) -> None:
     patch.setattr(FlatWeights, "merge", merge)
 
 
-@mutant("residual-carried", streaming(num_fragments=2))
+@mutant("residual-carried", streaming(num_fragments=2), STREAMING)
 def a_merge_takes_the_whole_model_in(patch: Patch) -> None:
     real = FlatWeights.merge
 
