@@ -14,6 +14,10 @@ from atoll.island.ranks.group import SOLO, Group
 T = TypeVar("T")
 
 
+class Over(Exception):
+    """Unwinds steps beside a training that has ended: nobody waits for them any more."""
+
+
 class Driver:
     """Carries out what steps ask for, and blocks meanwhile. Each thread may drive its own steps.
 
@@ -25,6 +29,7 @@ class Driver:
     ) -> None:
         self.link = link
         self._alone = alone  # for steps of the leader alone, beside the training
+        self.is_over: Callable[[], bool] = lambda: False  # whether they are to end
         self.evaluate: Callable[[intents.Evaluate], Any] = lambda _: None
         self.foresee: Callable[[intents.Foresee], None] = lambda _: None
         self._clock = clock
@@ -61,6 +66,8 @@ class Driver:
                 error = exc
 
     def _do(self, intent: object) -> Any:
+        if self.is_over():
+            raise Over
         match intent:
             case intents.Send(message, alone):
                 return self.link.send(message, alone=alone or self._alone)

@@ -202,6 +202,7 @@ class Run:
     def _transferring(self, transfers: Transfers) -> Iterator[None]:
         """The leader's transfers go on beside what is done meanwhile."""
         if self.group.is_leader:
+            self._beside_driver.is_over = lambda: transfers.is_closed
             drive = self._beside_driver.run
             self._spawn("sending", lambda: drive(transfers.sending()))
             self._spawn("following", lambda: drive(transfers.following()))

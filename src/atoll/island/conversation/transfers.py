@@ -58,7 +58,7 @@ class Transfers:
         self._is_called = False  # by the coordinator, away from what is trained
         self._is_resting = False
         self._is_receiving = False
-        self._is_closed = False
+        self.is_closed = False
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -72,7 +72,7 @@ class Transfers:
     def close(self) -> None:
         """Both threads end when they next look."""
         with self._changing():
-            self._is_closed = True
+            self.is_closed = True
 
     def check(self) -> None:
         """Raises what has ended a transfer for good."""
@@ -168,11 +168,11 @@ class Transfers:
     def sending(self) -> Steps[None]:
         """Sends what is handed over, in order, until it is closed or something ends it."""
         try:
-            while not self._is_closed:
+            while not self.is_closed:
                 if self._queue:
                     yield from self._send(self._queue[0])
                 else:
-                    yield Until(lambda: self._queue or self._is_closed, self._changed)
+                    yield Until(lambda: self._queue or self.is_closed, self._changed)
         except Exception as error:
             self._fail(error)
 
@@ -197,7 +197,7 @@ class Transfers:
     def following(self) -> Steps[None]:
         """Brings the published copy to what is wanted, until it is closed or something ends it."""
         try:
-            while not self._is_closed:
+            while not self.is_closed:
                 if self._is_waiting or not self._has_work():
                     yield Until(self._is_woken, self._changed)
                 elif self._looks_ahead():
@@ -213,7 +213,7 @@ class Transfers:
         return self._is_resting or self._is_called
 
     def _is_woken(self) -> bool:
-        return self._is_closed or (self._has_work() and not self._is_waiting)
+        return self.is_closed or (self._has_work() and not self._is_waiting)
 
     def _has_work(self) -> bool:
         return self._is_behind() or self._looks_ahead()
