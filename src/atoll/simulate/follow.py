@@ -94,7 +94,13 @@ def _island(script: "_Script", worker_id: str, home: Path, location: str | None)
     identity = IslandIdentity(worker_id, random.Random(f"follow {worker_id}").randbytes(32).hex())
     with closing(IslandStore(home / worker_id)) as store:
         link, jitter = _Link(script, worker_id), random.Random(worker_id)
-        run = Run(link, store, script.scheduler, identity=identity, jitter=jitter)
+        scheduler = script.scheduler
+        run = Run(
+            *(link, store, scheduler),
+            identity=identity,
+            jitter=jitter,
+            spawn=lambda part, work: scheduler.spawn(f"{worker_id} {part}", work),
+        )
         trainer.train(run, location=location)
 
 

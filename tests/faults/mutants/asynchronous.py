@@ -163,6 +163,6 @@ def a_new_speed_changes_what_is_leased(patch: Patch) -> None:
     patch.setattr(assignments, "_ranges", ranges)
 
 
-@mutant("closes-by-rule", where("slow worker", max_staleness=1))
+@mutant("ends-by-rule", where("slow worker", max_staleness=1))
 def leases_of_published_rounds_are_forgotten(patch: Patch) -> None:
     patch.setattr(LeaseTable, "outliving", answering([]))

@@ -22,7 +22,7 @@ from atoll.strategies.base import Strategy
 
 Patch = pytest.MonkeyPatch
 Wanted = Callable[[Scenario], bool]
-SEEDS = 10  # tried for each mutant
+SEEDS = 60  # tried for each mutant, until one is caught
 SYNC = Size(mode_name="sync")
 ASYNC = Size(mode_name="async")
 RELAY = Size(strategy_name="relay")  # two rounds open at a time, two fragments

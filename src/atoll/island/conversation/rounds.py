@@ -59,8 +59,10 @@ class Rounds:
         while (given := (yield from self._next())) is not None:
             self._begin(given)
             trained: Trained | None = yield Train(given)
-            if trained is not None and (yield from self._is_whole(given)):
-                yield from self._hand_in(given, trained)
+            if trained is None or not (yield from self._is_whole(given)):
+                yield from self._give_up()
+                continue
+            yield from self._hand_in(given, trained)
             yield from self._settle(most=self.session.adopted.asked.in_flight)
         yield from self._settle(most=0)
         self.transfers.close()
@@ -172,8 +174,17 @@ class Rounds:
         known = {"began": self._began, "trained": self._trained, "newest": self._newest}
         return {**known, "merged": self.weights.merged, "tokens": tokens}
 
-    def _settle(self, *, most: int) -> Steps[None]:
-        """Waits until no more than `most` hand-ins are under way, and does as they came out."""
+    def _give_up(self) -> Steps[None]:
+        """Forgets what was trained of a round: the inner state is that of the newest hand-in."""
+        if not (yield from self._settle(most=0)):
+            self.session.group.together(self.continuity.roll_back)
+        self._began = None
+
+    def _settle(self, *, most: int) -> Steps[bool]:
+        """Waits until no more than `most` hand-ins are under way, and does as they came out.
+
+        Whether one was refused, so that all is back at the last one that was accepted.
+        """
 
         def wait() -> Steps[tuple[tuple[int, ...], bool]]:
             found = yield from self.transfers.settle(most=most)
@@ -188,6 +199,7 @@ class Rounds:
             self.transfers.forgive()
             # Else rows that did not count would be in the next contribution.
             self._began, self._trained, self._newest = None, 0, 0
+        return is_refused
 
     def _followers(self, work: Work) -> None:
         """Each rank but the leader does `work`."""

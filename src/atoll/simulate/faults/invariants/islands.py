@@ -88,6 +88,12 @@ class IslandCheck:
 
     def trains(self, given: Assignment, rounds: int, manifest: Manifest) -> None:
         """It begins a round, with inner state of so many rounds."""
+        if self._made and self._reference.carried(self._made[-1][0].round or 0) == ALL:
+            # The last round, whose hand-in waits for all before it: it was called away from that.
+            _, trained = self._made.pop()
+            self._handed -= 1
+            if self._course is not None:
+                self._course.newest = trained.newest
         right = self._memory.receipts + self._handed
         self._strategy, self._given = registry.of(manifest), given
         number = given.round or 0
@@ -149,8 +155,8 @@ class IslandCheck:
         """A round is trained whole."""
         if not self._is_doomed and self._course is not None:
             self._handed += 1
-            self._course.newest = max(self._course.newest, given.round or 0)
             self._made.append((given, copy.deepcopy(self._course)))
+            self._course.newest = max(self._course.newest, given.round or 0)
 
     def sends(self, frame: Frame) -> None:
         """It wants to hand this in."""
@@ -169,6 +175,7 @@ class IslandCheck:
         if self._reference.carried(given.round or 0) == ALL:
             self._merge(course, (given.round or 0) - 1, strategy)
         self._check_header(frame, given, course, strategy)
+        course.newest = max(course.newest, given.round or 0)
         saved = course if strategy.keeps_local else None
         unanswered.append(Made(frame.sha256, self._check_payload(frame, manifest, course), saved))
 
