@@ -65,9 +65,13 @@ def sync(every: int, **settings: Any) -> dict[str, Any]:
 
 
 def asynchronous(steps: int, **settings: Any) -> dict[str, Any]:
-    """Without a window: each contribution is a round, so the run's end is a number of tokens."""
-    stop = {"tokens": steps * ROWS_A_STEP * BLOCK}
-    return {"mode": "async", "sync_every": 50, "outer": DELAYED, "stop": stop, **settings}
+    """Without a window: what a round holds depends on who comes, so the end is in tokens.
+
+    Once they are in, the round after it is open already and brings one contribution more.
+    """
+    every, batch = 50, ROWS_A_STEP // 2
+    stop = {"tokens": (steps * ROWS_A_STEP - every * batch) * BLOCK}
+    return {"mode": "async", "sync_every": every, "outer": DELAYED, "stop": stop, **settings}
 
 
 def table(steps: int) -> list[Row]:
@@ -172,13 +176,16 @@ def run_all(tasks: Sequence[Task]) -> Iterator[Outcome]:
 def summary(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """A row's losses and gaps by seed, with mean and standard deviation of the gaps."""
     losses: dict[str, dict[int, float]] = {row.name: {} for row in rows}
+    tokens: dict[str, list[int]] = {row.name: [] for row in rows}
     for found in sorted(outcomes, key=lambda found: found.seed):
         losses[found.row][found.seed] = found.loss
+        tokens[found.row].append(found.tokens)
     return [
         {
             "row": row.name,
             "islands": row.islands,
             "settings": row.settings,
+            "tokens": tokens[row.name],
             "losses": list(losses[row.name].values()),
             "gap_percent": _gaps(losses[row.name], losses["reference"]),
             "against": row.against,
