@@ -45,6 +45,8 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.loss
 	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.restart
+	$(BIN)/python -m benchmarks.parity
+	$(BIN)/python -m benchmarks.overlap
 
 proto: $(STAMP)
 	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \
