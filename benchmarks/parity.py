@@ -90,6 +90,11 @@ def table(steps: int) -> list[Row]:
             aim=1.0,
         ),
         Row(
+            name="streaming-int4-up",  # fp32 down, as in the paper
+            settings=sync(50, **STREAMING, upload={"codec": "int4"}),
+            against="sync-50",
+        ),
+        Row(
             name="async-1:1",
             settings=asynchronous(steps),
             speeds=(1.0, 1.0),
