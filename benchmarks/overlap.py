@@ -223,13 +223,14 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def _verdict(found: dict[str, Any]) -> str:
-    """What was saved; where compute differs by more than transfers explain, that it tells little.
+    """What was saved, and that it tells nothing where other work changed the compute meanwhile.
 
-    Both compute the same; streaming's also has to share the core with what it sends.
+    Both compute the same; streaming's also has to share the core with what it sends. Nothing saves
+    more than a perfect overlap.
     """
     told = f"saved {found['saved']:.2f} of what can be"
     least, most = COMPUTE_RATIOS
-    if not least <= found["compute_ratio"] <= most:
+    if found["saved"] > 1 or not least <= found["compute_ratio"] <= most:
         told += f"; of no worth: compute is {found['compute_ratio']:.2f} of sync's, others ran"
     return told
 
