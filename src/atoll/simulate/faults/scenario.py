@@ -127,7 +127,7 @@ def _mode(settings: dict[str, Any], rng: random.Random, wanted: str | None) -> N
     """The mode and its settings, of a generator of its own: what else a seed draws stays."""
     drawn = rng.choice(("sync", "sync", "streaming", "streaming", "async"))
     mode = wanted or drawn
-    settings |= {"mode": mode}
+    settings.update(mode=mode)
     if mode == "async":
         _add_async(settings, rng)
     if mode == "streaming":

@@ -25,7 +25,11 @@ def parse(text: str, *, first: int = 0) -> range:
 
 def command(seed: int, size: Size) -> str:
     """What repeats a seed exactly."""
-    given = {"islands": size.islands, "rounds": size.rounds, "strategy": size.strategy_name}
-    given |= {"mode": size.mode_name}
+    given = {
+        "islands": size.islands,
+        "rounds": size.rounds,
+        "strategy": size.strategy_name,
+        "mode": size.mode_name,
+    }
     options = [f" --{name} {value}" for name, value in given.items() if value is not None]
     return f"atoll simulate --faults {seed}{''.join(options)}"
