@@ -1,7 +1,9 @@
 """`atoll join`: an island from a URL and a token."""
 
+import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -54,6 +56,21 @@ def join(options: JoinOptions) -> None:
         raise typer.Exit(STOPPED) from None
     finally:
         run.release()
+    if run.group.size > 1:
+        _end_rank()
+
+
+def _end_rank() -> None:
+    """Ends a rank whose work is done, without what an interpreter does at its end.
+
+    Threads of the collectives wind down meanwhile. Once that aborted a follower that had finished
+    (torch 2.13, "terminate called without an active exception"), and torchrun takes such a rank for
+    a failed one.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(os.EX_OK)
 
 
 def _heed_signals(run: Run) -> None:
