@@ -269,7 +269,7 @@ def test_every_built_in_codec_is_held_to_this_suite():
 
 # Golden digests: one line a codec, over the payload and what it decodes to.
 
-# Compared in `unit/test_bits.py`, in a process for each CPU capability.
+# Compared in `integration/test_bits.py`, in a process for each CPU capability.
 GOLDEN = {
     "fp32": "b97c339f510305fff36f911db0b8192f8be111717a50edf71299a4ef42a1f580",
     "bf16_nearest": "1d57453d0bb2ba3840793f344b97f84ccd26075b019d651a52b777b0a1003a53",

@@ -29,7 +29,7 @@ from atoll.compiled import base, jit
 from atoll.compiled.base import FULL_TILE_ELEMENTS, LARGE_ELEMENTS, Compiled
 from atoll.errors import FrameError, LayoutMismatch
 from atoll.layout import GROUP_ELEMENTS, Layout
-from atoll.optim import adam, nesterov  # noqa: F401  adam: its loops are compiled with the rest
+from atoll.optim import adam, delayed_nesterov, nesterov  # noqa: F401  compiled with the rest
 from atoll.optim.base import OuterOptimizer
 from atoll.optim.settings import OuterSettings
 from atoll.optim.sgd import Sgd

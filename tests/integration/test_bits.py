@@ -28,7 +28,7 @@ from atoll.optim.base import OuterOptimizer
 from atoll.optim.settings import OuterSettings
 from atoll.sums.fold import fold_tile
 from tests.contract import test_codecs
-from tests.unit import test_compiled
+from tests.integration import test_compiled
 
 Floats = NDArray[np.float32]
 ROOT = Path(__file__).parents[2]
