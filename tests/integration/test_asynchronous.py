@@ -507,6 +507,9 @@ def test_first_holder_evaluates_a_version_and_all_share_the_last(tmp_path):
 
     assert first.evaluation is not None and second.evaluation is None
     assert (first.evaluation.start, first.evaluation.stop) == (0, HELD_OUT_ROWS)
+    ahead = EvaluationReport(identity=a.identity, version=1, loss_sum=1.0, tokens=1)
+    with pytest.raises(WrongRound, match="version=1 of the evaluation is not published"):
+        cluster.coordinator.evaluation(ahead)
     report = EvaluationReport(
         identity=a.identity, version=0, loss_sum=1.0, tokens=HELD_OUT_ROWS * BLOCK
     )

@@ -4,9 +4,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
+import pytest
+
 from atoll.coordinator.rounds.evaluation import Evaluation
+from atoll.errors import WrongRound
 from atoll.ledger import engines
+from atoll.protocol.messages import EvaluationReport, Identity
 from tests.clusters import DATA_IDENTITY, SMALL, manifest_for
+from tests.ledgers import alone
 
 ROWS = 12
 PATIENCE_SECONDS = 0.2
@@ -34,9 +39,11 @@ class Overtaken(int):
         assert self._reached.wait(10)
 
 
-def evaluation() -> Evaluation:
-    made = manifest_for(SMALL, {"evaluate.every": 1}, {**DATA_IDENTITY, "held_out_rows": ROWS})
+def evaluation(every: int = 1) -> Evaluation:
+    made = manifest_for(SMALL, {"evaluate.every": every}, {**DATA_IDENTITY, "held_out_rows": ROWS})
     ledger = engines.open_ledger(":memory:")  # where nothing was evaluated yet
+    for worker_id in "ab":
+        alone(ledger).members.register(worker_id, "key", wall=0.0)
     return Evaluation(ledger, manifest=lambda: made)
 
 
@@ -73,3 +80,60 @@ def test_request_that_was_overtaken_does_not_cut_the_newer_rows_anew():
 
     assert late == set()
     assert rows(found, "b", 2, ["a", "b", "c"]) == set(range(ROWS)) - newer
+
+
+# Where training does not wait for versions
+
+
+def report(found: Evaluation, worker_id: str, version: int) -> None:
+    who = Identity(
+        run_id="r",
+        manifest_sha256="0" * 64,
+        worker_id=worker_id,
+        incarnation=1,
+        island_key="0" * 64,
+        generation=1,
+    )
+    found.take(EvaluationReport(identity=who, version=version, loss_sum=1.0, tokens=1))
+
+
+def test_version_that_nobody_held_is_made_up_for_by_the_next_and_only_once():
+    found = evaluation(every=4)
+    report_of_0 = rows(found, "a", 0, ["a"])
+    report(found, "a", 0)
+
+    asked = [len(rows(found, "a", version, ["a"])) for version in (1, 2, 3, 5)]
+    report(found, "a", 5)
+
+    assert report_of_0 == set(range(ROWS))
+    assert asked == [0, 0, 0, ROWS]
+    assert [len(rows(found, "a", version, ["a"])) for version in (6, 7, 8)] == [0, 0, ROWS]
+
+
+def test_version_that_was_asked_for_and_not_reported_is_asked_for_again():
+    found = evaluation(every=4)
+    rows(found, "a", 4, ["a"])
+
+    assert rows(found, "b", 5, ["b"]) == set(range(ROWS))
+
+
+def test_later_version_will_do_where_one_island_has_all_the_rows():
+    found = evaluation()
+    rows(found, "a", 1, ["a"])
+
+    report(found, "a", 3)
+
+    with found.ledger.reading() as t:
+        assert [(e.version, e.worker_id) for e in t.evaluations.all()] == [(3, "a")]
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_shared_rows_are_of_one_version(version):
+    found = evaluation()
+    rows(found, "a", 1, ["a", "b"])
+
+    with pytest.raises(WrongRound, match=f"version={version} of the evaluation was not asked"):
+        report(found, "a", version)
+
+    with found.ledger.reading() as t:
+        assert t.evaluations.all() == []

@@ -96,11 +96,16 @@ class HeartbeatRequest(
 
 
 class EvaluationTask(Message):
-    """Held-out rows `[start, stop)` to evaluate at `version`."""
+    """Held-out rows `[start, stop)` to evaluate at `version`, or at a later one if that will do."""
 
     version: Whole
     start: Whole
     stop: Whole
+    may_be_later: bool = False  # nobody else has a share of it, and the report says which it is
+
+    def is_answered_by(self, version: int) -> bool:
+        """Whether the loss of this version is what is asked for."""
+        return version == self.version or (self.may_be_later and version > self.version)
 
 
 class Assignment(Message):

@@ -14,6 +14,7 @@ from atoll.coordinator.rounds.evaluation import Evaluation
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import Current, RunWeights
 from atoll.coordinator.rounds.under_way import UnderWay
+from atoll.errors import WrongRound
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
@@ -102,6 +103,11 @@ class Assignments:
     def take_evaluation(self, report: EvaluationReport) -> None:
         """Takes the share of a version's held-out loss that the worker was asked for."""
         worker_id, version = report.identity.worker_id, self.weights.current.version
+        if report.version > version:
+            raise WrongRound(
+                f"version={report.version} of the evaluation is not published, the newest is "
+                f"{version}; evaluate what an assignment asks for"
+            )
         if report.version == version:
             # An earlier life of the coordinator may have asked: the same share, unless others came.
             self._evaluation_task(worker_id, version)
@@ -112,8 +118,8 @@ class Assignments:
         worker_id = request.identity.worker_id
         finished = self.rounds.is_finished()
         is_current = version == current.version
-        task = self._evaluation_task(worker_id, version) if is_current else None
         if finished and is_current:
+            task = self._evaluation_task(worker_id, version)
             return _told("stop", evaluation=task, reason="the run is finished")
         wanted = self.control.command.action
         if wanted == "stop":
@@ -137,7 +143,7 @@ class Assignments:
             steps=-(-sum(map(len, ranges)) // settings.manifest.inner.batch),
             global_tokens=found.record.tokens,
             num_planned=settings.round_strategy.abreast(len(found.holding)),
-            evaluation=task,
+            evaluation=self._evaluation_task(worker_id, version),
         )
 
     def _planned(self, worker_id: str) -> Assignment:

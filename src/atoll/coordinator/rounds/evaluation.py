@@ -30,6 +30,7 @@ class Evaluation:
         self._lock = threading.Lock()
         with self.ledger.reading() as t:
             self._reported = {(e.version, e.worker_id) for e in t.evaluations.all()}
+        self._newest = max((version for version, _ in self._reported), default=-1)  # reported
         # Who shares a version's rows is fixed when it is first asked: a round that is filled up
         # later must not cut the rows anew.
         self._sharing: tuple[int, list[str]] = (-1, [])
@@ -38,8 +39,8 @@ class Evaluation:
     def take(self, report: EvaluationReport) -> None:
         """Records the share that was last asked of that worker; the first report of it stands.
 
-        WrongRound for another version, ContributionError for more tokens than its rows hold or a
-        loss that no model has. What was recorded before may be sent again.
+        WrongRound for a version that was not asked for, ContributionError for more tokens than its
+        rows hold or a loss that no model has. What was recorded before may be sent again.
         """
         worker_id = report.identity.worker_id
         with self._lock:
@@ -52,9 +53,10 @@ class Evaluation:
             t.evaluations.add(found)
         with self._lock:
             self._reported.add((report.version, worker_id))
+            self._newest = max(report.version, self._newest)
 
     def _check(self, report: EvaluationReport, asked: EvaluationTask | None) -> None:
-        if asked is None or asked.version != report.version:
+        if asked is None or not asked.is_answered_by(report.version):
             newest = "nothing" if asked is None else f"version {asked.version}"
             raise WrongRound(
                 f"version={report.version} of the evaluation was not asked of "
@@ -79,13 +81,12 @@ class Evaluation:
         """The rows `worker_id` evaluates at `version`; None when there is nothing to do.
 
         `members` in worker_id order; each row of the held-out set falls to exactly one of those
-        that are members when a version's first task is given. None also for a version that a later
-        one has replaced: a request that was overtaken must not cut the newer one's rows anew.
+        that are members when a version's first task is given. None also for a version older than
+        one that was asked for: a request that was overtaken must not cut the newer one's rows anew.
         """
-        every = self.manifest().evaluate.every
-        if not (every > 0 and (final or version % every == 0)):
-            return None
         with self._lock:
+            if not (final or self._is_due(version)):
+                return None
             if version > self._sharing[0]:
                 self._sharing = (version, members)
             newest, sharing = self._sharing
@@ -96,5 +97,15 @@ class Evaluation:
             start, stop = index * self._rows // count, (index + 1) * self._rows // count
             if start == stop:
                 return None
-            self._asked[worker_id] = EvaluationTask(version=version, start=start, stop=stop)
+            self._asked[worker_id] = EvaluationTask(
+                version=version, start=start, stop=stop, may_be_later=count == 1
+            )
             return self._asked[worker_id]
+
+    def _is_due(self, version: int) -> bool:
+        """Whether it is every so many versions' turn, or that of one before it was passed over.
+
+        Where training does not wait for versions, nobody may ask while it holds just that one.
+        """
+        every = self.manifest().evaluate.every
+        return every > 0 and (version % every == 0 or version // every > self._newest // every)

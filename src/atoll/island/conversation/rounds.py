@@ -1,25 +1,20 @@
 """The training's half of the conversation: ask, train, merge, hand in, until the run is over."""
 
 import logging
-import math
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from atoll.errors import ContributionError, WrongRound
 from atoll.island.conversation import hand_in
 from atoll.island.conversation.asking import ask
+from atoll.island.conversation.held_out import HeldOut
 from atoll.island.conversation.intents import (
-    Evaluate,
     Foresee,
-    Partial,
     Steps,
     Train,
     Trained,
     decided,
     led,
-    send,
 )
 from atoll.island.conversation.session import Session
 from atoll.island.conversation.standing import Adopted
@@ -28,7 +23,7 @@ from atoll.island.link.base import Work
 from atoll.island.state.base import Saved
 from atoll.island.state.continuity import Continuity
 from atoll.island.state.weights import IslandWeights
-from atoll.protocol.messages import Assignment, Done, EvaluationReport, EvaluationTask
+from atoll.protocol.messages import Assignment
 from atoll.strategies.base import ALL
 
 log = logging.getLogger(__name__)
@@ -46,6 +41,7 @@ class Rounds:
         self.weights = weights
         self.continuity = continuity
         self.transfers = Transfers(session, weights, continuity)
+        self._held_out = HeldOut(session, weights, self.transfers)
         self.stale_rounds = 0
         self._began: int | None = None  # the round at which it set out from published weights
         self._trained = 0  # the last round that it trained
@@ -289,14 +285,14 @@ class Rounds:
             yield from self._adopt(reply)
             yield from self._place(reply)
         if reply.evaluation is not None:
-            yield from self._evaluate(reply.evaluation)
+            yield from self._held_out.evaluate(reply.evaluation)
 
     def _stop(self, reply: Assignment) -> Steps[None]:
         """The end: the model holds the published weights."""
         yield from self._settle(most=0)
         yield from self._set_out(self._newest + 1)
         if reply.evaluation is not None:
-            yield from self._evaluate(reply.evaluation)
+            yield from self._held_out.evaluate(reply.evaluation)
         log.info("stopped", extra=reply.model_dump(include={"reason", "version", "digest"}))
 
     def _adopt(self, given: Assignment) -> Steps[None]:
@@ -321,41 +317,6 @@ class Rounds:
         self.transfers.go_on()
         body = session.adopted.manifest.body()
         log.info("settings adopted from the coordinator", extra={"manifest": body})
-
-    # Held-out loss
-
-    def _evaluate(self, task: EvaluationTask) -> Steps[None]:
-        """This island's share of the held-out loss: a partial sum with its honest count."""
-        yield from led(self.transfers.rest)
-        try:
-            found = yield from self._evaluated(task)
-        finally:
-            self.transfers.go_on()
-        if found is None or not found.tokens or not math.isfinite(found.loss_sum):
-            return
-
-        def report() -> Steps[Done]:
-            who = self.session.standing.identity()
-            return send(EvaluationReport(identity=who, version=task.version, **asdict(found)))
-
-        try:
-            yield from self.session.call(report)
-        except (WrongRound, ContributionError) as error:
-            # The coordinator went on, or restarted in between: a figure less, and no work lost.
-            log.warning("evaluation refused", extra={"code": error.code, "reason": str(error)})
-
-    def _evaluated(self, task: EvaluationTask) -> Steps[Partial | None]:
-        """The partial sum of the published weights; None when they are of another version now."""
-        weights = self.weights
-        version, is_shown = yield from decided(lambda: [weights.held[0], weights.shows_published])
-        if version != task.version:
-            return None
-        if is_shown:
-            found: Partial | None = yield Evaluate(task)
-            return found
-        with weights.published_shown():
-            found = yield Evaluate(task)
-        return found
 
 
 def _nothing() -> None:

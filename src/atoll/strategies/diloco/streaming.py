@@ -95,6 +95,12 @@ class Streaming(Sync):
         found = round_number - 1 - behind // self._steps
         return (found,) if behind % self._steps == 0 and 0 < found < round_number else ()
 
+    def evaluators(
+        self, asks: str, planned: Sequence[str], live: Collection[str], *, is_last: bool
+    ) -> Sequence[str]:
+        """One that holds the version: others may hold another when they ask."""
+        return planned if is_last else [asks]
+
     def outer(self, round_number: int, ticks_before: int) -> OuterStep:
         """The optimizer counts the steps of a fragment.
 
