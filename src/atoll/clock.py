@@ -18,8 +18,17 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None: ...
 
-    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:
-        """Returns once another thread has made `holds` true and notified `changed` of it."""
+    def wait_for(
+        self,
+        holds: Callable[[], object],
+        changed: threading.Condition,
+        *,
+        seconds: float | None = None,
+    ) -> bool:
+        """Whether another thread has made `holds` true and notified `changed` of it.
+
+        False only when `seconds` are given and over.
+        """
 
 
 class SystemClock:
@@ -34,9 +43,15 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:
+    def wait_for(
+        self,
+        holds: Callable[[], object],
+        changed: threading.Condition,
+        *,
+        seconds: float | None = None,
+    ) -> bool:
         with changed:
-            changed.wait_for(holds)
+            return bool(changed.wait_for(holds, seconds))
 
 
 class ManualClock:
@@ -55,10 +70,16 @@ class ManualClock:
     def sleep(self, seconds: float) -> None:
         self.advance(seconds=seconds)
 
-    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:
-        """Waits for a real thread; no time of this clock passes."""
+    def wait_for(
+        self,
+        holds: Callable[[], object],
+        changed: threading.Condition,
+        *,
+        seconds: float | None = None,
+    ) -> bool:
+        """Waits for a real thread, so many real seconds; no time of this clock passes."""
         with changed:
-            changed.wait_for(holds)
+            return bool(changed.wait_for(holds, seconds))
 
     def advance(self, *, seconds: float) -> None:
         self._now += seconds

@@ -10,7 +10,7 @@
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
-                                  LeaseLost, StaleGeneration, AddressUnreachable
+                                  LeaseLost, StaleGeneration, MissingRanks, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
       CoordinatorUnreachable      the network, a dead or restarting coordinator; Accident
 
@@ -19,6 +19,7 @@ later; where the sender met the error on its own machine it is set to False. Sta
 gRPC are assigned in `wire/statuses.py`, never here.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -200,6 +201,14 @@ class StaleGeneration(WorkError, code="STALE_GENERATION"):
     def __init__(self, message: str | None = None, *, present: int = 0) -> None:
         super().__init__(message)
         self.present = present  # the number to repeat the message with
+
+
+class MissingRanks(WorkError, code="MISSING_RANKS"):
+    """Values of other ranks did not come in time; the step is given up and nothing is filled in."""
+
+    def __init__(self, message: str | None = None, *, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class AddressUnreachable(WorkError, code="ADDRESS_UNREACHABLE"):

@@ -31,6 +31,7 @@ class Fiber:
         self.stopping = False
         self._scheduler = scheduler
         self._work = work
+        self.pauses = 0  # how often it paused: a wake-up is for one pause only
         self._baton = threading.Semaphore(0)
         self._random = torch.get_rng_state()
         threading.Thread(target=self._main, name=name, daemon=True).start()
@@ -56,6 +57,7 @@ class Fiber:
         self._random = torch.get_rng_state()
         self._scheduler.give_back()
         self._take()
+        self.pauses += 1
         if self.stopping:
             raise Stopped
 
@@ -70,8 +72,8 @@ class Scheduler:
     def __init__(self) -> None:
         self._now = 0.0
         self._order = itertools.count()
-        self._queue: list[tuple[float, int, Fiber]] = []
-        self._waiting: list[tuple[Callable[[], object], Fiber]] = []
+        self._queue: list[tuple[float, int, Fiber, int]] = []  # with the pause that it ends
+        self._waiting: list[tuple[Callable[[], object], Fiber, int]] = []
         self._main = threading.Semaphore(0)
         self._running: Fiber | None = None
         self._fibers: list[Fiber] = []
@@ -91,13 +93,23 @@ class Scheduler:
         self._push(self._now + max(0.0, seconds), fiber)
         fiber.pause()
 
-    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:  # noqa: ARG002
+    def wait_for(
+        self,
+        holds: Callable[[], object],
+        changed: threading.Condition,  # noqa: ARG002
+        *,
+        seconds: float | None = None,
+    ) -> bool:
         """Lets the others run until one of them has made `holds` true; fibers notify nobody."""
         fiber = self._running
         assert fiber is not None, "only a fiber waits for another"
-        if not holds():
-            self._waiting.append((holds, fiber))
-            fiber.pause()
+        if holds():
+            return True
+        self._waiting.append((holds, fiber, fiber.pauses))
+        if seconds is not None:
+            self._push(self._now + seconds, fiber)
+        fiber.pause()
+        return bool(holds())
 
     def spawn(self, name: str, work: Callable[[], None]) -> Fiber:
         """A new fiber that starts at the present moment."""
@@ -132,15 +144,19 @@ class Scheduler:
     def _wake(self) -> None:
         """Those whose wait is over go on at this moment."""
         still = []
-        for holds, fiber in self._waiting:
+        for holds, fiber, pause in self._waiting:
+            if fiber.pauses != pause:
+                continue  # its time was over first
             if holds() or fiber.stopping:
                 self._push(self._now, fiber)
             else:
-                still.append((holds, fiber))
+                still.append((holds, fiber, pause))
         self._waiting = still
 
     def _turn(self) -> None:
-        when, _, fiber = heapq.heappop(self._queue)
+        when, _, fiber, pause = heapq.heappop(self._queue)
+        if fiber.pauses != pause:
+            return  # what it waited for came before
         self._now = max(self._now, when)
         self._run(fiber)
         if fiber.error is not None:
@@ -151,7 +167,7 @@ class Scheduler:
             fiber.stopping = True
         self._wake()
         while self._queue:
-            _, _, fiber = heapq.heappop(self._queue)
+            _, _, fiber, _ = heapq.heappop(self._queue)
             if not fiber.done:
                 self._run(fiber)
 
@@ -163,4 +179,4 @@ class Scheduler:
         self._running = None
 
     def _push(self, when: float, fiber: Fiber) -> None:
-        heapq.heappush(self._queue, (when, next(self._order), fiber))
+        heapq.heappush(self._queue, (when, next(self._order), fiber, fiber.pauses))

@@ -21,6 +21,7 @@ _ROWS: dict[tuple[int, grpc.StatusCode], str] = {
     (500, grpc.StatusCode.DATA_LOSS): "BLOB_CHANGED STATE_DAMAGED",
     (500, grpc.StatusCode.FAILED_PRECONDITION): "LEDGER_VERSION STATE_HELD",
     (503, grpc.StatusCode.UNAVAILABLE): "SUPERSEDED NOT_READY UNREACHABLE STORE_AWAY DISK_FAILED",
+    (504, grpc.StatusCode.DEADLINE_EXCEEDED): "MISSING_RANKS",
     (507, grpc.StatusCode.RESOURCE_EXHAUSTED): "STORAGE_FULL",
 }
 TABLE = {code: row for row, codes in _ROWS.items() for code in codes.split()}

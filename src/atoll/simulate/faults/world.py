@@ -82,6 +82,12 @@ class ProcessClock:
         """Never: what runs in the world is not allowed to wait."""
         raise AssertionError(f"a simulated process slept {seconds} s inside one event")
 
-    def wait_for(self, holds: Callable[[], object], changed: threading.Condition) -> None:
+    def wait_for(
+        self,
+        holds: Callable[[], object],
+        changed: threading.Condition,
+        *,
+        seconds: float | None = None,  # noqa: ARG002
+    ) -> bool:
         """Never, for the same reason."""
         raise AssertionError(f"a simulated process waited for {holds} and {changed}")

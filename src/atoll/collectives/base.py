@@ -1,0 +1,90 @@
+"""What collectives promise, whatever carries them."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from atoll.layout import Span
+
+Op = Literal["gather", "reduce", "save", "control"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which exchange of a training a call is: the same on all ranks, and never used twice."""
+
+    group: int  # the generation in which the group was formed
+    step: int
+    op: Op
+    micro: int = 0  # micro-batch of the step
+    unit: int = 0
+
+    def __str__(self) -> str:
+        told = f"{self.op} of unit {self.unit}, step {self.step}.{self.micro}"
+        return f"{told}, group {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a message says it is; who sends it is read from the connection, never from here."""
+
+    key: Key
+    phase: int  # turn of a ring, or which of several exchanges of one call
+    span: Span  # of the whole tensor
+
+
+class Handle(Protocol):
+    """A collective that was begun."""
+
+    def wait(self) -> None:
+        """Returns when the result is there.
+
+        MissingRanks when the deadline is over, naming those whose values did not come; what was
+        given with `abort`; StaleGeneration when the group is over. Nothing is ever filled in.
+        """
+        ...
+
+
+class Collectives(Protocol):
+    """The collectives of one rank of a group. All ranks begin the same ones in the same order.
+
+    Tensors are flat, contiguous and on the CPU, of one dtype and length on all ranks. A result has
+    the same bits on every transport. Nothing may touch the tensors until the handle was waited for.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_gather(self, key: Key, shard: Tensor, out: Tensor) -> Handle:
+        """`out` becomes the shards of all ranks one after another, cut as `schedule.cut` says.
+
+        `shard` may be this rank's part of `out` itself.
+        """
+        ...
+
+    def reduce_scatter(self, key: Key, values: Tensor, out: Tensor) -> Handle:
+        """`out` becomes this rank's part of the SUM over all ranks' `values`.
+
+        `values` are used up: they hold something else afterwards, and `out` may be part of them.
+        """
+        ...
+
+    def all_reduce(self, key: Key, values: Tensor) -> Handle:
+        """`values` become the SUM over all ranks, in place."""
+        ...
+
+    def broadcast(self, key: Key, values: Tensor, *, source: int) -> Handle:
+        """`values` become those of rank `source`, in place."""
+        ...
+
+    def barrier(self, key: Key) -> Handle:
+        """Done once every rank has begun it."""
+        ...
+
+    def abort(self, error: Exception) -> None:
+        """The group is over: whoever waits, or will, raises `error`."""
+        ...

@@ -1,0 +1,148 @@
+"""Where messages of other ranks wait until this rank wants them, in bounded memory.
+
+Whoever carries messages delivers them here. A message is known by its label and its sender; the
+same one again changes nothing, and one of another group, of a step that is over or from a stranger
+is refused. Of each sender a few chunks may lie here; then its next delivery waits, and with it that
+sender's stream, nobody else's.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+from atoll.clock import Clock
+from atoll.collectives.base import Key, Label
+from atoll.errors import Forbidden, MissingRanks, ProtocolError, StaleGeneration
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Mailbox:
+    """The mailbox of one rank of one group. Thread-safe; waits by its clock, so fibers may use it.
+
+    Steps below `floor` are over. Messages of one step may come while this rank is still at the one
+    before, so that much is remembered of what was taken.
+    """
+
+    def __init__(self, *, group: int, rank: int, size: int, clock: Clock, limit_bytes: int) -> None:
+        self._group = group
+        self._senders = frozenset(range(size)) - {rank}
+        self._clock = clock
+        self._limit = limit_bytes  # of one sender's messages
+        self._changed = threading.Condition()
+        self._waiting: dict[tuple[int, Label], Bytes] = {}
+        self._held = dict.fromkeys(self._senders, 0)  # bytes
+        self._taken: deque[tuple[int, set[tuple[int, Label]]]] = deque()  # by step, oldest first
+        self._floor = 0
+        self._error: Exception | None = None
+
+    # Delivery
+
+    def deliver(self, label: Label, sender: int, data: Bytes) -> Literal["taken", "repeated"]:
+        """Takes a message in, once there is room for it.
+
+        Forbidden for a stranger, StaleGeneration for another group, ProtocolError for a step that
+        is over: nothing changes then.
+        """
+        self._check(label.key, sender)
+        what = (sender, label)
+
+        def settled() -> bool:
+            over = self._error is not None or label.key.step < self._floor
+            return over or self._is_known(what) or self._has_room(sender, len(data))
+
+        self._clock.wait_for(settled, self._changed)
+        with self._changed:
+            self._check(label.key, sender)
+            if self._is_known(what):
+                return "repeated"
+            self._waiting[what] = data
+            self._held[sender] += len(data)
+            self._changed.notify_all()
+        return "taken"
+
+    def _check(self, key: Key, sender: int) -> None:
+        if self._error is not None:
+            raise self._error
+        if sender not in self._senders:
+            raise Forbidden(
+                f"sender={sender} has no message for this rank; ranks {sorted(self._senders)} do"
+            )
+        if key.group != self._group:
+            raise StaleGeneration(
+                f"group={key.group} of the message is not this rank's, {self._group}; ask the "
+                f"coordinator for the present one",
+                present=self._group,
+            )
+        if key.step < self._floor:
+            raise ProtocolError(
+                f"step={key.step} of the message is over, this rank is at {self._floor}; drop it"
+            )
+
+    def _is_known(self, what: tuple[int, Label]) -> bool:
+        return what in self._waiting or any(what in taken for _, taken in self._taken)
+
+    def _has_room(self, sender: int, nbytes: int) -> bool:
+        """A message larger than the limit goes alone."""
+        return not self._held[sender] or self._held[sender] + nbytes <= self._limit
+
+    # This rank's side
+
+    def take(self, label: Label, sender: int, *, nbytes: int, until: float) -> Bytes:
+        """The message, when it is here; MissingRanks at the time `until`.
+
+        ProtocolError when it is not of the size that it must have.
+        """
+        what = (sender, label)
+        self._clock.wait_for(
+            lambda: self._error is not None or what in self._waiting,
+            self._changed,
+            seconds=max(0.0, until - self._clock.now()),
+        )
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            data = self._waiting.pop(what, None)
+            if data is None:
+                raise MissingRanks(f"{label.key}: nothing came from rank {sender} in time")
+            self._held[sender] -= len(data)
+            self._remember(what)
+            self._changed.notify_all()
+        if len(data) != nbytes:
+            raise ProtocolError(
+                f"{label.key}: rank {sender} sent {len(data)} bytes of elements "
+                f"[{label.span.start}, {label.span.stop}); they take {nbytes}"
+            )
+        return data
+
+    def missing(self, wanted: Iterable[tuple[Label, int]]) -> list[int]:
+        """Of these messages, the senders of those that have not come."""
+        with self._changed:
+            found = {sender for label, sender in wanted if not self._is_known((sender, label))}
+        return sorted(found)
+
+    def advance(self, step: int) -> None:
+        """This rank is at `step`: messages of steps before the last are refused from now on."""
+        with self._changed:
+            self._floor = max(self._floor, step - 1)
+            while self._taken and self._taken[0][0] < self._floor:
+                self._taken.popleft()
+            for sender, label in [w for w in self._waiting if w[1].key.step < self._floor]:
+                self._held[sender] -= len(self._waiting.pop((sender, label)))
+            self._changed.notify_all()
+
+    def abort(self, error: Exception) -> None:
+        """Whoever waits here, or comes later, raises `error`; the first one stands."""
+        with self._changed:
+            self._error = self._error or error
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _remember(self, what: tuple[int, Label]) -> None:
+        step = what[1].key.step
+        for known, taken in self._taken:
+            if known == step:
+                taken.add(what)
+                return
+        self._taken.append((step, {what}))

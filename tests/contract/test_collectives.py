@@ -1,0 +1,299 @@
+"""Every transport's collectives: the same sums, the same bits, and the same refusals."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atoll.clock import SystemClock
+from atoll.collectives import schedule
+from atoll.collectives.base import Collectives, Key
+from atoll.collectives.exchange import Way
+from atoll.collectives.local import Sea
+from atoll.collectives.runners import Inline, Threaded
+from atoll.errors import ConfigError, GroupBroken, LayoutMismatch, MissingRanks
+from atoll.simulate.fibers import Scheduler
+
+SIZES = (1, 2, 3, 4, 5)
+# Of elements: none, fewer than ranks, one, uneven, several chunks of several parts.
+LENGTHS = (0, 1, 3, 7, 1_000, 10_007)
+CHUNK_BYTES = 1_024
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int8, torch.int32, torch.int64, torch.uint8),
+)
+Work = Callable[[Collectives], Any]
+
+
+def threads(size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0) -> list[Any]:
+    """What each rank's work returned, each rank a thread with another for its collectives."""
+    sea = Sea(size, clock=SystemClock())
+
+    @contextmanager
+    def rank(number: int) -> Iterator[Collectives]:
+        runner = Threaded(f"rank-{number}")
+        options: dict[str, Any] = {"timeout_seconds": timeout_seconds, "chunk_bytes": CHUNK_BYTES}
+        try:
+            yield sea.rank(number, runner, way=way, **options)
+        finally:
+            runner.close()
+
+    with ExitStack() as stack, ThreadPoolExecutor(size) as pool:
+        ranks = [stack.enter_context(rank(number)) for number in range(size)]
+        return [made.result() for made in [pool.submit(work, one) for one in ranks]]
+
+
+def fibers(size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0) -> list[Any]:
+    """The same in fibers on a virtual clock, without a thread beside them."""
+    scheduler = Scheduler()
+    sea = Sea(size, clock=scheduler)
+    found: dict[int, Any] = {}
+
+    def run(number: int) -> None:
+        options: dict[str, Any] = {"timeout_seconds": timeout_seconds, "chunk_bytes": CHUNK_BYTES}
+        found[number] = work(sea.rank(number, Inline(), way=way, **options))
+
+    for number in range(size):
+        scheduler.spawn(f"rank-{number}", partial(run, number))
+    scheduler.run_until(lambda: len(found) == size, limit_seconds=1e6)
+    return [found[number] for number in range(size)]
+
+
+TRANSPORTS = {"local, threads": threads, "local, fibers": fibers}
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
+    return TRANSPORTS[request.param]
+
+
+every_way = pytest.mark.parametrize("way", ["ring", "direct"])
+every_size = pytest.mark.parametrize("size", SIZES)
+
+
+def key(number: int = 0, **changes: Any) -> Key:
+    return Key(**{"group": 1, "step": number, "op": "reduce", **changes})
+
+
+def values(rank: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers of very different sizes, so that another order of adding shows."""
+    made = torch.Generator().manual_seed(100 + rank)
+    found = torch.randn(length, generator=made, dtype=torch.float64)
+    scale = torch.randint(-6, 7, (length,), generator=made).double()
+    if dtype.is_floating_point:
+        return (found * torch.pow(2.0, scale)).to(dtype)
+    return (found * 20).to(torch.int64).to(dtype)
+
+
+def added(part: int, size: int, length: int, dtype: torch.dtype) -> Tensor:
+    """The SUM of all ranks' values as the canonical order has it, by plain additions."""
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    first, *rest = [values((part + 1 + k) % size, length, dtype).to(wide) for k in range(size)]
+    for one in rest:
+        first = first + one
+    return first.to(dtype)
+
+
+def sums(size: int, length: int, dtype: torch.dtype) -> list[Tensor]:
+    """Each rank's part of the SUM."""
+    bounds = [k * length // size for k in range(size + 1)]
+    return [added(k, size, length, dtype)[bounds[k] : bounds[k + 1]] for k in range(size)]
+
+
+def equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    pairs = zip(found, wanted, strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+
+
+# What comes out
+
+
+@every_way
+@every_size
+@pytest.mark.parametrize("length", LENGTHS)
+def test_reduce_scatter_adds_in_the_canonical_order(transport, way, size, length):
+    def work(ranks: Collectives) -> Tensor:
+        span = schedule.cut(length, size)[ranks.rank]
+        out = torch.full((len(span),), -7.0)
+        ranks.reduce_scatter(key(), values(ranks.rank, length), out).wait()
+        return out
+
+    assert equal(transport(size, way, work), sums(size, length, torch.float32))
+
+
+@every_way
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_reduce_scatter_takes_every_dtype(transport, way, size, dtype):
+    def work(ranks: Collectives) -> Tensor:
+        own = values(ranks.rank, 1_003, dtype)
+        out = schedule.cut(1_003, size)[ranks.rank].of(own)  # in place
+        ranks.reduce_scatter(key(), own, out).wait()
+        return out
+
+    assert equal(transport(size, way, work), sums(size, 1_003, dtype))
+
+
+def test_half_floats_are_rounded_once():
+    """The control: added in half precision the same numbers give another sum."""
+    wrong = values(1, 1_003, torch.bfloat16)
+    for rank in (2, 0):
+        wrong = wrong + values(rank, 1_003, torch.bfloat16)
+
+    assert not torch.equal(wrong, added(0, 3, 1_003, torch.bfloat16))
+
+
+def test_order_of_adding_shows_in_these_numbers():
+    """The control of the canonical order."""
+    turned = values(0, 1_000) + values(2, 1_000) + values(1, 1_000)
+
+    assert not torch.equal(turned, added(0, 3, 1_000, torch.float32))
+
+
+@every_way
+@every_size
+@pytest.mark.parametrize("length", LENGTHS)
+def test_all_gather_puts_the_parts_together(transport, way, size, length):
+    whole = values(0, length)
+
+    def work(ranks: Collectives) -> Tensor:
+        out = torch.zeros(length)
+        shard = schedule.cut(length, size)[ranks.rank].of(whole).clone()
+        ranks.all_gather(key(op="gather"), shard, out).wait()
+        return out
+
+    assert equal(transport(size, way, work), [whole] * size)
+
+
+@every_way
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_gather_takes_every_dtype_and_a_part_of_the_result_itself(transport, way, dtype):
+    whole = values(0, 1_003, dtype)
+
+    def work(ranks: Collectives) -> Tensor:
+        out, span = torch.zeros_like(whole), schedule.cut(1_003, 3)[ranks.rank]
+        span.of(out).copy_(span.of(whole))
+        ranks.all_gather(key(op="gather"), span.of(out), out).wait()
+        return out
+
+    assert equal(transport(3, way, work), [whole] * 3)
+
+
+@every_way
+@every_size
+@pytest.mark.parametrize("length", [0, 1, 1_003])
+def test_all_reduce_gives_all_ranks_the_same_bits(transport, way, size, length):
+    def work(ranks: Collectives) -> Tensor:
+        own = values(ranks.rank, length)
+        ranks.all_reduce(key(), own).wait()
+        return own
+
+    assert equal(transport(size, way, work), [torch.cat(sums(size, length, torch.float32))] * size)
+
+
+@every_way
+@pytest.mark.parametrize(("size", "source"), [(1, 0), (2, 1), (3, 0), (5, 3)])
+def test_broadcast_gives_all_ranks_the_sources_values(transport, way, size, source):
+    def work(ranks: Collectives) -> Tensor:
+        own = values(ranks.rank, 1_003)
+        ranks.broadcast(key(op="control"), own, source=source).wait()
+        return own
+
+    assert equal(transport(size, way, work), [values(source, 1_003)] * size)
+
+
+@every_way
+def test_several_may_be_under_way_and_are_waited_for_in_any_order(transport, way):
+    def work(ranks: Collectives) -> list[Tensor]:
+        made = [values(ranks.rank, 500 + k) for k in range(4)]
+        handles = [ranks.all_reduce(key(1, unit=k), one) for k, one in enumerate(made)]
+        for handle in reversed(handles):
+            handle.wait()
+        return made
+
+    for found in transport(3, way, work):
+        wanted = [torch.cat(sums(3, 500 + k, torch.float32)) for k in range(4)]
+        assert equal(found, wanted)
+
+
+@every_way
+def test_barrier_is_passed_once_every_rank_has_come(transport, way):
+    came: list[int] = []
+
+    def work(ranks: Collectives) -> int:
+        if ranks.rank != 2:
+            ranks.barrier(key(1, op="control")).wait()
+            return len(came)
+        came.append(2)
+        ranks.barrier(key(1, op="control")).wait()
+        return 1
+
+    assert transport(3, way, work) == [1, 1, 1]
+
+
+# What is refused
+
+
+@every_way
+def test_missing_ranks_are_named_and_nothing_is_filled_in(transport, way):
+    """The one that never came, or in a ring the neighbour that waits for it."""
+
+    def work(ranks: Collectives) -> MissingRanks | None:
+        if ranks.rank == 1:
+            return None
+        with pytest.raises(MissingRanks, match="nothing is filled in") as refused:
+            ranks.all_reduce(key(), values(ranks.rank, 1_003)).wait()
+        return refused.value
+
+    found = transport(3, way, work, timeout_seconds=0.3)
+
+    named = [error.ranks if error else () for error in found]
+    assert named == ([(2,), (), (1,)] if way == "ring" else [(1,), (), (1,)])
+
+
+def test_abort_reaches_whoever_waits_and_whoever_comes_later(transport):
+    gone = GroupBroken("rank 1 left")
+
+    def work(ranks: Collectives) -> list[str]:
+        if ranks.rank == 1:
+            return []
+        begun = ranks.barrier(key(1, op="control"))
+        ranks.abort(gone)
+        later = ranks.barrier(key(2, op="control"))
+        found = []
+        for handle in (begun, later):
+            with pytest.raises(GroupBroken) as refused:
+                handle.wait()
+            found.append(str(refused.value))
+        return found
+
+    assert transport(2, "ring", work) == [["rank 1 left"] * 2, []]
+
+
+@pytest.mark.parametrize(
+    ("shard", "out"),
+    [
+        (torch.zeros(2), torch.zeros(3)),
+        (torch.zeros(3, dtype=torch.float64), torch.zeros(3)),
+        (torch.zeros(3), torch.zeros(3, 1)),
+        (torch.zeros(6)[::2], torch.zeros(3)),
+    ],
+    ids=["length", "dtype", "shape", "strides"],
+)
+def test_tensor_that_does_not_fit_is_refused_before_anything_is_sent(shard, out):
+    sea = Sea(1, clock=SystemClock())
+
+    with pytest.raises(LayoutMismatch):
+        sea.rank(0, Inline()).all_gather(key(), shard, out)
+
+
+def test_source_and_rank_outside_the_group_are_refused():
+    sea = Sea(2, clock=SystemClock())
+
+    with pytest.raises(ConfigError, match="source=2"):
+        sea.rank(0, Inline()).broadcast(key(), torch.zeros(1), source=2)
