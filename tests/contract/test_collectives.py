@@ -1,5 +1,6 @@
 """Every transport's collectives: the same sums, the same bits, and the same refusals."""
 
+import datetime
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,9 @@ from atoll.clock import SystemClock
 from atoll.collectives import schedule
 from atoll.collectives.base import Collectives, Key
 from atoll.collectives.exchange import Way
+from atoll.collectives.grpc.member import RankMember
+from atoll.collectives.grpc.server import RankServer
+from atoll.collectives.grpc.trust import Identity, Member, RankGroup
 from atoll.collectives.local import Sea
 from atoll.collectives.runners import Inline, Threaded
 from atoll.errors import ConfigError, GroupBroken, LayoutMismatch, MissingRanks
@@ -64,7 +68,40 @@ def fibers(size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0) ->
     return [found[number] for number in range(size)]
 
 
-TRANSPORTS = {"local, threads": threads, "local, fibers": fibers}
+def over_grpc(
+    size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0, is_trusting: bool = True
+) -> list[Any]:
+    """The same between servers on loopback, each rank with its own."""
+    options: dict[str, Any] = {"timeout_seconds": timeout_seconds, "chunk_bytes": CHUNK_BYTES}
+    now = datetime.datetime.now(datetime.UTC)
+    shown = [None if is_trusting else Identity.new(now=now) for _ in range(size)]
+    with ExitStack() as stack, ThreadPoolExecutor(size) as pool:
+        servers = [RankServer("127.0.0.1:0", identity=identity) for identity in shown]
+        for server in servers:
+            stack.callback(server.close)
+        group = RankGroup(
+            1,
+            tuple(
+                Member(f"w{k}", server.address, identity.certificate_pem if identity else b"")
+                for k, (server, identity) in enumerate(zip(servers, shown, strict=True))
+            ),
+            "s" * 32,
+        )
+        ranks = [
+            stack.enter_context(
+                RankMember(group, k, server, clock=SystemClock(), identity=one, way=way, **options)
+            )
+            for k, (server, one) in enumerate(zip(servers, shown, strict=True))
+        ]
+        return [made.result() for made in [pool.submit(work, one) for one in ranks]]
+
+
+TRANSPORTS: dict[str, Callable[..., list[Any]]] = {
+    "local, threads": threads,
+    "local, fibers": fibers,
+    "grpc": over_grpc,
+    "grpc with TLS": partial(over_grpc, is_trusting=False),
+}
 
 
 @pytest.fixture(params=TRANSPORTS)

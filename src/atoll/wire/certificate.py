@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +62,19 @@ def own(directory: Path, *, host: str, now: datetime.datetime) -> Certificate:
     kept = Certificate(directory / "certificate.pem", directory / "certificate.key")
     if kept.certificate_path.exists() and kept.key_path.exists():
         return given(kept.certificate_path, kept.key_path)
+    public, secret = made(COMMON_NAME, names=_names(host), now=now)
+    # Durable: islands pin it, and one that a power cut takes away would lock all of them out.
+    for path, data in ((kept.key_path, secret), (kept.certificate_path, public)):
+        filesystem.write_whole(path, data)
+    return kept
+
+
+def made(
+    common_name: str, *, names: Sequence[x509.GeneralName], now: datetime.datetime
+) -> tuple[bytes, bytes]:
+    """A new certificate that vouches for itself, and its key, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, COMMON_NAME)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     built = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -71,17 +83,13 @@ def own(directory: Path, *, host: str, now: datetime.datetime) -> Certificate:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=LIFETIME_DAYS))
-        .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     secret = key.private_bytes(pem, form, serialization.NoEncryption())
-    public = built.public_bytes(pem)
-    # Durable: islands pin it, and one that a power cut takes away would lock all of them out.
-    for path, data in ((kept.key_path, secret), (kept.certificate_path, public)):
-        filesystem.write_whole(path, data)
-    return kept
+    return built.public_bytes(pem), secret
 
 
 def _names(host: str) -> list[x509.GeneralName]:

@@ -1,0 +1,1 @@
+"""Messages between ranks over gRPC: any network, mutual trust, streams that are dialled again."""

@@ -1,0 +1,178 @@
+"""A rank's own server: takes in what other ranks of the present group send, and nothing else."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+
+from atoll.collectives.exchange import CHUNK_BYTES
+from atoll.collectives.grpc import messages
+from atoll.collectives.grpc.trust import Identity, RankGroup
+from atoll.collectives.mailbox import Mailbox
+from atoll.errors import AddressUnreachable, AtollError, NotReady, StaleGeneration
+from atoll.wire import statuses
+
+if TYPE_CHECKING:
+    Context = grpc.ServicerContext
+
+log = logging.getLogger(__name__)
+
+SERVICE = "atoll.Ranks"
+MAX_STREAMS = 256  # one for each peer, and room for old ones that are just ending
+RECEIVED = b""  # the answer to a message
+
+
+def options() -> list[tuple[str, int]]:
+    """Limits of every connection between ranks, on both sides."""
+    return [
+        ("grpc.max_receive_message_length", CHUNK_BYTES + (64 << 10)),
+        ("grpc.max_send_message_length", CHUNK_BYTES + (64 << 10)),
+        ("grpc.http2.max_frame_size", (16 << 20) - 1),  # fewer, larger frames: measured best
+        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+@dataclass(frozen=True)
+class _Present:
+    """The group that is trusted, and where its messages go."""
+
+    group: RankGroup
+    mailbox: Mailbox
+
+
+class RankServer:
+    """One per process; outlives groups. Thread-safe.
+
+    Every stream has a thread of gRPC's pool, which waits where a mailbox is full.
+    """
+
+    def __init__(self, listen: str, *, identity: Identity | None = None) -> None:
+        self._identity = identity
+        self._present: _Present | None = None
+        self._changed = threading.Lock()
+        self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rank-server")
+        self._server = grpc.server(
+            self._pool, options=options(), maximum_concurrent_rpcs=MAX_STREAMS
+        )
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+        host = listen.rpartition(":")[0]
+        try:
+            port = self._bind(listen)
+        except RuntimeError as exc:
+            self._pool.shutdown()
+            raise AddressUnreachable(
+                f"listen={listen!r} cannot be listened on: {exc}; choose a free port"
+            ) from exc
+        self.address = f"{host}:{port}"
+        self._server.start()
+
+    def _bind(self, listen: str) -> int:
+        if self._identity is None:
+            return self._server.add_insecure_port(listen)
+        first = self._configuration(b"")
+        credentials = grpc.dynamic_ssl_server_credentials(
+            first, self._fetched, require_client_authentication=True
+        )
+        return self._server.add_secure_port(listen, credentials)
+
+    def _configuration(self, trusted: bytes) -> "grpc.ServerCertificateConfiguration":
+        """Without a group only its own certificate is trusted, whose key nobody else has."""
+        assert self._identity is not None
+        own = self._identity
+        return grpc.ssl_server_certificate_configuration(
+            [(own.key_pem, own.certificate_pem)], trusted or own.certificate_pem
+        )
+
+    def _fetched(self) -> "grpc.ServerCertificateConfiguration":
+        present = self._present
+        return self._configuration(b"" if present is None else present.group.certificates)
+
+    # Groups
+
+    def enter(self, group: RankGroup, mailbox: Mailbox) -> None:
+        """From now on messages of this group go to `mailbox`, and no other's anywhere."""
+        with self._changed:
+            self._present = _Present(group, mailbox)
+
+    def leave(self) -> None:
+        """From now on nobody is let in."""
+        with self._changed:
+            self._present = None
+
+    def close(self) -> None:
+        """Ends all streams; who waits in a mailbox must be sent away before."""
+        self.leave()
+        self._server.stop(grace=None).wait()
+        self._pool.shutdown()
+
+    # Methods
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        made: dict[str, Any] = {
+            "Deliver": grpc.stream_stream_rpc_method_handler(self._deliver),
+            "Ping": grpc.unary_unary_rpc_method_handler(self._ping),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, made)
+
+    def _deliver(self, parts: Iterator[bytes], context: "Context") -> Iterator[bytes]:
+        """Takes messages in order and answers each once it is in the mailbox."""
+        try:
+            present, sender = self._admitted(context)
+            for part in parts:
+                label, values = messages.unpacked(part)
+                self._check_present(present)
+                present.mailbox.deliver(label, sender, values)
+                yield RECEIVED
+        except AtollError as error:
+            _abort(context, error)
+
+    def _ping(self, request: bytes, context: "Context") -> bytes:
+        """Gives back what came, to measure how long that takes."""
+        try:
+            self._admitted(context)
+        except AtollError as error:
+            _abort(context, error)
+        return request[:64]
+
+    def _admitted(self, context: "Context") -> tuple[_Present, int]:
+        present = self._present
+        if present is None:
+            raise NotReady("this rank is in no group yet; call again")
+        shown = {str(k): str(v) for k, v in context.invocation_metadata() or ()}
+        certificate: bytes | None = None
+        if self._identity is not None:
+            shown_pem: Any = context.auth_context().get("x509_pem_cert") or [b""]
+            certificate = shown_pem[0]
+        try:
+            return present, present.group.sender(shown, certificate)
+        except AtollError as error:
+            about = {"peer": context.peer(), "code": error.code, "reason": str(error)}
+            log.warning("a rank was refused", extra=about)
+            raise
+
+    def _check_present(self, present: _Present) -> None:
+        """A stream outlives the group that it was opened in, its messages do not."""
+        now = self._present
+        if now is not present:
+            number = 0 if now is None else now.group.number
+            raise StaleGeneration(
+                f"group={present.group.number} of the stream is over; this rank is in {number}",
+                present=number,
+            )
+
+
+def _abort(context: "Context", error: AtollError) -> NoReturn:
+    """Ends a call as `wire.rpc` reads it on the other side."""
+    said = [("atoll-code", error.code), ("atoll-retry", str(error.retry).lower())]
+    if isinstance(error, StaleGeneration):
+        said.append(("atoll-generation", str(error.present)))
+    context.set_trailing_metadata(tuple(said))
+    context.abort(statuses.rpc(error), statuses.sentence(error))
