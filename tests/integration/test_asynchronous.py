@@ -287,6 +287,24 @@ def test_round_closes_when_its_window_is_over(tmp_path):
     assert leases(cluster)[1, "b"] is LeaseState.LEASED
 
 
+def test_window_runs_while_the_round_before_is_computed(tmp_path):
+    """It begins with the first contribution, not when the closing thread next looks."""
+    cluster = made(tmp_path, **{"membership.grace_seconds": 5.0})
+    islands = [cluster.island(name) for name in "abc"]
+    a, b, c = islands
+    sent = [island.frame(island.assignment()) for island in islands]
+    a.send(sent[0])
+    assert cluster.settle() == 0
+    cluster.clock.advance(seconds=5.1)
+    cluster.freeze()
+    b.send(sent[1])
+
+    cluster.clock.advance(seconds=5.1)
+    c.beat()
+
+    assert cluster.settle() == 2
+
+
 def test_round_does_not_close_below_min_workers(tmp_path):
     cluster = made(tmp_path, **{"membership.min_workers": 2})
     a, b = cluster.pair()
