@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from atoll.ledger import engines
 from atoll.ledger.records import ContributionRecord, LeaseState, RoundState
 from atoll.ledger.sqlite import truncation
 from atoll.ledger.tables.rounds import RoundTable
+from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Difference
 from atoll.protocol.messages import Assignment, EvaluationReport, HeartbeatRequest, Telemetry
 from atoll.simulate import follow
@@ -287,6 +290,24 @@ def test_round_closes_when_its_window_is_over(tmp_path):
     assert leases(cluster)[1, "b"] is LeaseState.LEASED
 
 
+def test_window_runs_while_the_round_before_is_computed(tmp_path):
+    """It begins with the first contribution, not when the closing thread next looks."""
+    cluster = made(tmp_path, **{"membership.grace_seconds": 5.0})
+    islands = [cluster.island(name) for name in "abc"]
+    a, b, c = islands
+    sent = [island.frame(island.assignment()) for island in islands]
+    a.send(sent[0])
+    assert cluster.settle() == 0
+    cluster.clock.advance(seconds=5.1)
+    cluster.freeze()
+    b.send(sent[1])
+
+    cluster.clock.advance(seconds=5.1)
+    c.beat()
+
+    assert cluster.settle() == 2
+
+
 def test_round_does_not_close_below_min_workers(tmp_path):
     cluster = made(tmp_path, **{"membership.min_workers": 2})
     a, b = cluster.pair()
@@ -446,6 +467,30 @@ def test_speed_of_an_island_that_is_gone_does_not_count(tmp_path):
     a.leave()
 
     assert b.assignment().steps == 10
+
+
+def test_heartbeat_that_tells_steps_by_speed_waits_for_no_registration(tmp_path, monkeypatch):
+    """It is answered in the server's event loop, and a registration takes a transaction."""
+    cluster = made(tmp_path, dylu=True, sync_every=10)
+    a, b = cluster.pair()
+    tell(a, 100.0)
+    told: list[int] = []
+    told_meanwhile: list[int] = []
+    beating = Thread(target=lambda: told.append(tell(b, 25.0)), daemon=True)
+    real = cluster.ledger.writing
+
+    def writing() -> AbstractContextManager[Transaction]:
+        monkeypatch.undo()
+        beating.start()
+        beating.join(timeout=5.0)
+        told_meanwhile.extend(told)
+        return real()
+
+    monkeypatch.setattr(cluster.ledger, "writing", writing)
+
+    cluster.island("c")
+
+    assert told_meanwhile == [2]
 
 
 def test_heartbeat_of_a_synchronous_run_tells_its_steps(tmp_path):

@@ -249,15 +249,16 @@ def test_stochastic_payload_is_the_definition(codec):
     assert payload.numpy().tobytes() == stochastic_reference(codec, values, 5)
 
 
+@pytest.mark.parametrize("sign", [1, -1], ids=["above", "below"])
 @every_stochastic
-def test_largest_value_is_never_rounded_up_to_a_level_that_is_not_there(codec):
-    """Its quotient may be one fp32 above the last level, and a draw just below 1."""
+def test_largest_value_is_never_rounded_to_a_level_that_is_not_there(codec, sign):
+    """Its quotient may be one fp32 beyond the last level, and a draw just below 1, or 0."""
     candidates = np.linspace(1, 2, 2000, dtype=F)
     quotients = candidates / (candidates / F(codec.most))
     worst = candidates[quotients > codec.most][0]
-    values = torch.full((2 * GROUP_ELEMENTS,), float(worst))
+    values = torch.full((2 * GROUP_ELEMENTS,), sign * float(worst))
     draws = np.concatenate([NOISE.bits16(group, GROUP_ELEMENTS) for group in (0, 1)])
-    assert draws.max() == 65535
+    assert (draws.min(), draws.max()) == (0, 65535)
 
     decoded = codec.decode(encode(codec, values), values.numel())
 

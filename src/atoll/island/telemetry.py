@@ -1,4 +1,4 @@
-"""What an island tells about itself: shown to operators, never used for the model."""
+"""What an island tells about itself: shown to operators; a strategy may give rows by its speed."""
 
 import math
 import os

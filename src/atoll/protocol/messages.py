@@ -65,7 +65,10 @@ class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register
 
 
 class Telemetry(Message):
-    """What an island tells about itself; shown, never used for the model."""
+    """What an island tells about itself: shown, and its speed may decide how many rows it is given.
+
+    Nothing else depends on it, and no weights do but through the rows that are leased.
+    """
 
     round: Whole = 0
     step: Whole = 0

@@ -214,8 +214,11 @@ class Registry:
             return [self._workers[w] for w in sorted(self._workers)]
 
     def live(self) -> frozenset[str]:
-        """Registered workers that are heard from."""
-        return self.heartbeats.live(w.worker_id for w in self.active())
+        """Registered workers that are heard from.
+
+        Without the lock: a heartbeat, which is to wait for nothing, may ask.
+        """
+        return self.heartbeats.live(member.worker_id for member in self.generation.members)
 
     def hostname(self, worker_id: str) -> str:
         """The name the worker's machine gave."""

@@ -370,6 +370,8 @@ class Rounds:
                 r.with_contribution(accepted) if r.number == accepted.applied else r
                 for r in self.under_way
             )
+            # Now: the thread that closes rounds may be computing one, and would look later.
+            self._time_quorums()
             return accepted
 
     def expire(self) -> list[str]:
@@ -399,17 +401,21 @@ class Rounds:
     def is_due(self) -> bool:
         """Whether the round that closes next closes now."""
         with self._lock:
-            since, now = self._quorum_since, self.clock.now()
-            self._quorum_since = {
-                r.number: since.get(r.number, now)
-                for r in self.open_rounds
-                if self.strategy_of(r.number).has_quorum(self._view(r))
-            }
-            closing = self._closes_next
+            self._time_quorums()
+            closing, now = self._closes_next, self.clock.now()
             if closing is None:
                 return False
             held = now - self._quorum_since.get(closing.number, now)
             return self.strategy_of(closing.number).is_due(self._view(closing), seconds=held)
+
+    def _time_quorums(self) -> None:
+        """Since when each open round has had its quorum; a round that has lost it begins anew."""
+        since, now = self._quorum_since, self.clock.now()
+        self._quorum_since = {
+            r.number: since.get(r.number, now)
+            for r in self.open_rounds
+            if self.strategy_of(r.number).has_quorum(self._view(r))
+        }
 
     def freeze(self) -> int:
         """Fixes the ordered set of the round that closes next, and gives its number.
