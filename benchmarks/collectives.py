@@ -48,12 +48,11 @@ Call = tuple[float, float, float]
 def rank_main(rank: int, size: int, home: str, elements: int, repeats: int) -> None:
     """One rank; rank 0 writes what it measured."""
     torch.set_num_threads(1)
-    store: Any = torch.distributed.distributed_c10d.FileStore(f"{home}/addresses", size)
     dist.init_process_group("gloo", init_method=f"file://{home}/gloo", rank=rank, world_size=size)
     with ExitStack() as stack:
         ways: dict[str, Way_] = {"gloo": lambda values, _: dist.all_reduce(values)}
         for name, (kind, is_tls) in OURS.items():
-            ways[name] = _own_way(stack, store, rank, size, name, kind, is_tls=is_tls)
+            ways[name] = _own_way(stack, Path(home), rank, size, kind, is_tls=is_tls)
         values = torch.zeros(elements)
         found: dict[str, list[Call]] = {name: [] for name in ways}
         for number in range(WARM_UP + repeats):
@@ -67,10 +66,9 @@ def rank_main(rank: int, size: int, home: str, elements: int, repeats: int) -> N
 
 def _own_way(
     stack: ExitStack,
-    store: Any,
+    home: Path,
     rank: int,
     size: int,
-    name: str,
     way: Way,
     *,
     is_tls: bool,
@@ -79,8 +77,10 @@ def _own_way(
     server = RankServer("127.0.0.1:0", identity=identity)
     stack.callback(server.close)
     shown = identity.certificate_pem.decode() if identity else ""
-    store.set(f"{name}/{rank}", json.dumps([server.address, shown]))
-    told = [json.loads(store.get(f"{name}/{k}")) for k in range(size)]
+    (home / f"rank-{rank}.json").write_text(json.dumps([server.address, shown]))
+    dist.barrier()
+    told = [json.loads((home / f"rank-{k}.json").read_text()) for k in range(size)]
+    dist.barrier()  # before the next way writes its own
     members = [Member(f"w{k}", address, pem.encode()) for k, (address, pem) in enumerate(told)]
     group = RankGroup(1, tuple(members), SECRET)
     member = stack.enter_context(
