@@ -142,6 +142,8 @@ class Rounds:
         self._tokens[number] = trained.tokens
         first = self.session.adopted.asked.first(number, began)
         self._tokens = {n: tokens for n, tokens in self._tokens.items() if n >= first}
+        if given.fragment == ALL:
+            self._began = None  # if the run goes on, it does from the published weights
         course = self._course()
         self.weights.gather()
         self._followers(lambda: self.continuity.save_part(number, course))
