@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from atoll.errors import FrameError
 from tests.integration.test_resume_streaming import STREAMING
 from tests.seas import Call, Sea
 
@@ -30,9 +31,28 @@ def late(sea: Sea, call: Call) -> Any:
     return found
 
 
+def refused(_: Sea, __: Call) -> Any:
+    raise FrameError("a frame that does not fit")
+
+
+def slow(sea: Sea, call: Call) -> Any:
+    sea.scheduler.sleep(LONGER_THAN_A_ROUND_SECONDS)
+    return call()
+
+
 def test_receipts_that_come_after_their_version_change_no_bit(tmp_path: Path, calm: str):
     """What is handed in behind a late receipt is encoded after the training has gone on."""
     sea = Sea(tmp_path, **SETTINGS)
     sea.faults = {("a", "upload", n): late for n in (2, 3, 4, 5)}
 
     assert sea.run() == calm
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_copy_that_is_fetched_whole_while_training_goes_on_changes_no_bit(tmp_path, calm, count):
+    """Meanwhile no published copy is here, and a round is handed in."""
+    sea = Sea(tmp_path, **SETTINGS)
+    sea.faults = {("a", "download", count): refused, ("a", "download", count + 1): slow}
+
+    assert sea.run() == calm
+    assert sea.stale["a"] == 0
