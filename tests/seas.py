@@ -105,15 +105,13 @@ class Sea:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
         self.scheduler = Scheduler()
-        self.file = clusters.run_file(
-            {
-                **TABLE,
-                "evaluate.every": 2,
-                "stop.rounds": ROUNDS,
-                "heartbeat_timeout": 3.0,
-                **changes,
-            }
-        )
+        self.table: dict[str, Any] = {
+            **TABLE,
+            "evaluate.every": 2,
+            "stop.rounds": ROUNDS,
+            "heartbeat_timeout": 3.0,
+            **changes,
+        }
         self.faults: dict[tuple[str, str, int], Fault] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
         self.steps: Counter[str] = Counter()
@@ -122,17 +120,23 @@ class Sea:
         self.kwargs: dict[str, Any] = {}
         self.open()
 
-    def open(self) -> None:
+    def open(self, *, new_manifest: bool = False) -> None:
         """A life of the coordinator."""
         self.stores = clusters.stores_in(self.home)
         self.manifest = boot.create_or_check(
-            self.stores, self.file, self.scheduler, new_run_id=RUN_ID
+            self.stores,
+            clusters.run_file(self.table),
+            self.scheduler,
+            new_run_id=RUN_ID,
+            new_manifest=new_manifest,
         )
         self.coordinator: Coordinator = boot.open_coordinator(self.stores, self.scheduler)
 
-    def restart(self) -> None:
+    def restart(self, **changes: Any) -> None:
+        """Another life of the coordinator; with `changes` under a new manifest."""
         self.stores.ledger.close()
-        self.open()
+        self.table |= changes
+        self.open(new_manifest=bool(changes))
 
     def through(self, name: str, method: str, call: Call, kwargs: dict[str, Any]) -> Any:
         self.calls[name, method] += 1

@@ -13,6 +13,7 @@ from atoll.data import base
 from atoll.errors import (
     AtollError,
     Conflict,
+    ContributionError,
     Fenced,
     FrameError,
     NotFinite,
@@ -528,6 +529,18 @@ def test_weight_of_a_contribution_is_its_tokens_when_the_run_weighs_by_tokens(tm
     with pytest.raises(AtollError) as refused:
         b.send(b.frame(weight=1))
     assert refused.value.code == "CONTRIBUTION"
+
+
+def test_weight_counts_no_tokens_that_earlier_contributions_have_counted(tmp_path):
+    """A `first` before its round claims the rows of rounds that have been folded already."""
+    cluster = Cluster(tmp_path, {"weighting": "tokens"})
+    a, b = cluster.pair()
+    cluster.rounds(2, a, b)
+
+    with pytest.raises(ContributionError, match="first=1 of the contribution to round 3"):
+        a.send(a.frame(first=1, weight=3 * 24))
+
+    assert a.contribute().weight == 24
 
 
 def test_norm_of_a_contribution_is_recorded(cluster):

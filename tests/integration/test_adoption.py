@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from atoll.coordinator import boot
-from atoll.coordinator.stores import Stores
 from atoll.island import trainer
 from atoll.island.run import Run
-from atoll.ledger import engines
-from tests import clusters
 from tests.seas import (
     Call,
     Sea,
@@ -21,7 +17,6 @@ from tests.seas import (
     killed_before,
     lost_reply,
 )
-from tests.tiny import TABLE
 
 ROUNDS = 4
 NEW = 0.2
@@ -40,18 +35,7 @@ class NewFile:
         self.changes = changes
 
     def __call__(self, sea: Sea, call: Call) -> Any:
-        sea.stores.ledger.close()
-        settings = {**TABLE, "evaluate.every": 2, "stop.rounds": ROUNDS, "heartbeat_timeout": 3.0}
-        sea.file = clusters.run_file({**settings, **self.changes})
-        sea.stores = Stores(
-            engines.open_ledger(sea.home / "ledger.sqlite"),
-            sea.stores.blobs,
-            sea.stores.spool,
-        )
-        sea.manifest = boot.create_or_check(
-            sea.stores, sea.file, sea.scheduler, new_run_id="sea", new_manifest=True
-        )
-        sea.coordinator = boot.open_coordinator(sea.stores, sea.scheduler)
+        sea.restart(**self.changes)
         return call()
 
 

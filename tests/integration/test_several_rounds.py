@@ -332,6 +332,17 @@ def test_first_round_of_a_contribution_is_recorded(cluster):
     ]
 
 
+def test_contribution_that_reaches_back_too_far_is_refused(cluster):
+    """What it says to contain is what it weighs, and in which fragments its rows are."""
+    a, b = cluster.pair()
+    cluster.rounds(2, a, b)
+
+    with pytest.raises(ContributionError, match="first=1 of the contribution to round 3 is before"):
+        hand_in(a, 3, first=1)
+
+    assert hand_in(a, 3, first=2).first == 2
+
+
 def test_round_that_is_planned_takes_nothing_yet(cluster):
     a, b = cluster.pair()
     hand_in(a, 1)

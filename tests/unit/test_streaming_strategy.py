@@ -155,6 +155,20 @@ def test_layout_in_the_order_of_its_fragments_is_cut_into_the_same_ones(count, p
     assert all(dealt)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("h.1.w", "h.01.w"), ("h.2.0.w", "h.1²3.0.w"), ("x1", "x01"), ("h.²", "h.1²2")],
+    ids=str,
+)
+def test_cut_does_not_depend_on_the_order_of_odd_names(names):
+    cuts = [
+        blocks.deal(Layout.of((name, (4,), "float32") for name in order), 2, "strided")
+        for order in (names, names[::-1])
+    ]
+
+    assert cuts[0] == cuts[1]
+
+
 def test_tensors_of_no_block_go_to_the_lightest_fragment_largest_first():
     dealt = blocks.deal(GPT, 4, "strided")  # 30 elements of blocks in each
 

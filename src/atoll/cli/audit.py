@@ -103,7 +103,8 @@ def _show(report: auditing.AuditReport) -> None:
             f"{found.missed} missed"
         )
     output.say(f"replay: {replayed}")
-    output.say(f"params digest {report.digest}")
+    unknown = "not known without --replay: no round has carried one of the fragments yet"
+    output.say(f"params digest {report.digest or unknown}")
     for problem in report.problems:
         output.say(f"PROBLEM in round {problem.round}: {problem.what}: {problem.detail}")
     output.say("clean" if report.clean else "NOT clean")

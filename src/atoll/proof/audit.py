@@ -114,7 +114,7 @@ def audit(
             _check_applied(report, contribution, manifests.of_round(contribution.round))
             counted.setdefault(contribution.round, {})[contribution.worker_id] = contribution.rows
             folded.append(contribution)
-    _check_fragments(report, rounds, folded)
+    _check_fragments(report, rounds, folded, fragments=len(replay.fragments.parts))
     for number, given in held.items():
         _check_leases(report, number, counted.get(number, {}), given)
     leases = [lease for given in held.values() for lease in given]
@@ -236,10 +236,14 @@ def _check_leases(
 
 
 def _check_fragments(
-    report: AuditReport, rounds: Sequence[RoundRecord], folded: Sequence[ContributionRecord]
+    report: AuditReport,
+    rounds: Sequence[RoundRecord],
+    folded: Sequence[ContributionRecord],
+    *,
+    fragments: int,
 ) -> None:
     """Every row that is done is in each fragment at most once."""
-    report.fragments = pairs.balance(rounds, folded)
+    report.fragments = pairs.balance(rounds, folded, fragments=fragments)
     for found in report.fragments:
         if not found.holds:
             said = f"{found.twice} rows are in two contributions of fragment {found.fragment}"

@@ -29,16 +29,21 @@ class FragmentBalance:
 
 
 def balance(
-    rounds: Sequence[RoundRecord], contributions: Iterable[ContributionRecord]
+    rounds: Sequence[RoundRecord],
+    contributions: Iterable[ContributionRecord],
+    *,
+    fragments: int,
 ) -> list[FragmentBalance]:
-    """The balance of every fragment, in order; empty where rounds carry one and the same."""
-    carried = {record.fragment for record in rounds} - {ALL}
-    if len(carried | {0}) < 2:  # nothing but fragment 0, so every row is in it when it is done
+    """The balance of each of so many `fragments`, in order, whether a round has carried it or not.
+
+    Empty where there is one: every row is in it when it is done.
+    """
+    if fragments < 2:
         return []
     made: dict[str, list[ContributionRecord]] = {}
     for contribution in sorted(contributions, key=lambda c: c.round):
         made.setdefault(contribution.worker_id, []).append(contribution)
-    return [_of_fragment(number, rounds, made.values()) for number in sorted(carried)]
+    return [_of_fragment(number, rounds, made.values()) for number in range(fragments)]
 
 
 def _of_fragment(

@@ -138,12 +138,26 @@ class Admission:
                 f"first={header.first} of the contribution is after its round={header.round}; it "
                 f"contains rows of no later round"
             )
+        self._check_first(header)
         base = self.weights.base_digest(header.round)
         if header.base_digest != base:
             raise WrongBase(
                 f"the contribution starts from weights {header.base_digest}, those before round "
                 f"{header.round} are {base} (version {self.weights.current.version} is "
                 f"published); download them and train again"
+            )
+
+    def _check_first(self, header: FrameHeader) -> None:
+        """A row gets into each fragment once, and what a contribution contains is what it weighs.
+
+        So it reaches back as far as the strategy says, and never past a round of the whole model.
+        """
+        first = self.rounds.strategy_of(header.round).first(header.round, 1)
+        first = max(first, self.rounds.newest_whole(first=first, last=header.round - 1) + 1)
+        if 0 < header.first < first:
+            raise ContributionError(
+                f"first={header.first} of the contribution to round {header.round} is before "
+                f"{first}; rows of earlier rounds are in what was handed in for them"
             )
 
     def destination(self, made_for: int) -> int:

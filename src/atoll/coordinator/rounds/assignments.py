@@ -127,7 +127,7 @@ class Assignments:
         found = self.rounds.next_of(worker_id, under_way=request.under_way)
         if found is None and is_current and wanted == "run":
             found = self.rounds.give(worker_id, version=version)
-        if found is None or version < self.rounds.strategy_of(found.number).needs(found.number):
+        if found is None or version < self.rounds.needed(found.number):
             # Who holds the newest version and needs a later one waits until that is published.
             return self._planned(worker_id) if is_current else _fetch(current)
         if wanted == "pause":

@@ -161,6 +161,22 @@ class Rounds:
                 return found
         return None
 
+    def needed(self, round_number: int) -> int:
+        """The version that an island must hold before it begins a round.
+
+        After a round of the whole model none begins without it: it counts rows for every fragment,
+        so whatever is trained after it sets out from there.
+        """
+        needed = self.strategy_of(round_number).needs(round_number)
+        return max(needed, self.newest_whole(first=needed + 1, last=round_number - 1))
+
+    def newest_whole(self, *, first: int, last: int) -> int:
+        """The newest of these rounds that carries the whole model; 0: none does."""
+        if first > last:
+            return 0
+        with self.ledger.reading() as t:
+            return t.rounds.newest_whole(first=first, last=last)
+
     def oldest_held(self) -> dict[str, int]:
         """By worker: the oldest round that it has rows of and has handed in nothing for."""
         return {worker_id: number for number, worker_id in sorted(self._unused(), reverse=True)}

@@ -102,10 +102,14 @@ class IslandWeights:
         self._carried = {**known, round_number: fragment}
 
     def base_digest(self, number: int) -> str:
-        """The digest of a fragment of the published weights that this island holds."""
-        if self.digest is None:
+        """The digest of a fragment of the published weights; empty before the first are here.
+
+        While they are fetched whole, in place of a copy that was given up, it is the last one's: a
+        fragment that is handed in meanwhile has not moved since it was merged.
+        """
+        if not self._parts:
             return ""
-        return self.digest if number == ALL else self._parts[number].root
+        return digests.composed(self._parts).root if number == ALL else self._parts[number].root
 
     def stage(self, number: int, *, copies: bool) -> Staged:
         """Δ of a fragment as it is now; without `copies` as it is when a tile is asked for."""
@@ -216,7 +220,6 @@ class IslandWeights:
     def forget(self) -> None:
         """Gives the published copy up, torn or wrong as it is: a whole download must replace it."""
         self.held = (None, None)
-        self._parts = []
 
     def part_of(self, header: FrameHeader) -> int:
         """Which part of the model a frame brings: the fragment that its round carries, or ALL."""
@@ -311,7 +314,8 @@ class Receiver:
             )
         self._number = weights.part_of(header)
         self._fragment = weights.fragment(self._number)
-        held, base = weights.held[0], weights.base_digest(self._number)
+        held = weights.held[0]
+        base = "" if held is None else weights.base_digest(self._number)
         is_full = header.kind == "weights"
         self._codec: Codec = Fp32() if is_full else weights.download
         kind = "weights" if is_full else "update"

@@ -35,6 +35,12 @@ _MOVED = (
     .order_by(_TABLE.c.round.desc())
     .limit(1)
 )
+_WHOLE = (
+    select(_TABLE.c.round)
+    .where(_TABLE.c.fragment == bindparam("whole"), _NOT_BEFORE, _NOT_AFTER)
+    .order_by(_TABLE.c.round.desc())
+    .limit(1)
+)
 _UPDATE = schema.STATEMENTS[_TABLE.name].update
 _MOVE_CURSOR = update(_TABLE).where(_NOT_BEFORE).values(cursor=bindparam("new_cursor"))
 
@@ -74,6 +80,12 @@ class RoundTable(RecordTable):
             return last
         wanted = {"carried": fragment, "whole": ALL, "last": last}
         return int(self._connection.value(_MOVED, wanted) or 0)
+
+    def newest_whole(self, *, first: int, last: int) -> int:
+        """The newest of rounds `first` to `last` that carries all fragments; 0: none does."""
+        return int(
+            self._connection.value(_WHOLE, {"whole": ALL, "first": first, "last": last}) or 0
+        )
 
     def begin(self, plans: Iterable[RoundPlan]) -> None:
         """Inserts rounds that no freeze has planned, open, with their leases.

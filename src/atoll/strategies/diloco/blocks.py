@@ -54,14 +54,14 @@ def _units(layout: Layout) -> tuple[list[Unit], list[TensorSpec]]:
 def _block(name: str) -> str | None:
     """The name up to its first part that is a number; None: it has none."""
     parts = name.split(".")
-    numbered = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    numbered = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
     return None if numbered is None else ".".join(parts[: numbered + 1])
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key under which block 10 comes after block 9."""
+def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
+    """A key under which block 10 comes after block 9; no two names share one, as 1 and 01 would."""
     found = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in found]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in found], name
 
 
 def _elements(tensors: Sequence[TensorSpec]) -> int:
