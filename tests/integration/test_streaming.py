@@ -195,7 +195,9 @@ class SlowLink(MemoryLink):
 
     def upload(self, *given: Any, **more: Any) -> str:
         self._wait()
-        return super().upload(*given, **more)
+        receipt = super().upload(*given, **more)
+        self._wait()
+        return receipt
 
     def download(self, *given: Any) -> None:
         self._wait()
@@ -203,8 +205,18 @@ class SlowLink(MemoryLink):
         self._wait()
 
 
-def test_bits_do_not_depend_on_the_link(calm, monkeypatch):
-    monkeypatch.setattr(simulation, "MemoryLink", SlowLink)
+class LateReceipts(MemoryLink):
+    """What is handed in is there at once; the word of it comes when its round is long merged."""
+
+    def upload(self, *given: Any, **more: Any) -> str:
+        receipt = super().upload(*given, **more)
+        self.clock.sleep(1.0)
+        return receipt
+
+
+@pytest.mark.parametrize("link", [SlowLink, LateReceipts])
+def test_bits_do_not_depend_on_the_link(calm, monkeypatch, link):
+    monkeypatch.setattr(simulation, "MemoryLink", link)
 
     slow = streamed()
 

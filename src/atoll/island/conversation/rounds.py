@@ -62,7 +62,7 @@ class Rounds:
             if trained is None or not (yield from self._is_whole(given)):
                 yield from self._give_up()
                 continue
-            yield from self._hand_in(given, trained)
+            self._hand_in(given, trained)
             yield from self._settle(most=self.session.adopted.asked.in_flight)
         yield from self._settle(most=0)
         self.transfers.close()
@@ -138,7 +138,7 @@ class Rounds:
 
     # Handing in
 
-    def _hand_in(self, given: Assignment, trained: Trained) -> Steps[None]:
+    def _hand_in(self, given: Assignment, trained: Trained) -> None:
         """Hands the round over to be sent; training may go on beside it."""
         assert given.round is not None and self._began is not None
         number, began = given.round, self._began
@@ -149,7 +149,8 @@ class Rounds:
         course = self._course()
         self.weights.gather()
         self._followers(lambda: self.continuity.save_part(number, course))
-        goes_on = yield from decided(self._goes_on)
+        # Then a copy: however many are under way, the training waits for the oldest, not for this.
+        goes_on = self.session.adopted.asked.in_flight > 0
         if self.session.group.is_leader:
             tokens = sum(self._tokens.values())
             header = hand_in.header_of(
@@ -164,10 +165,6 @@ class Rounds:
             )
         if goes_on:
             self.transfers.want(number)
-
-    def _goes_on(self) -> bool:
-        """Whether the training goes on while what is handed in now travels."""
-        return len(self.transfers.under_way) < self.session.adopted.asked.in_flight
 
     def _course(self) -> dict[str, Any]:
         tokens = [list(entry) for entry in self._tokens.items()]
