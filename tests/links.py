@@ -1,5 +1,5 @@
-"""Links of tests: what a message is called, a link that answers by methods of these names, and a
-session whose conversation is driven in the thread that calls.
+"""Links of tests: what a message is called, a link that answers by methods of these names, slow
+ones of simulations, and a session whose conversation is driven in the thread that calls.
 """
 
 import random
@@ -25,6 +25,7 @@ from atoll.protocol.messages import (
     RegisterRequest,
 )
 from atoll.protocol.samples import SamplesRequest
+from atoll.simulate.link import MemoryLink
 
 T = TypeVar("T")
 
@@ -48,6 +49,41 @@ class Answering:
     def send(self, message: Ask[Any], *, alone: bool = False) -> Any:
         self.sent_alone += alone
         return getattr(self, NAMES[type(message)])(message)
+
+
+class SlowLink(MemoryLink):
+    """Everything takes a while, never the same."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._chance = random.Random(7)
+
+    def _wait(self) -> None:
+        self.clock.sleep(self._chance.uniform(0.0, 1.5))  # virtual; a step takes 0.1
+
+    def send(self, *given: Any, **more: Any) -> Any:
+        self._wait()
+        return super().send(*given, **more)
+
+    def upload(self, *given: Any, **more: Any) -> str:
+        self._wait()
+        receipt = super().upload(*given, **more)
+        self._wait()
+        return receipt
+
+    def download(self, *given: Any) -> None:
+        self._wait()
+        super().download(*given)
+        self._wait()
+
+
+class LateReceipts(MemoryLink):
+    """What is handed in is there at once; the word of it comes when its round is long merged."""
+
+    def upload(self, *given: Any, **more: Any) -> str:
+        receipt = super().upload(*given, **more)
+        self.clock.sleep(1.0)
+        return receipt
 
 
 class Driven:

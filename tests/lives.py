@@ -5,6 +5,7 @@ and not after seconds of imports; what runs in it is the command line. Owns the 
 stores are, and what a life leaves: an exit code and a log.
 """
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -53,10 +54,17 @@ def be_atoll(words: Sequence[str], log_path: str, variables: Mapping[str, str]) 
     os.environ.update(variables)
     if "ATOLL_TEST_UNFENCED" in variables:
         _lose_the_fence()
-    sys.argv = ["atoll", *words]
-    from atoll import cli
+    launcher, *given = variables.get("ATOLL_TEST_FAILPOINT", "atoll.cli").split()
+    sys.argv = ["atoll", *given, *words]
+    importlib.import_module(launcher).main()
 
-    cli.main()
+
+def failpoint(program: str, points: str, folder: Path) -> dict[str, str]:
+    """Variables of a life that a launcher of tests/faults stops short at `points`."""
+    folder.mkdir(parents=True)
+    (folder / "go.json").write_text("[]")
+    launcher = f"tests.faults.{program}_with_failpoint"
+    return {"ATOLL_TEST_FAILPOINT": f"{launcher} {points} {folder}"}
 
 
 def _lose_the_fence() -> None:
@@ -283,11 +291,12 @@ class Lives:
         processes.eventually(f"{life.name} serving", found)
         return dict(json.loads(path.read_text()))
 
-    def join(self, worker_id: str, url: str | None = None) -> Life:
+    def join(self, worker_id: str, url: str | None = None, **variables: str) -> Life:
         """Begins a life of an island, from the state that the one before it left."""
         words = ["join", url or self.url, "--worker-id", worker_id, "--device", "cpu"]
         words += ["--state", str(self.home / worker_id)]
-        return self._start(worker_id, words, {"ATOLL_TOKEN": processes.TOKENS.worker})
+        token = {"ATOLL_TOKEN": processes.TOKENS.worker}
+        return self._start(worker_id, words, {**token, **variables})
 
     def _start(self, name: str, words: Sequence[str], variables: Mapping[str, str]) -> Life:
         before = self.living.get(name)

@@ -5,6 +5,7 @@ what a run left behind. Waits only by polling conditions, each with a limit.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -58,9 +59,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the tests vary of the tiny run; 24 kB of weights, 6 rounds of 3 steps."""
+    """What the tests vary of the tiny run; 24 kB of weights a layer, 6 rounds of 3 steps."""
 
     seed: int = 1
+    schedule: str = "sync_every = 3"  # and the mode, if it is another than sync
+    layers: int = 1
     upload: str = "bf16"
     download: str = "fp32"
     min_workers: int = 2
@@ -73,7 +76,7 @@ class Settings:
             f"""
 name = "tiny"
 seed = {self.seed}
-sync_every = 3
+{self.schedule}
 heartbeat_interval = {self.heartbeat_interval}
 heartbeat_timeout = {self.heartbeat_timeout}
 
@@ -81,7 +84,7 @@ heartbeat_timeout = {self.heartbeat_timeout}
 architecture = "gpt"
 vocab = 32
 block = 16
-layers = 1
+layers = {self.layers}
 heads = 2
 width = 32
 
@@ -120,6 +123,17 @@ snapshot_every = 2
 
 BF16 = Settings(upload="bf16", download="fp32")
 INT8 = Settings(upload="int8", download="bf16")
+# A fragment is merged in the middle of the second round after its own, with the next in flight.
+STREAMING = Settings(
+    upload="int4",
+    download="bf16",
+    layers=2,
+    schedule="""mode = "streaming"
+sync_every = 6
+num_fragments = 2
+delay_steps = 4
+local_weight = 0.25""",
+)
 
 
 @dataclass(frozen=True)
@@ -361,7 +375,8 @@ class Finished:
 
 def reference(factory: pytest.TempPathFactory, settings: Settings) -> Finished:
     """A coordinator and two islands that nobody disturbs; once for all workers of a test run."""
-    home = _shared(factory) / f"undisturbed-{settings.upload}-{settings.download}"
+    name = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
+    home = _shared(factory) / f"undisturbed-{name}"
     with home.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = home / "done"

@@ -25,70 +25,59 @@ from atoll import cli
 from atoll.cli import join  # noqa: F401  loaded before the wait, not after it
 from atoll.island.link.network import NetworkLink
 from atoll.island.run import Run
-from atoll.protocol.messages import AssignmentRequest
+from atoll.wire import frame
 
 STEP = 2  # of 3 in a round
 POLL_SECONDS = 0.02
 
 
 class Failpoint:
-    """Where this island is, and what happens to it there."""
+    """What happens to this island, and where; a round is the one trained or handed in."""
 
     def __init__(self, points: set[str], folder: Path) -> None:
         self._points = points
         self._folder = folder
-        self._round = 0
-        self._steps = 0
 
-    def assigned(self, reply: Any) -> None:
-        if reply.action == "train":
-            self._round, self._steps = reply.round, 0
+    def stepped(self, run: Run) -> None:
+        told = run.telemetry()
+        if told.step == STEP and self._is_at("steps", told.round):
+            self._die(told.round)
+        if told.step == STEP and self._is_at("hold", told.round):
+            self._hold(told.round)
 
-    def stepped(self) -> None:
-        self._steps += 1
-        if self._steps == STEP and self._is_at("steps"):
-            self._die()
-        if self._steps == STEP and self._is_at("hold"):
-            self._hold()
+    def sent(self, round_number: int) -> None:
+        if self._is_at("receipt", round_number):
+            self._die(round_number)
 
-    def sent(self) -> None:
-        if self._is_at("receipt"):
-            self._die()
+    def _is_at(self, point: str, round_number: int) -> bool:
+        return f"{point}@{round_number}" in self._points
 
-    def _is_at(self, point: str) -> bool:
-        return f"{point}@{self._round}" in self._points
-
-    def _die(self) -> None:
+    def _die(self, round_number: int) -> None:
         part = self._folder / "part"
-        part.write_text(json.dumps({"round": self._round, "wall": time.time()}))
+        part.write_text(json.dumps({"round": round_number, "wall": time.time()}))
         os.replace(part, self._folder / "marker.json")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _hold(self) -> None:
-        (self._folder / f"held-{self._round}").touch()
-        while not (self._folder / f"release-{self._round}").exists():
+    def _hold(self, round_number: int) -> None:
+        (self._folder / f"held-{round_number}").touch()
+        while not (self._folder / f"release-{round_number}").exists():
             time.sleep(POLL_SECONDS)
 
 
 def install(failpoint: Failpoint) -> None:
-    send, upload, step = NetworkLink.send, NetworkLink.upload, Run.step
-
-    def answered(self: NetworkLink, message: Any, **how: Any) -> Any:
-        reply: Any = send(self, message, **how)
-        if isinstance(message, AssignmentRequest):
-            failpoint.assigned(reply)
-        return reply
+    upload, step = NetworkLink.upload, Run.step
 
     def sent(self: NetworkLink, *args: Any, **options: Any) -> str:
         receipt = upload(self, *args, **options)
-        failpoint.sent()
+        _, source = args
+        failpoint.sent(frame.parse_preamble(source.preamble)[0].round)
         return receipt
 
     def stepped(self: Run, **options: Any) -> None:
         step(self, **options)
-        failpoint.stepped()
+        if self.group.is_leader:
+            failpoint.stepped(self)
 
-    NetworkLink.send = answered  # type: ignore[method-assign] # the point of this program
     NetworkLink.upload = sent  # type: ignore[method-assign] # the point of this program
     Run.step = stepped  # type: ignore[method-assign] # the point of this program
 

@@ -17,6 +17,7 @@ from atoll.simulate.cluster import Outage, Simulated
 from atoll.simulate.fibers import Stopped
 from atoll.strategies.diloco.sync import Sync
 from tests import clusters
+from tests.links import LateReceipts, SlowLink
 from tests.tiny import ROUNDS, TABLE, simulate
 
 DIVERGING: dict[str, Any] = {"inner.lr": 1e30, "inner.optimizer": "sgd", "inner.clip": 0.0}
@@ -39,6 +40,23 @@ def test_two_simulations_end_in_the_same_bits(once):
 
     assert (again.digest, again.published_digest) == (once.digest, once.published_digest)
     assert again.virtual_seconds == once.virtual_seconds
+
+
+@pytest.mark.parametrize("link", [SlowLink, LateReceipts])
+def test_bits_do_not_depend_on_the_link(monkeypatch, link):
+    """Three islands: of two, sums are the same whoever comes first."""
+    patient: dict[str, Any] = {
+        "heartbeat_timeout": 1000.0,
+        "membership.min_workers": 3,
+        "upload.codec": "int8",
+    }
+    calm = simulate(3, **patient)
+    monkeypatch.setattr(simulation, "MemoryLink", link)
+
+    slow = simulate(3, **patient)
+
+    assert slow.virtual_seconds > 2 * calm.virtual_seconds
+    assert (slow.digest, slow.published_digest) == (calm.digest, calm.published_digest)
 
 
 @pytest.mark.parametrize("changes", [{"seed": 4}, {"upload.codec": "fp32"}])

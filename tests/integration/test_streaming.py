@@ -1,6 +1,5 @@
 """A streaming run, whole: against plain loops, over slow links and one that stands still."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from atoll.strategies.base import ALL, Fragments, run_layout
 from atoll.sums import digest as digests
 from atoll.versions import recorded
 from tests.ledgers import alone
+from tests.links import LateReceipts, SlowLink
 from tests.tiny import SIZE, simulate
 
 MODEL = {"architecture": "gpt", **SIZE, "layers": 4}
@@ -179,32 +179,9 @@ def test_streaming_run_ends_in_the_bits_of_plain_loops(tmp_path, delay, alpha, f
 # Links
 
 
-class SlowLink(MemoryLink):
-    """Everything takes a while, never the same."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._chance = random.Random(7)
-
-    def _wait(self) -> None:
-        self.clock.sleep(self._chance.uniform(0.0, 1.5))  # virtual; a step takes 0.1
-
-    def send(self, *given: Any, **more: Any) -> Any:
-        self._wait()
-        return super().send(*given, **more)
-
-    def upload(self, *given: Any, **more: Any) -> str:
-        self._wait()
-        return super().upload(*given, **more)
-
-    def download(self, *given: Any) -> None:
-        self._wait()
-        super().download(*given)
-        self._wait()
-
-
-def test_bits_do_not_depend_on_the_link(calm, monkeypatch):
-    monkeypatch.setattr(simulation, "MemoryLink", SlowLink)
+@pytest.mark.parametrize("link", [SlowLink, LateReceipts])
+def test_bits_do_not_depend_on_the_link(calm, monkeypatch, link):
+    monkeypatch.setattr(simulation, "MemoryLink", link)
 
     slow = streamed()
 
@@ -244,22 +221,28 @@ def test_training_makes_so_many_steps_after_a_hand_in_on_a_link_that_stands_stil
     undisturbed = streamed(delay_steps=delay)
     clocks: list[Scheduler] = []
     made: list[bool] = []  # steps of island-0 after the hand-in: whether before the link moved
+    later: list[bool] = []  # its hand-ins after that one, likewise
     step, send, spawn = Run.step, Transfers.send, Scheduler.spawn
 
     def noted(self: Scheduler, *given: Any) -> Any:
         clocks.append(self)
         return spawn(self, *given)
 
+    def stands_still() -> bool:
+        return StillLink.since is not None and clocks[0].now() < StillLink.since + STILL_SECONDS
+
     def handed_over(self: Transfers, given: Any) -> None:
         send(self, given)
         header = given.header
+        if header.worker_id == "island-0" and header.round > STILL_IN:
+            later.append(stands_still())
         if (header.worker_id, header.round) == ("island-0", STILL_IN):
             StillLink.since = clocks[0].now()
 
     def counted(self: Run, **told: Any) -> None:
         step(self, **told)
         if self.worker_id == "island-0" and StillLink.since is not None:
-            made.append(clocks[0].now() < StillLink.since + STILL_SECONDS)
+            made.append(stands_still())
 
     monkeypatch.setattr(Scheduler, "spawn", noted)
     monkeypatch.setattr(StillLink, "since", None)
@@ -270,6 +253,8 @@ def test_training_makes_so_many_steps_after_a_hand_in_on_a_link_that_stands_stil
     found = streamed(delay_steps=delay)
 
     assert sum(made) == delay
+    # A round has two steps: from a delay of three on, several hand-ins are in flight at once.
+    assert sum(later) == (delay - 1) // 2
     assert found.digest == undisturbed.digest
 
 
