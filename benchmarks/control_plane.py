@@ -35,7 +35,7 @@ from atoll.launch import local, memory
 from atoll.layout import Fragment, Layout, Span, byte_view
 from atoll.models import registry as models
 from atoll.protocol.messages import HeartbeatRequest, Identity, InfoRequest
-from atoll.wire import frame
+from atoll.wire import body, frame
 from benchmarks.report import Bar, report, show
 from benchmarks.sync import MODEL, RUN_FILE, TOKENS, processor_seconds
 
@@ -196,7 +196,7 @@ def _frame(url: str, who: Identity, home: Path) -> tuple[Identity, StoredFrame]:
     header = header_of(session, held, given, trained, began=given.round)
     path = home / who.worker_id
     with path.open("wb") as file:
-        sink = frame.FrameWriter(header, file.write)
+        sink = body.begin(header, file)
         tile = torch.full((1 << 20,), 1e-4)
         for start in range(0, layout.size, tile.numel()):
             sink.payload(byte_view(tile[: min(tile.numel(), layout.size - start)]))

@@ -172,6 +172,8 @@ def _contribution(number: int, worker_id: str) -> ContributionRecord:
         tokens=ROWS * 16,
         loss_sum=1.0,
         norm=1.0,
+        residual=0.0,
+        carried=0,
         receipt=f"{number}-{worker_id}",
         accepted_wall=float(number),
     )

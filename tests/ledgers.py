@@ -177,6 +177,8 @@ def contribution(worker_id: str = "a", **changes: object) -> ContributionRecord:
         tokens=2**33,
         loss_sum=0.1 + 0.2,
         norm=1e-310,
+        residual=0.1 + 0.7,
+        carried=2**40,
         receipt=f"receipt of {worker_id}",
         accepted_wall=1_700_000_001.0,
     )
@@ -186,7 +188,7 @@ def contribution(worker_id: str = "a", **changes: object) -> ContributionRecord:
 
 
 # Changes only with `play` or with the tables; every engine must give this same value.
-STATE_OF_PLAY = "a1a6d4936d8cb9d5d6749fe1a2ab6e37af10057bf7ca553d51b737aafa4079d5"
+STATE_OF_PLAY = "c804b1f5df0d7fac797b90d551f14ef250aac9d81c568e6a2a4d67bdef30b370"
 
 
 def play(ledger: Ledger) -> None:

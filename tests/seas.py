@@ -151,7 +151,7 @@ class Sea:
         self.scheduler.spawn("coordinator", self._close_rounds)
         fibers = [self.scheduler.spawn(name, self._lives(name)) for name in NAMES]
         self.scheduler.run_until(lambda: all(f.done for f in fibers), limit_seconds=600)
-        report = audit.audit(
+        self.report = report = audit.audit(
             self.stores.ledger,
             self.stores.blobs,
             layout=recorded.layout_of(self.manifest),
@@ -160,6 +160,7 @@ class Sea:
         assert report.problems == []
         assert report.digest is not None
         self.status = self.coordinator.status()
+        self.made = list(alone(self.stores.ledger).contributions.every())
         self.stores.ledger.close()
         return report.digest
 

@@ -189,6 +189,8 @@ class LedgerMachine(RuleBasedStateMachine):
             tokens=1,
             loss_sum=0.5,
             norm=0.5,
+            residual=0.0,
+            carried=0,
             receipt=f"receipt {self.attempts}",
             accepted_wall=2.0,
         )

@@ -281,6 +281,24 @@ def int8_payload(*, scale: float, level: int) -> Tensor:
     return payload
 
 
+@pytest.mark.parametrize("size", [*SIZES, FULL_TILE_ELEMENTS + GROUP_ELEMENTS // 2 + 7])
+def test_norm_of_a_residual_has_the_same_bits(both, size):
+    """Frames state it, and the chain covers frames; a last group may end in either half."""
+    residual = numbers(size).clamp(-3e38, 3e38).bfloat16()  # beyond it bf16 is infinite
+
+    fast, plain = both(lambda: feedback.residual_norm(residual))
+
+    assert fast == plain
+    assert math.isfinite(fast)
+
+
+def test_norm_of_a_residual_with_a_nan_is_one_too(both):
+    residual = torch.zeros(FULL_TILE_ELEMENTS, dtype=torch.bfloat16)
+    residual[-1] = math.nan
+
+    assert all(map(math.isnan, both(lambda: feedback.residual_norm(residual))))
+
+
 def square_sum(payload: Tensor) -> float | None:
     fused = Int8().fused(payload, FULL_TILE_ELEMENTS)
     assert fused is not None

@@ -1,6 +1,5 @@
 """A large model on its way: neither side ever holds a whole payload."""
 
-import hashlib
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from atoll.compiled.base import compiled
 from atoll.island.link.base import Download, DownloadProgress
 from atoll.island.state.store import StoredFrame
-from atoll.wire import chunks, frame
+from atoll.wire import body, chunks, frame
 from tests import served
 from tests.served import Served, Worker
 
@@ -43,19 +42,13 @@ def peak_above(before: int) -> int:
 def stored_frame(worker: Worker, path: Path) -> StoredFrame:
     """A good contribution, written to a file piece by piece."""
     header = worker.header(worker.assignment())
-    digest = hashlib.sha256()
     piece = bytes(1 << 20)
     with path.open("wb") as file:
-
-        def write(data: memoryview) -> None:
-            digest.update(data)
-            file.write(data)
-
-        writer = frame.FrameWriter(header, write)
+        writer = body.begin(header, file)
         for start in range(0, header.payload_bytes, len(piece)):
             writer.payload(piece[: header.payload_bytes - start])
-        writer.finish()
-    return StoredFrame(path, preamble=frame.preamble(header), sha256=digest.hexdigest())
+        sha256 = writer.finish()
+    return StoredFrame(path, preamble=frame.preamble(header), sha256=sha256)
 
 
 def test_large_upload_never_holds_a_whole_payload(

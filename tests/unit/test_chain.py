@@ -42,6 +42,8 @@ def contribution(worker_id: str, *, round_number: int = 1) -> ContributionRecord
         tokens=512,
         loss_sum=1.5,
         norm=2.5,
+        residual=0.0,
+        carried=0,
         receipt="r",
         accepted_wall=9.0,
     )

@@ -1,6 +1,7 @@
 """Handing in a round: what is on disk after a refusal that came while the frame was being saved."""
 
 import errno
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -201,12 +202,33 @@ def test_frame_that_an_earlier_life_saved_is_sent_as_it_is(
 ) -> None:
     with pytest.raises(Killed):
         handed_in(continuity, Killed())
-    kept = store.directory / "pending-1" / "frame"
-    before, link = kept.read_bytes(), Waiting()
+    kept, body = store.pending(1), (store.directory / "pending-1" / "frame").read_bytes()
+    before, link = bytes.fromhex(kept.meta["preamble"]) + body, Waiting()
     island = Driven(link, worker_id=NAME)
 
-    is_in = island.driver.run(hand_in.contribute(island.session, continuity, store.pending(1)))
+    is_in = island.driver.run(hand_in.contribute(island.session, continuity, kept))
 
     assert is_in
     assert link.sent == before
+    assert hashlib.sha256(link.sent).hexdigest() == kept.meta["sha256"]
     assert store.rounds() == (1, ())
+
+
+@pytest.mark.parametrize(("codec", "carried"), [("int8", 1), ("fp32", 0)])
+def test_residual_is_called_carried_as_long_as_manifests_keep_it(
+    store: IslandStore, codec: str, carried: int
+) -> None:
+    """A lossless codec drops it; the island is told another manifest and then the first again."""
+    first, other = (info_of(manifest_for(SMALL, {"upload.codec": c})) for c in ("bf16", codec))
+    continuity = Continuity(store, first, worker_id=NAME, elements=18)
+    continuity.start(None)
+    with continuity.feedback(continuity.begin(1), 1) as feed:
+        assert feed is not None and feed.carried == 0
+        feed.after.fill_(0.5)
+
+    continuity.adopt(other)
+    continuity.adopt(first)
+
+    with continuity.feedback(continuity.begin(2), 2) as feed:
+        assert feed is not None
+        assert (feed.carried, float(feed.before.sum())) == (carried, 18 * 0.5 * carried)

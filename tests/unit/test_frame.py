@@ -12,7 +12,7 @@ from atoll.codecs.int8.codec import Int8
 from atoll.errors import FrameError, FrameTooLarge, LayoutMismatch, VersionMismatch
 from atoll.layout import GROUP_ELEMENTS, Layout, Span
 from atoll.wire import frame
-from atoll.wire.header import MAX_WITH_TABLE_BYTES, FrameHeader, Told
+from atoll.wire.header import MAX_WITH_TABLE_BYTES, SPELLED_WHERE_NOT_0, FrameHeader, Told
 from tests.frames import CODEC, LAYOUT, contribution, discard, framed, ranges
 from tests.frames import DATASET_ID as ID
 
@@ -316,6 +316,17 @@ def test_header_is_ascii_with_sorted_keys_and_no_spaces():
         ({"loss_sum": 1}, FrameError, "loss_sum=1 must be a finite float"),
         ({"loss_sum": float("nan")}, FrameError, "NaN; numbers must be finite"),
         ({"loss_sum": float("inf")}, FrameError, "Infinity; numbers must be finite"),
+        ({"residual": float("nan")}, FrameError, "NaN; numbers must be finite"),
+        ({"residual": float("inf")}, FrameError, "Infinity; numbers must be finite"),
+        ({"residual": -0.5}, FrameError, "residual=-0.5 must be a finite float from 0 on"),
+        ({"residual": "0.5"}, FrameError, "residual='0.5' must be a finite float from 0 on"),
+        ({"residual": 1}, FrameError, "residual=1 must be a finite float from 0 on"),
+        ({"residual": True}, FrameError, "residual=True must be a finite float"),
+        ({"residual": None}, FrameError, "residual=None must be a finite float"),
+        ({"residual": [0.5]}, FrameError, r"residual=\[0.5\] must be a finite float"),
+        ({"carried": -1}, FrameError, "carried=-1 must be an integer from 0"),
+        ({"carried": 1.0}, FrameError, "carried=1.0 must be an integer"),
+        ({"carried": 2**63}, FrameError, "carried=9223372036854775808 must be an integer"),
         ({"ranges": None}, FrameError, "ranges=None must be a list"),
         ({"ranges": [[ID, 0]]}, FrameError, r"ranges entry=\['d*', 0\] must be"),
         ({"ranges": [[0, 4]]}, FrameError, r"ranges entry=\[0, 4\] must be \[dataset_id"),
@@ -367,7 +378,7 @@ def test_header_of_published_weights_refuses_what_they_do_not_carry(changes, say
 
 
 @pytest.mark.parametrize(
-    "name", sorted({f.name for f in fields(FrameHeader)} - {"fragment", "first"})
+    "name", sorted({f.name for f in fields(FrameHeader)} - SPELLED_WHERE_NOT_0.keys())
 )
 def test_header_refuses_a_missing_field_by_name(name):
     plain = json.loads(contribution().to_json())
@@ -377,10 +388,10 @@ def test_header_refuses_a_missing_field_by_name(name):
         FrameHeader.from_json(json.dumps(plain).encode())
 
 
-@pytest.mark.parametrize("name", ["fragment", "first"])
-def test_header_spells_a_field_that_is_0_for_most_only_where_it_is_not(name):
-    """So a run of one fragment and one round at a time has the headers it always had."""
-    without, with_ = contribution(), contribution(**{name: 3})
+@pytest.mark.parametrize(("name", "nothing"), SPELLED_WHERE_NOT_0.items())
+def test_header_spells_a_field_that_is_0_for_most_only_where_it_is_not(name, nothing):
+    """So a run of one fragment, one round at a time and no loss has the headers it always had."""
+    without, with_ = contribution(), contribution(**{name: nothing + 3})
 
     assert name not in json.loads(without.to_json())
     assert json.loads(with_.to_json())[name] == 3
@@ -388,15 +399,16 @@ def test_header_spells_a_field_that_is_0_for_most_only_where_it_is_not(name):
     assert FrameHeader.from_json(with_.to_json()) == with_
 
 
-@pytest.mark.parametrize("name", ["fragment", "first"])
-def test_header_refuses_a_spelled_0_of_such_a_field(name):
+@pytest.mark.parametrize(("name", "nothing"), [*SPELLED_WHERE_NOT_0.items(), ("residual", -0.0)])
+def test_header_refuses_a_spelled_0_of_such_a_field(name, nothing):
     with pytest.raises(FrameError, match="canonical spelling"):
-        FrameHeader.from_json(spelled({name: 0}))
+        FrameHeader.from_json(spelled({name: nothing}))
 
 
-def test_header_of_published_weights_refuses_a_first_round():
-    with pytest.raises(FrameError, match="first=1 stands"):
-        FrameHeader.from_json(spelled({"first": 1}, header=weights()))
+@pytest.mark.parametrize(("name", "value"), [("first", 1), ("residual", 0.5), ("carried", 1)])
+def test_header_of_published_weights_refuses_what_a_contribution_alone_states(name, value):
+    with pytest.raises(FrameError, match=f"{name}={value} stands"):
+        FrameHeader.from_json(spelled({name: value}, header=weights()))
 
 
 def test_header_takes_the_whole_model_for_a_fragment_and_nothing_below():
@@ -451,6 +463,13 @@ def test_header_refuses_another_spelling_of_the_same_header(old, new):
 
     with pytest.raises(FrameError, match="canonical"):
         FrameHeader.from_json(data.replace(old, new))
+
+
+def test_header_refuses_a_norm_too_large_to_be_a_float():
+    data = contribution(residual=0.5).to_json().replace(b'"residual":0.5', b'"residual":1e999')
+
+    with pytest.raises(FrameError, match="residual=inf must be a finite float from 0 on"):
+        FrameHeader.from_json(data)
 
 
 def test_header_refuses_a_float_too_large_to_be_one():

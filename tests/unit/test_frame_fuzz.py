@@ -15,7 +15,7 @@ from atoll.wire.header import FrameHeader, Told
 from tests.frames import CODEC, contribution, discard, framed, ranges
 
 LAYOUT = Layout.of([("w", (2, 2), "float32")])
-HEADER = contribution(LAYOUT, CODEC, ranges=ranges((0, 6)))
+HEADER = contribution(LAYOUT, CODEC, ranges=ranges((0, 6)), residual=0.25, carried=2)
 # The same examples in every run, and no deadline: a busy machine is no finding.
 fuzzed = settings(max_examples=80, deadline=None, derandomize=True)
 REFUSALS = (FrameError, VersionMismatch, LayoutMismatch)

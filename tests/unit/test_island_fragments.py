@@ -1,7 +1,9 @@
 """An island's weights in two fragments: each is fetched, merged and handed in on its own."""
 
 import hashlib
-from dataclasses import dataclass
+import io
+import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from atoll.island.state.weights import IslandWeights
 from atoll.layout import TILE_BYTES, Layout, byte_view
 from atoll.strategies.base import ALL, Fragments
 from atoll.sums import digest as digests
+from atoll.wire import frame
 from atoll.wire.frame import FrameWriter
 from atoll.wire.header import Told
 from tests.clusters import flat_of, manifest_for, module_of
@@ -350,7 +353,7 @@ def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
     trained = island.train()
     fragment, other = PARTS[number], PARTS[1 - number]
     before = (torch.linspace(-1, 1, LAYOUT.size) * 0.01).bfloat16()
-    after, kept, sent = torch.zeros_like(before), bytearray(), bytearray()
+    after, kept, sent = torch.zeros_like(before), bytearray(), io.BytesIO()
     header = Told(
         kind="contribution",
         run_id="run",
@@ -370,9 +373,9 @@ def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
     encoded = encoding.encode(
         island.weights.stage(number, copies=False),
         header,
-        sent.extend,
+        sent,
         codec=Bf16(),
-        feed=Feedback(before, after, kept.extend, 1.0),
+        feed=Feedback(before, after, kept.extend, 1.0, carried=7),
         noise=Noise(seed=1, round=1, lane="a"),
     )
 
@@ -382,5 +385,12 @@ def test_residual_of_the_fragment_that_is_not_handed_in_is_kept(island, number):
     assert torch.equal(other.of(after), other.of(before))
     assert torch.equal(fragment.of(after), lost.bfloat16())
     assert bytes(kept) == bytes(byte_view(after))
-    assert bytes(byte_view(payload)) in bytes(sent)
-    assert encoded.sha256 == hashlib.sha256(sent).hexdigest()
+    whole = encoded.preamble + sent.getvalue()
+    assert sent.getvalue() == bytes(byte_view(payload)) + hashlib.sha256(whole[:-32]).digest()
+    assert encoded.sha256 == hashlib.sha256(whole).hexdigest()
+    # Of the whole model, also of what is not handed in.
+    stated, _ = frame.parse_preamble(encoded.preamble)
+    right = math.sqrt(math.fsum(value * value for value in after.tolist()))
+    assert stated == replace(header, residual=stated.residual, carried=7)
+    assert stated.residual == pytest.approx(right, rel=1e-12)
+    assert stated.residual > 1.0001 * float(fragment.of(after).double().norm())  # the control

@@ -8,6 +8,7 @@ import torch
 from atoll.errors import StateHeld, StoreError
 from atoll.island.state.store import IslandIdentity, IslandStore
 
+WHOLE = b"\x00\xff0123456789"
 META = {"preamble": "00ff", "sha256": "a" * 64, "numbers": {"optimizer/0/step": 3}}
 
 
@@ -54,13 +55,14 @@ def test_pending_round_survives_a_restart(store):
     assert torch.equal(pending.tensors["residual"], torch.full((2,), 4.0))
 
 
-def test_frame_of_a_pending_round_reads_back(store):
+def test_frame_of_a_pending_round_reads_back_with_its_preamble(store):
     save(store, 4, frame=b"0123456789")
 
     frame = store.frame(store.pending(4))
 
-    assert (frame.nbytes, frame.preamble, frame.sha256) == (10, b"\x00\xff", "a" * 64)
-    assert (frame.read(3, 4), frame.read(8, 100)) == (b"3456", b"89")
+    assert (frame.nbytes, frame.preamble, frame.sha256) == (12, b"\x00\xff", "a" * 64)
+    assert [frame.read(0, 1), frame.read(1, 3), frame.read(0, 12)] == [b"\x00", b"\xff01", WHOLE]
+    assert [frame.read(5, 4), frame.read(10, 100), frame.read(12, 1)] == [b"3456", b"89", b""]
     frame.close()
     frame.close()
 

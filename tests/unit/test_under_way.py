@@ -41,6 +41,8 @@ def contribution(made_for: int, worker_id: str) -> ContributionRecord:
         tokens=1,
         loss_sum=1.0,
         norm=1.0,
+        residual=0.0,
+        carried=0,
         receipt="receipt",
         accepted_wall=0.0,
     )

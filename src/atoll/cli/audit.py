@@ -20,6 +20,7 @@ from atoll.layout import Layout
 from atoll.ledger import engines
 from atoll.ledger.ledger import Ledger
 from atoll.proof import audit as auditing
+from atoll.proof.residuals import LostResidual
 from atoll.protocol.manifest import Manifest
 from atoll.versions import recorded
 
@@ -102,9 +103,20 @@ def _show(report: auditing.AuditReport) -> None:
             f"rows in fragment {found.fragment}: {found.counted} counted, {found.to_come} to come, "
             f"{found.missed} missed"
         )
+    for lost in report.residuals:
+        output.say(_about(lost))
     output.say(f"replay: {replayed}")
     unknown = "not known without --replay: no round has carried one of the fragments yet"
     output.say(f"params digest {report.digest or unknown}")
     for problem in report.problems:
         output.say(f"PROBLEM in round {problem.round}: {problem.what}: {problem.detail}")
     output.say("clean" if report.clean else "NOT clean")
+
+
+def _about(lost: LostResidual) -> str:
+    """What became of a residual that no contribution took in."""
+    fate = "the worker is gone with it"
+    if lost.next is not None:
+        instead = f"that of round {lost.carried}" if lost.carried else "none"
+        fate = f"its next contribution, to round {lost.next}, carried {instead}"
+    return f"residual of {lost.worker_id} after round {lost.round}, norm {lost.norm:.6g}: {fate}"

@@ -11,12 +11,18 @@ caller's.
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.codecs import buffers, tree
 from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
+from atoll.codecs.tree import halve
+from atoll.compiled.arrays import DOUBLES, HALVES, Doubles, Halves
+from atoll.compiled.base import compiled
+from atoll.compiled.bits import widened
+from atoll.compiled.jit import loop
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS
 
@@ -83,6 +89,9 @@ def residual_norm(residual: Tensor) -> float:
     and the groups' sums from the left; squares of bf16 are exact there.
     """
     assert residual.dtype == torch.bfloat16, residual.dtype
+    if compiled.ready(residual.numel()):
+        bits = residual.view(torch.uint16).numpy()
+        return math.sqrt(_sum_of_squares(bits, np.empty(GROUP_ELEMENTS // 2)))
     sum_of_squares = 0.0
     scratch = torch.empty(GROUP_ELEMENTS, dtype=torch.float64)
     for _, span in buffers.groups(residual.numel()):
@@ -91,3 +100,21 @@ def residual_norm(residual: Tensor) -> float:
         group.mul_(group)
         sum_of_squares += float(tree.total(scratch.view(1, -1))[0])
     return math.sqrt(sum_of_squares)
+
+
+@loop(HALVES, DOUBLES)
+def _sum_of_squares(residual: Halves, scratch: Doubles) -> float:
+    """The same sum as `residual_norm` takes the root of; `scratch` has half a group."""
+    half, found = scratch.size, 0.0
+    for first in range(0, residual.size, 2 * half):
+        lower = residual[first : first + half]
+        upper = residual[first + half : first + 2 * half]
+        scratch[lower.size :] = 0.0  # the last group may be short
+        for i in range(lower.size):
+            value = np.float64(widened(np.uint32(lower[i])))
+            scratch[i] = value * value
+        for i in range(upper.size):
+            value = np.float64(widened(np.uint32(upper[i])))
+            scratch[i] += value * value
+        found += halve(scratch)
+    return found

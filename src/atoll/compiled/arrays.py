@@ -14,5 +14,6 @@ Doubles = NDArray[np.float64]
 FLOATS: Floats = np.empty(0, np.float32)
 BYTES: Bytes = np.empty(0, np.uint8)
 HALVES: Halves = np.empty(0, np.uint16)
+DOUBLES: Doubles = np.empty(0, np.float64)
 NUMBER = np.float32(0.0)
 INTEGER = 0

@@ -184,6 +184,8 @@ class ContributionRecord:
     tokens: int
     loss_sum: float  # over `tokens`
     norm: float
+    residual: float  # L2 norm of what its island holds back after it; 0: nothing
+    carried: int  # the round of the contribution whose residual is in it; 0: none is
     receipt: str
     accepted_wall: float
 

@@ -20,9 +20,10 @@ from atoll.ledger.records import (
     RoundRecord,
     RoundState,
 )
-from atoll.proof import balance, pairs, retention
+from atoll.proof import balance, pairs, residuals, retention
 from atoll.proof.balance import EpochBalance
 from atoll.proof.pairs import FragmentBalance
+from atoll.proof.residuals import LostResidual
 from atoll.strategies.base import Strategy
 from atoll.sums import digest as digests
 from atoll.versions.manifests import Manifests, Recorded
@@ -32,7 +33,8 @@ from atoll.wire.header import FrameHeader
 
 # What a frame's header says, and where the ledger records it.
 _IN_BOTH = {name: name for name in ("round", "worker_id", "weight", "rows", "tokens", "loss_sum")}
-_IN_BOTH |= {"first": "first", "fragment": "fragment", "base_digest": "base"}
+_IN_BOTH |= {name: name for name in ("first", "fragment", "residual", "carried")}
+_IN_BOTH |= {"base_digest": "base"}
 
 Progress = Callable[[str, int, int], None]
 
@@ -62,6 +64,7 @@ class AuditReport:
     digest: str | None = None
     balance: list[EpochBalance] = field(default_factory=list)
     fragments: list[FragmentBalance] = field(default_factory=list)  # empty: there is one
+    residuals: list[LostResidual] = field(default_factory=list)  # no problem: islands may die
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -92,6 +95,7 @@ def audit(
         broken = chain.check_chain(run, recorded, rounds, t.contributions.of_round)
         manifests = Manifests(recorded)
         start = retention.replay_start(t, retention.storage_of(t))
+        workers = t.members.workers()
     published = [r for r in rounds if r.state is RoundState.PUBLISHED]
     report = AuditReport(run.run_id, rounds=len(published))
     replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
@@ -115,6 +119,7 @@ def audit(
             counted.setdefault(contribution.round, {})[contribution.worker_id] = contribution.rows
             folded.append(contribution)
     _check_fragments(report, rounds, folded, fragments=len(replay.fragments.parts))
+    report.residuals = residuals.lost(folded, workers)
     for number, given in held.items():
         _check_leases(report, number, counted.get(number, {}), given)
     leases = [lease for given in held.values() for lease in given]

@@ -43,17 +43,17 @@ class Tee(Protocol):
         ...
 
 
-class _Hashing:
-    """The Tee where the caller gives none: it only hashes, and passes the bytes on to `write`."""
+class Hashing:
+    """The Tee where the caller gives none: it only hashes, and passes the bytes on to `sink`."""
 
-    def __init__(self, write: Sink | None = None) -> None:
-        self._write = write
+    def __init__(self, sink: Sink | None = None) -> None:
+        self.sink = sink
         self._sha256 = hashlib.sha256()
 
     def write(self, data: memoryview) -> None:
         self._sha256.update(data)
-        if self._write is not None:
-            self._write(data)
+        if self.sink is not None:
+            self.sink(data)
 
     def digest(self) -> str:
         return self._sha256.copy().hexdigest()
@@ -177,7 +177,7 @@ class FrameWriter:
         self, header: FrameHeader, write: Sink | None = None, *, tee: Tee | None = None
     ) -> None:
         assert (write is None) != (tee is None), "give the bytes one way to go"
-        self._out: Tee = _Hashing(write) if tee is None else tee
+        self._out: Tee = Hashing(write) if tee is None else tee
         self._left = self._size = header.payload_bytes
         self._out.write(memoryview(preamble(header)))
 
@@ -214,7 +214,7 @@ class FrameReader:
 
     def __init__(self, sink: Sink, *, tee: Tee | None = None) -> None:
         self._sink = sink
-        self._tee: Tee = _Hashing() if tee is None else tee
+        self._tee: Tee = Hashing() if tee is None else tee
         self._head = bytearray()
         self._head_bytes = FIXED_BYTES  # grows by the header's size once that is read
         self.header: FrameHeader | None = None  # once it is complete

@@ -17,7 +17,7 @@ from atoll.wire import schema
 from atoll.wire.schema import Natural, Sha256, TensorRow, Whole, Word
 
 KINDS = ("contribution", "weights", "update")
-SPELLED_WHERE_NOT_0 = ("fragment", "first")
+SPELLED_WHERE_NOT_0 = {"fragment": 0, "first": 0, "residual": 0.0, "carried": 0}
 # Above it the table of tensors is left out, and the layout digest alone speaks for it. The rest of
 # the header then always fits the frame's limit of 64 KiB.
 MAX_WITH_TABLE_BYTES = 48 * 1024
@@ -29,6 +29,8 @@ _RULES_OF_KIND: dict[str, dict[str, schema.Rule]] = {
         "incarnation": schema.NATURAL,
         "base_digest": schema.SHA256,
         "first": schema.WHOLE,
+        "residual": schema.NORM,
+        "carried": schema.WHOLE,
         "ranges": schema.TUPLE,
     },
     "weights": {"result_digest": schema.SHA256},
@@ -51,6 +53,10 @@ class Told:
     # Which part of the model the payload is; spelled where it is not 0.
     fragment: Annotated[int, schema.integer(-1)] = 0
     first: Whole = 0  # contribution only: the first round whose rows it contains; 0: its own
+    # Contribution only: the L2 norm of the whole residual that its island holds after it, and the
+    # round of the contribution that left the residual it has taken in. 0: none.
+    residual: Annotated[float, schema.NORM] = 0.0
+    carried: Whole = 0
     weight: Whole = 0
     rows: Whole = 0
     tokens: Whole = 0
@@ -122,9 +128,7 @@ class FrameHeader(Told):
 
         Memory is bounded by the length of `data`, never by a number in it.
         """
-        found = schema.object_of(data)
-        for name in SPELLED_WHERE_NOT_0:
-            found.setdefault(name, 0)
+        found = {**SPELLED_WHERE_NOT_0, **schema.object_of(data)}
         schema.keys(found, known=FIELDS)
         # Of any type until `__post_init__` has held each field to its rule.
         unchecked: dict[str, Any] = {**found, "ranges": schema.row_ranges(found["ranges"])}

@@ -60,6 +60,7 @@ def matching(pattern: str | re.Pattern[str], text: str) -> Rule:
 WHOLE, NATURAL = integer(0), integer(1)
 # 1 is refused where 1.0 is meant: a value has one spelling.
 REAL = Rule("a finite float", lambda v: type(v) is float and math.isfinite(v))
+NORM = Rule("a finite float from 0 on", lambda v: REAL.holds(v) and v >= 0)
 TEXT = Rule("a string", lambda v: isinstance(v, str))
 TUPLE = Rule("a tuple", lambda v: isinstance(v, tuple))
 SHA256 = matching("[0-9a-f]{64}", "64 lower-case hex digits")

@@ -22,6 +22,7 @@ from tests.faults.mutants.mutant import (
     adding_to,
     answering,
     during,
+    feeding,
     forgiving,
     having,
     in_two,
@@ -129,6 +130,16 @@ def every_contribution_is_recorded_as_of_the_first_fragment(patch: Patch) -> Non
 @mutant("accepted-as-sent", size=RELAY)
 def a_contribution_is_recorded_with_rows_of_its_own_round_only(patch: Patch) -> None:
     _recording(patch, lambda made: replace(made, first=made.round))
+
+
+@mutant("accepted-as-sent", feeding())
+def what_a_contribution_leaves_behind_is_not_recorded(patch: Patch) -> None:
+    _recording(patch, lambda made: replace(made, residual=0.0))
+
+
+@mutant("accepted-as-sent", feeding())
+def what_a_contribution_carries_is_not_recorded(patch: Patch) -> None:
+    _recording(patch, lambda made: replace(made, carried=0))
 
 
 def _recording(patch: Patch, changed: Callable[[ContributionRecord], ContributionRecord]) -> None:

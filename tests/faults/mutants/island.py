@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor
 
+from atoll.codecs import feedback
 from atoll.island.conversation import hand_in
 from atoll.island.conversation.hand_in import Fresh, HandIn
 from atoll.island.conversation.intents import Steps
@@ -15,14 +17,15 @@ from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.session import Session
 from atoll.island.conversation.standing import Standing
 from atoll.island.conversation.transfers import Settled, Transfers
+from atoll.island.state import encoding
 from atoll.island.state.base import Saved
 from atoll.island.state.continuity import Captured, Continuity
-from atoll.island.state.encoding import Feedback
+from atoll.island.state.encoding import Encoded, Feedback
 from atoll.island.state.local_weights import FlatWeights
-from atoll.island.state.weights import IslandWeights
+from atoll.island.state.weights import IslandWeights, Staged
 from atoll.layout import Span
 from atoll.simulate.faults.scenario import Scenario, Size
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, having
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, feeding, having
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -32,20 +35,6 @@ STREAMING = Size(mode_name="streaming")
 def nothing(*_: Any, **__: Any) -> Steps[None]:
     """Steps that do nothing."""
     yield from ()
-
-
-def feeding(*kinds: str) -> Callable[[Scenario], bool]:
-    """Seeds whose islands carry what rounding lost, with these kinds of faults."""
-
-    def wanted(scenario: Scenario) -> bool:
-        upload = scenario.settings["upload"]
-        return (
-            having(*kinds)(scenario)
-            and upload["codec"] != "fp32"
-            and bool(upload["error_feedback"])
-        )
-
-    return wanted
 
 
 def streaming(*kinds: str, **least: float) -> Callable[[Scenario], bool]:
@@ -59,6 +48,11 @@ def streaming(*kinds: str, **least: float) -> Callable[[Scenario], bool]:
         return having(*kinds)(scenario) and all(settings[n] >= value for n, value in least.items())
 
     return wanted
+
+
+def in_fragments(scenario: Scenario) -> bool:
+    """Seeds whose islands hand in one fragment at a time, and carry what rounding lost."""
+    return feeding()(scenario) and streaming(num_fragments=2)(scenario)
 
 
 def ahead(*kinds: str, rounds: int = 1) -> Callable[[Scenario], bool]:
@@ -134,12 +128,12 @@ def a_contribution_leaves_the_residual_as_it_was(patch: Patch) -> None:
     real = Continuity.feedback
 
     @contextmanager
-    def feedback(self: Continuity, path: Path) -> Iterator[Feedback | None]:
-        with real(self, path) as feed:
+    def fed(self: Continuity, path: Path, number: int) -> Iterator[Feedback | None]:
+        with real(self, path, number) as feed:
             yield feed
         self._residual, self._next_residual = self._next_residual, self._residual
 
-    patch.setattr(Continuity, "feedback", feedback)
+    patch.setattr(Continuity, "feedback", fed)
 
 
 @mutant("residual-carried", feeding("kill worker"))
@@ -150,6 +144,81 @@ def a_residual_does_not_survive_its_process(patch: Patch) -> None:
         real(self, replace(saved, meta={**saved.meta, "residual": False}))
 
     patch.setattr(Continuity, "_adopt", adopt)
+
+
+@mutant("residual-stated", feeding())
+def the_norm_is_of_the_residual_before_the_contribution(patch: Patch) -> None:
+    real = encoding.encode
+
+    def encode(*args: Any, feed: Feedback | None, **more: Any) -> Encoded:
+        before = None if feed is None else feed.before.clone()
+        with pytest.MonkeyPatch.context() as inner:
+            norm = feedback.residual_norm
+            inner.setattr(
+                feedback, "residual_norm", lambda after: norm(after if before is None else before)
+            )
+            return real(*args, feed=feed, **more)
+
+    patch.setattr(encoding, "encode", encode)
+
+
+@mutant("residual-stated", in_fragments, STREAMING)
+def the_norm_is_of_the_fragment_that_is_handed_in(patch: Patch) -> None:
+    real = encoding.encode
+
+    def encode(staged: Staged, *args: Any, **more: Any) -> Encoded:
+        with pytest.MonkeyPatch.context() as inner:
+            norm, part = feedback.residual_norm, staged.fragment
+            inner.setattr(feedback, "residual_norm", lambda after: norm(part.of(after)))
+            return real(staged, *args, **more)
+
+    patch.setattr(encoding, "encode", encode)
+
+
+@mutant("residual-stated", feeding())
+def no_contribution_says_what_it_carries(patch: Patch) -> None:
+    _carrying(patch, lambda _: 0)
+
+
+@mutant("residual-stated", feeding())
+def a_contribution_says_that_it_carries_the_round_before(patch: Patch) -> None:
+    """Also after a round that it had no part in."""
+    _carrying(patch, lambda number: number - 1)
+
+
+@mutant("residual-stated", feeding("kill worker"))
+def what_is_carried_is_forgotten_with_the_process(patch: Patch) -> None:
+    real = Continuity._adopt
+
+    def adopt(self: Continuity, saved: Saved) -> None:
+        real(self, saved)
+        self._carried = 0
+
+    patch.setattr(Continuity, "_adopt", adopt)
+
+
+@mutant("residual-stated", feeding("stop worker"))
+def a_refused_contribution_counts_as_carried(patch: Patch) -> None:
+    real = Continuity.roll_back
+
+    def roll_back(self: Continuity) -> None:
+        refused = self._carried
+        real(self)
+        self._carried = refused
+
+    patch.setattr(Continuity, "roll_back", roll_back)
+
+
+def _carrying(patch: Patch, said: Callable[[int], int]) -> None:
+    """Of a contribution to a round, what it says that it carries."""
+    real = Continuity.feedback
+
+    @contextmanager
+    def fed(self: Continuity, path: Path, number: int) -> Iterator[Feedback | None]:
+        with real(self, path, number) as feed:
+            yield None if feed is None else replace(feed, carried=said(number))
+
+    patch.setattr(Continuity, "feedback", fed)
 
 
 @mutant("inner-state-kept", having("stop worker"))

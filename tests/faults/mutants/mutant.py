@@ -38,6 +38,20 @@ def having(*kinds: str) -> Wanted:
     return lambda scenario: all(scenario.has(kind) for kind in kinds)
 
 
+def feeding(*kinds: str) -> Wanted:
+    """Seeds whose islands carry what rounding lost, with these kinds of faults."""
+
+    def wanted(scenario: Scenario) -> bool:
+        upload = scenario.settings["upload"]
+        return (
+            having(*kinds)(scenario)
+            and upload["codec"] != "fp32"
+            and bool(upload["error_feedback"])
+        )
+
+    return wanted
+
+
 def lacking(kind: str) -> Wanted:
     """Seeds without this kind of faults, which would show something else first."""
     return lambda scenario: not scenario.has(kind)

@@ -26,6 +26,11 @@ from atoll.protocol.messages import Identity
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
+# No outer step can overflow from it: its square (Adam), a rate of 100 on momentum of 1e9 rounds of
+# it, and a sum of 10,000 of them weighted by 1e15 tokens are all fp32 numbers. A model has left
+# every use long before.
+MAX_NORM = 1e18
+
 
 @dataclass(frozen=True)
 class UploadRequest:
@@ -84,6 +89,7 @@ class Admission:
         self._check_round(header)
         self._check_manifest(header)
         self._check_rows(header)
+        self._check_residual(header)
         codec, layout = self.expected(header.round)
         frame.expect(header, layout=layout, codec=codec, kind="contribution")
         exact = frame.frame_bytes(header)
@@ -182,6 +188,21 @@ class Admission:
             raise ContributionError(
                 f"rows={header.rows} tokens={header.tokens} weight={header.weight} do not fit "
                 f"the lease, which counts rows={rows} tokens={tokens} weight={weight}"
+            )
+
+    def _check_residual(self, header: FrameHeader) -> None:
+        upload = self.rounds.manifests.of_round(header.round).manifest.upload
+        if not upload.keeps_residual and (header.residual or header.carried):
+            raise ContributionError(
+                f"residual={header.residual:.6g} carried={header.carried} of the contribution to "
+                f"round {header.round}, whose uploads in {upload.codec!r} leave nothing behind; "
+                f"leave both out"
+            )
+        if header.residual > MAX_NORM:
+            raise ContributionError(
+                f"residual={header.residual:.6g} of the contribution is above {MAX_NORM:.6g}, the "
+                f"most an outer step takes; the model is unchanged; check the island's loss and "
+                f"learning rate"
             )
 
     def _earlier_tokens(self, header: FrameHeader, worker_id: str) -> int:

@@ -19,7 +19,7 @@ from atoll.blobs.base import Blobs, BlobWriter
 from atoll.clock import Clock
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
-from atoll.coordinator.accept.admission import Admission, UploadRequest
+from atoll.coordinator.accept.admission import MAX_NORM, Admission, UploadRequest
 from atoll.errors import ContributionError, FrameError, NotFinite
 from atoll.layout import TILE_BYTES, Layout, Span
 from atoll.ledger.records import ContributionRecord
@@ -32,10 +32,6 @@ log = logging.getLogger(__name__)
 
 FIRST_STREAM = 1
 NOTHING = Span(0, 0)
-# No outer step can overflow from it: its square (Adam), a rate of 100 on momentum of 1e9 rounds of
-# it, and a sum of 10,000 of them weighted by 1e15 tokens are all fp32 numbers. A model has left
-# every use long before.
-MAX_NORM = 1e18
 
 
 class PayloadCheck:
@@ -249,6 +245,8 @@ class Uploads:
             tokens=header.tokens,
             loss_sum=header.loss_sum,
             norm=norm,
+            residual=header.residual,
+            carried=header.carried,
             receipt=receipt(request.identity, header.round, request.sha256),
             accepted_wall=self.clock.wall(),
         )

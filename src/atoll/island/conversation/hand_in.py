@@ -126,9 +126,9 @@ def contribute(session: Session, continuity: Continuity, made: HandIn) -> Steps[
         frame = continuity.frame(made.round, made.meta)
         return (yield from _settled(session, continuity, made.round, frame, _nothing))
     path = continuity.begin(made.round)
-    with continuity.writing(path) as file, continuity.feedback(path) as feed:
+    with continuity.writing(path) as file, continuity.feedback(path, made.round) as feed:
         encoded = encoding.encode(
-            made.staged, made.header, file.write, codec=made.codec, feed=feed, noise=made.noise
+            made.staged, made.header, file, codec=made.codec, feed=feed, noise=made.noise
         )
     described = continuity.describe(encoded.preamble, encoded.sha256)
     # The frame travels while it is being synced here; only the commit waits for that.

@@ -79,6 +79,7 @@ class Continuity:
         # bf16, what rounding lost of earlier contributions; and the one after the round under way
         self._residual: Tensor | None = None
         self._next_residual: Tensor | None = None
+        self._carried = 0  # the round whose contribution left the residual; 0: nothing was lost yet
 
     def start(self, optimizer: Optimizer | None) -> None:
         """A newcomer's inner state: nothing learned, its own random stream."""
@@ -87,6 +88,7 @@ class Continuity:
         if optimizer is not None:
             optimizer.state.clear()
         self._residual, self._next_residual = self._new_residual(), self._new_residual()
+        self._carried = 0
         stream = f"{self._info.seed}/{self._worker_id}"
         if not self._part.is_leaders:
             stream += f"/{self._part.rank}"
@@ -109,6 +111,8 @@ class Continuity:
         self._next_residual = self._new_residual()
         if kept is not None and self._residual is not None:
             self._residual = kept
+        else:
+            self._carried = 0
 
     def resume(self, *, version: int, lead: int) -> list[Saved]:
         """Adopts the newest state that an earlier life has saved; what still waits for a receipt.
@@ -184,7 +188,7 @@ class Continuity:
         return self._store.begin(round_number)
 
     def writing(self, path: Path) -> AbstractContextManager[BinaryIO]:
-        """The file that the frame goes to."""
+        """The file that the body of the frame goes to."""
         return self._store.writing(path / FRAME_FILE)
 
     def describe(self, preamble: bytes, sha256: str) -> dict[str, Any]:
@@ -197,16 +201,17 @@ class Continuity:
         }
 
     @contextmanager
-    def feedback(self, path: Path) -> Iterator[Feedback | None]:
+    def feedback(self, path: Path, round_number: int) -> Iterator[Feedback | None]:
         """The residual before and after a round, the latter written beside its frame."""
         if self._residual is None or self._next_residual is None:
             yield None
             return
         decay = self._info.upload.residual_decay
         with self._store.writing(path / RESIDUAL_FILE) as file:
-            yield Feedback(self._residual, self._next_residual, file.write, decay)
+            yield Feedback(self._residual, self._next_residual, file.write, decay, self._carried)
         # The next contribution builds on this one; a refusal reads the checkpoint's again.
         self._residual, self._next_residual = self._next_residual, self._residual
+        self._carried = round_number
 
     def capture(
         self, *, copies: bool, course: dict[str, Any], local: Tensor | None = None
@@ -261,5 +266,6 @@ class Continuity:
         # Saved under a manifest version without error feedback, it has none.
         if self._residual is not None and saved.meta.get("residual", True):
             self._store.read_raw(saved, RESIDUAL_FILE, byte_view(self._residual))
+            self._carried = saved.round
         self._course = dict(saved.meta.get("course", {}))
         self._local = saved.tensors.get(LOCAL_WEIGHTS)

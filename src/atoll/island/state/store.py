@@ -2,7 +2,8 @@
 
     identity.json            worker_id and island key
     checkpoint-N/            inner state after accepted round N (at most one, the newest)
-    pending-N/               the same for each round whose receipt is not here yet, with its frame
+    pending-N/               the same for each round whose receipt is not here yet, with the body
+                             of its frame; the preamble is in complete.json
     spare-*                  large files that are done with, to be written over by the next round
     rank-R/                  the same for a follower of a torchrun group: its inner state, no frame
 
@@ -46,17 +47,19 @@ class IslandIdentity:
 
 
 class StoredFrame:
-    """A frame file in a pending directory; fulfils `base.Frame`. Read from any thread."""
+    """A frame: its preamble, and its body in a file; fulfils `base.Frame`. Read from any thread."""
 
     def __init__(self, path: Path, *, preamble: bytes, sha256: str) -> None:
         self.preamble = preamble
         self.sha256 = sha256
-        self.nbytes = path.stat().st_size
+        self.nbytes = len(preamble) + path.stat().st_size
         self._fd = os.open(path, os.O_RDONLY)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Up to `nbytes` from `offset`."""
-        return os.pread(self._fd, nbytes, offset)
+        head = self.preamble[offset : offset + nbytes]
+        begin = max(0, offset - len(self.preamble))
+        return head + os.pread(self._fd, nbytes - len(head), begin)
 
     def close(self) -> None:
         """Closes the file; safe to repeat."""
@@ -124,12 +127,12 @@ class IslandStore:
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[BinaryIO]:
-        """A file of a pending directory, to be written from its start to its new end.
+        """A file of a pending directory, to be written from its start to its new end, and read.
 
         A spare one is written over: its pages and blocks are there already, which costs half.
         """
         flags = os.O_RDWR | os.O_CREAT
-        with _own_disk(path), os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        with _own_disk(path), os.fdopen(os.open(path, flags, 0o600), "w+b") as file:
             yield file
             file.truncate()
 

@@ -61,7 +61,8 @@ class MemoryStore:
 
     def frame(self, saved: Saved) -> Frame:
         path = _path(_PENDING, saved.round)
-        return Frame(self._folders[path].files[FRAME_FILE], saved.meta["sha256"])
+        preamble = bytes.fromhex(saved.meta["preamble"])
+        return Frame(preamble + self._folders[path].files[FRAME_FILE], saved.meta["sha256"])
 
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         assert saved.path is not None

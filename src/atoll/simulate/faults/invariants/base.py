@@ -61,6 +61,7 @@ INVARIANTS: dict[str, str] = {
     "sends-what-it-was-given": "an island hands in its round, rows, base and manifest as assigned",
     "pending-is-resent": "what has no answer is sent again, the same, before an island asks on",
     "residual-carried": "a contribution carries what rounding lost of the accepted ones before it",
+    "residual-stated": "a contribution states the norm of what is left, and whose rest is in it",
     "inner-state-kept": "an island trains on from its newest receipt, whatever was refused since",
     "generation-adopted": "after a refusal an island speaks in the generation that it names",
     "evicted-comes-back": "an island that is out registers before it says anything else",

@@ -5,6 +5,7 @@ survives with the island's disk.
 """
 
 import copy
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +37,7 @@ class Made:
     """A contribution that is not answered yet: its bytes, and the residual after it."""
 
     sha256: str
+    round: int
     residual: Tensor | None = field(repr=False)
     course: "Course | None" = field(repr=False)  # that was saved with it
 
@@ -46,6 +48,7 @@ class Memory:
 
     receipts: int = 0
     residual: Tensor | None = None  # fp32 values of bf16; None: nothing was lost yet
+    left_by: int = 0  # the round of the contribution that left it
     unanswered: list[Made] = field(default_factory=list)  # oldest first
     course: "Course | None" = None  # that was saved with the last receipt
 
@@ -177,7 +180,9 @@ class IslandCheck:
         self._check_header(frame, given, course, strategy)
         course.newest = max(course.newest, given.round or 0)
         saved = course if strategy.keeps_local else None
-        unanswered.append(Made(frame.sha256, self._check_payload(frame, manifest, course), saved))
+        residual = self._check_payload(frame, manifest, course)
+        self._check_stated(frame, residual)
+        unanswered.append(Made(frame.sha256, frame.header.round, residual, saved))
 
     def _check_header(
         self, frame: Frame, given: Assignment, course: Course, strategy: Strategy
@@ -217,11 +222,20 @@ class IslandCheck:
         fragment.of(after).copy_(lost.bfloat16().float())
         return after
 
+    def _check_stated(self, frame: Frame, residual: Tensor | None) -> None:
+        """Of the whole model: what would be lost with the island."""
+        squares = [] if residual is None else [value * value for value in residual.tolist()]
+        right = (math.sqrt(math.fsum(squares)), self._memory.left_by)
+        found = (frame.header.residual, frame.header.carried)
+        is_so = math.isclose(found[0], right[0], rel_tol=1e-12) and found[1] == right[1]
+        check("residual-stated", is_so, of=self._name, says=found, right=right)
+
     def received(self) -> None:
         """There is a receipt."""
         made = self._memory.unanswered.pop(0)
         self._memory.receipts += 1
         self._memory.residual, self._memory.course = made.residual, made.course
+        self._memory.left_by = 0 if made.residual is None else made.round
         self._handed -= 1
         self._is_sending = False
 

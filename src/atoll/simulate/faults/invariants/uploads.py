@@ -26,9 +26,12 @@ class UploadsCheck:
                 raise Violation("accepted-from-holder", accepted=row, handled=call)
             header = call.frame.header
             self._check_accepted(call, header, row, before)
-            said = (header.fragment, header.first or header.round, header.base_digest)
-            recorded = (row.fragment, row.first, row.base)
-            check("accepted-as-sent", recorded == said, fragment_first_base=said, recorded=row)
+            said = (
+                *(header.fragment, header.first or header.round, header.base_digest),
+                *(header.residual, header.carried),
+            )
+            recorded = (row.fragment, row.first, row.base, row.residual, row.carried)
+            check("accepted-as-sent", recorded == said, said=said, recorded=row)
             self._check_weight(row, before)
 
     def _check_accepted(self, call: Call, header: FrameHeader, row: Row, before: View) -> None:
