@@ -18,7 +18,7 @@ from atoll.collectives.exchange import Way
 from atoll.collectives.grpc.member import RankMember
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import Identity, Member, RankGroup
-from atoll.collectives.local import Sea
+from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline, Threaded
 from atoll.errors import ConfigError, GroupBroken, LayoutMismatch, MissingRanks
 from atoll.simulate.fibers import Scheduler
@@ -36,14 +36,14 @@ Work = Callable[[Collectives], Any]
 
 def threads(size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0) -> list[Any]:
     """What each rank's work returned, each rank a thread with another for its collectives."""
-    sea = Sea(size, clock=SystemClock())
+    group = LocalGroup(size, clock=SystemClock())
 
     @contextmanager
     def rank(number: int) -> Iterator[Collectives]:
         runner = Threaded(f"rank-{number}")
         options: dict[str, Any] = {"timeout_seconds": timeout_seconds, "chunk_bytes": CHUNK_BYTES}
         try:
-            yield sea.rank(number, runner, way=way, **options)
+            yield group.rank(number, runner, way=way, **options)
         finally:
             runner.close()
 
@@ -55,12 +55,12 @@ def threads(size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0) -
 def fibers(size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0) -> list[Any]:
     """The same in fibers on a virtual clock, without a thread beside them."""
     scheduler = Scheduler()
-    sea = Sea(size, clock=scheduler)
+    group = LocalGroup(size, clock=scheduler)
     found: dict[int, Any] = {}
 
     def run(number: int) -> None:
         options: dict[str, Any] = {"timeout_seconds": timeout_seconds, "chunk_bytes": CHUNK_BYTES}
-        found[number] = work(sea.rank(number, Inline(), way=way, **options))
+        found[number] = work(group.rank(number, Inline(), way=way, **options))
 
     for number in range(size):
         scheduler.spawn(f"rank-{number}", partial(run, number))
@@ -323,14 +323,14 @@ def test_abort_reaches_whoever_waits_and_whoever_comes_later(transport):
     ids=["length", "dtype", "shape", "strides"],
 )
 def test_tensor_that_does_not_fit_is_refused_before_anything_is_sent(shard, out):
-    sea = Sea(1, clock=SystemClock())
+    group = LocalGroup(1, clock=SystemClock())
 
     with pytest.raises(LayoutMismatch):
-        sea.rank(0, Inline()).all_gather(key(), shard, out)
+        group.rank(0, Inline()).all_gather(key(), shard, out)
 
 
 def test_source_and_rank_outside_the_group_are_refused():
-    sea = Sea(2, clock=SystemClock())
+    group = LocalGroup(2, clock=SystemClock())
 
     with pytest.raises(ConfigError, match="source=2"):
-        sea.rank(0, Inline()).broadcast(key(), torch.zeros(1), source=2)
+        group.rank(0, Inline()).broadcast(key(), torch.zeros(1), source=2)

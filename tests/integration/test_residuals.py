@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from atoll.blobs.base import Blobs
 from atoll.cli.app import app
-from atoll.coordinator import boot
 from atoll.errors import ContributionError, CoordinatorUnreachable, FrameError, NotFinite
 from atoll.island.conversation import hand_in
 from atoll.island.conversation.hand_in import Fresh
@@ -292,13 +291,10 @@ def test_audit_lists_who_returned_without_its_residual(tmp_path, changes):
 
 def test_audit_lists_what_a_manifest_without_loss_made_islands_drop(tmp_path):
     """A lossless codec has nothing to add a residual to; the islands say that they carry none."""
-    lossless = Sea(tmp_path / "lossless", **SYNC, **{"upload.codec": "fp32"}).file
-    sea = Watched(tmp_path / "sea", **SYNC)
+    sea = Watched(tmp_path, **SYNC)
 
     def changed(sea: Sea, _: Call) -> Any:
-        stores, sea.file = sea.stores, lossless
-        boot.create_or_check(stores, lossless, sea.scheduler, new_run_id="", new_manifest=True)
-        sea.restart()
+        sea.restart(**{"upload.codec": "fp32"})
         raise CoordinatorUnreachable
 
     sea.faults = {("a", "upload", 2): changed}

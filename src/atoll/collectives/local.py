@@ -11,7 +11,7 @@ from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Runner, Way
 from atoll.collectives.mailbox import Mailbox
 
 
-class Sea:
+class LocalGroup:
     """What lies between the ranks of one group in one process: everybody's mailbox."""
 
     def __init__(self, size: int, *, clock: Clock, group: int = 1) -> None:
@@ -49,13 +49,13 @@ class Sea:
 class LocalPort:
     """Hands messages to the other ranks' mailboxes at once."""
 
-    def __init__(self, sea: Sea, rank: int) -> None:
-        self._sea = sea
+    def __init__(self, group: LocalGroup, rank: int) -> None:
+        self._group = group
         self._rank = rank
 
     def send(self, to: int, label: Label, values: Tensor) -> None:
         """Copies the values, as a network would."""
-        self._sea.mailboxes[to].deliver(label, self._rank, bytes(memory.bytes_of(values)))
+        self._group.mailboxes[to].deliver(label, self._rank, bytes(memory.bytes_of(values)))
 
     def flush(self, *, until: float) -> None:
         """Nothing needs its memory any more: it was copied."""
