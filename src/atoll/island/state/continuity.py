@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -79,6 +80,9 @@ class Continuity:
         # bf16, what rounding lost of earlier contributions; and the one after the round under way
         self._residual: Tensor | None = None
         self._next_residual: Tensor | None = None
+        # What was saved under a manifest that keeps one, read back under another that keeps none:
+        # rounds that were planned before may still be under the first.
+        self._earlier_residual: Tensor | None = None
 
     def start(self, optimizer: Optimizer | None) -> None:
         """A newcomer's inner state: nothing learned, its own random stream."""
@@ -87,6 +91,7 @@ class Continuity:
         if optimizer is not None:
             optimizer.state.clear()
         self._residual, self._next_residual = self._new_residual(), self._new_residual()
+        self._earlier_residual = None
         stream = f"{self._info.seed}/{self._worker_id}"
         if not self._part.is_leaders:
             stream += f"/{self._part.rank}"
@@ -105,8 +110,9 @@ class Continuity:
         A codec that drops nothing carries nothing on.
         """
         self._info = info
-        kept, self._residual = self._residual, self._new_residual()
-        self._next_residual = self._new_residual()
+        kept = self._earlier_residual if self._residual is None else self._residual
+        self._residual, self._next_residual = self._new_residual(), self._new_residual()
+        self._earlier_residual = None
         if kept is not None and self._residual is not None:
             self._residual = kept
 
@@ -200,6 +206,7 @@ class Continuity:
     def feedback(self, path: Path) -> Iterator[Feedback | None]:
         """The residual before and after a round, the latter written beside its frame."""
         if self._residual is None or self._next_residual is None:
+            self._earlier_residual = None  # what drops nothing carries nothing on
             yield None
             return
         decay = self._info.upload.residual_decay
@@ -259,7 +266,11 @@ class Continuity:
             optimizer_state.restore(self._optimizer, saved.tensors, saved.meta["numbers"])
         optimizer_state.set_random_state(saved.tensors)
         # Saved under a manifest version without error feedback, it has none.
-        if self._residual is not None and saved.meta.get("residual", True):
-            self._store.read_raw(saved, RESIDUAL_FILE, byte_view(self._residual))
+        if saved.meta.get("residual", self._residual is not None):
+            read = self._residual
+            if read is None:
+                read = torch.zeros(self._elements, dtype=torch.bfloat16)
+                self._earlier_residual = read
+            self._store.read_raw(saved, RESIDUAL_FILE, byte_view(read))
         self._course = dict(saved.meta.get("course", {}))
         self._local = saved.tensors.get(LOCAL_WEIGHTS)
