@@ -485,14 +485,22 @@ class HandIsland:
         assert isinstance(first, Send)
         handlers.answer(self.coordinator, first.message, Arrival())
 
-    def ask(self, *, version: int | None = None, digest: str | None = None) -> Assignment:
-        """The assignment of an island that holds these weights."""
-        return self.coordinator.assignment(question(self.identity, version, digest))
+    def ask(
+        self,
+        *,
+        version: int | None = None,
+        digest: str | None = None,
+        under_way: tuple[int, ...] = (),
+    ) -> Assignment:
+        """The assignment of an island that holds these weights and trains rounds `under_way`."""
+        asked = question(self.identity, version, digest, under_way=under_way)
+        return self.coordinator.assignment(asked)
 
-    def assignment(self) -> Assignment:
+    def assignment(self, *, under_way: tuple[int, ...] = ()) -> Assignment:
         """The assignment of an island that holds the published weights."""
         current = self.coordinator.weights.current
-        return self.ask(version=current.version, digest=current.digests.published.root)
+        digest = current.digests.published.root
+        return self.ask(version=current.version, digest=digest, under_way=under_way)
 
     def header(self, assignment: Assignment, **changes: Any) -> FrameHeader:
         """An honest header for `assignment`, with `changes`."""

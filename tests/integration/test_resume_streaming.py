@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.test_resume import FAULTS
-from tests.seas import Sea
+from tests.seas import Call, Sea, killed_before
 from tests.tiny import MODEL
 
 STREAMING: dict[str, Any] = {
@@ -52,3 +52,20 @@ def test_island_that_lost_its_directory_ends_in_other_bits(tmp_path, calm):
     sea.faults = {("a", "step", 4): erased}
 
     assert sea.run() != calm
+
+
+@pytest.mark.parametrize("step", [6, 8])
+def test_island_killed_between_two_codecs_carries_its_residual_on(tmp_path, step):
+    """A new manifest drops nothing any more; rounds that were planned before still do."""
+
+    def moved(sea: Sea, call: Call) -> Any:
+        sea.restart(**{"upload.codec": "fp32"})
+        return call()
+
+    settings = {**STREAMING, "sync_every": 4, "delay_steps": 3, "upload.codec": "int4"}
+    calm, sea = Sea(tmp_path / "calm", **settings), Sea(tmp_path / "killed", **settings)
+    calm.faults = {("a", "step", 5): moved}
+    sea.faults = {("a", "step", 5): moved, ("a", "step", step): killed_before}
+
+    assert sea.run() == calm.run()
+    assert sea.lives["a"] == 2

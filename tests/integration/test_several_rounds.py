@@ -423,3 +423,15 @@ def test_audit_finds_a_contribution_that_is_recorded_otherwise(run, column, valu
     clusters.tamper(run.ledger, "contributions", {"round": 2, "worker_id": "a"}, **{column: value})
 
     assert (2, what) in {(p.round, p.what) for p in run.audit().problems}
+
+
+def test_paused_run_waits_for_an_island_that_was_given_a_later_round_ahead(cluster):
+    """It has both rounds and hands both in: the run is not at rest before that."""
+    a, b = cluster.pair()
+    hand_in(b, 1)
+    a.assignment()
+    a.assignment(under_way=(1,))
+
+    cluster.coordinator.order("pause")
+
+    assert cluster.coordinator.status().waiting_for == ("a",)

@@ -65,8 +65,15 @@ class Report:
         """Those that train what the next round folds, so that a pause waits for them."""
         oldest, begun = self.rounds.oldest_held(), self.assignments.begun
         told = self.membership.registry.heartbeats.telemetry
-        # An earlier life of the coordinator may have given it; the worker tells what it trains.
-        return tuple(w for w in missing if oldest.get(w) in (None, begun.get(w), told(w).round))
+
+        def has_begun(worker_id: str) -> bool:
+            needed = oldest.get(worker_id)
+            # It may have been given later ones ahead. An earlier life of the coordinator may have
+            # given it: the worker tells what it trains.
+            given = max(begun.get(worker_id, 0), told(worker_id).round or 0)
+            return needed is None or needed <= given
+
+        return tuple(w for w in missing if has_begun(w))
 
     def _state(self, *, is_paused: bool) -> Literal["waiting", "training", "paused", "finished"]:
         if self.rounds.is_finished():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -80,6 +81,9 @@ class Continuity:
         self._residual: Tensor | None = None
         self._next_residual: Tensor | None = None
         self._carried = 0  # the round whose contribution left the residual; 0: nothing was lost yet
+        # What was saved under a manifest that keeps one, read back under another that keeps none:
+        # rounds that were planned before may still be under the first.
+        self._earlier_residual: Tensor | None = None
 
     def start(self, optimizer: Optimizer | None) -> None:
         """A newcomer's inner state: nothing learned, its own random stream."""
@@ -89,6 +93,7 @@ class Continuity:
             optimizer.state.clear()
         self._residual, self._next_residual = self._new_residual(), self._new_residual()
         self._carried = 0
+        self._earlier_residual = None
         stream = f"{self._info.seed}/{self._worker_id}"
         if not self._part.is_leaders:
             stream += f"/{self._part.rank}"
@@ -107,8 +112,9 @@ class Continuity:
         A codec that drops nothing carries nothing on.
         """
         self._info = info
-        kept, self._residual = self._residual, self._new_residual()
-        self._next_residual = self._new_residual()
+        kept = self._earlier_residual if self._residual is None else self._residual
+        self._residual, self._next_residual = self._new_residual(), self._new_residual()
+        self._earlier_residual = None
         if kept is not None and self._residual is not None:
             self._residual = kept
         else:
@@ -204,6 +210,7 @@ class Continuity:
     def feedback(self, path: Path, round_number: int) -> Iterator[Feedback | None]:
         """The residual before and after a round, the latter written beside its frame."""
         if self._residual is None or self._next_residual is None:
+            self._earlier_residual = None  # what drops nothing carries nothing on
             yield None
             return
         decay = self._info.upload.residual_decay
@@ -264,8 +271,12 @@ class Continuity:
             optimizer_state.restore(self._optimizer, saved.tensors, saved.meta["numbers"])
         optimizer_state.set_random_state(saved.tensors)
         # Saved under a manifest version without error feedback, it has none.
-        if self._residual is not None and saved.meta.get("residual", True):
-            self._store.read_raw(saved, RESIDUAL_FILE, byte_view(self._residual))
+        if saved.meta.get("residual", self._residual is not None):
+            read = self._residual
+            if read is None:
+                read = torch.zeros(self._elements, dtype=torch.bfloat16)
+                self._earlier_residual = read
+            self._store.read_raw(saved, RESIDUAL_FILE, byte_view(read))
             self._carried = saved.round
         self._course = dict(saved.meta.get("course", {}))
         self._local = saved.tensors.get(LOCAL_WEIGHTS)
