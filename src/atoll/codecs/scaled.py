@@ -23,8 +23,7 @@ from atoll.compiled.bits import INFINITY_BITS, largest_bits
 from atoll.compiled.jit import loop
 
 # Between these an absmax has a normal scale that does not overflow, and a quotient is at most one
-# fp32 above `most`: the nearest integer is `most`, and a draw, at most 1 - 2^-16, does not lift it
-# to the next. No clamp, no zero and no NaN to care for.
+# fp32 beyond `most`: the nearest integer is `most`. No clamp, no zero and no NaN to care for.
 _EASY_MIN = 2.0**-110
 _EASY_MAX = 2.0**120
 
@@ -75,6 +74,8 @@ class Scaled(Blocks):
             # Divided, not multiplied by 1 / most, which is no fp32 and would round a second time.
             scales = absmax.div_(self.most)
             _round(torch.div(blocks, scales.unsqueeze(1), out=work), draws)
+            if draws is not None:
+                work.clamp_(min=-self.most)  # one fp32 below -most, a draw of 0 goes a level down
             return scales
         return self._quantize_with_care(blocks, absmax, work, draws)
 
