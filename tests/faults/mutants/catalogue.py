@@ -7,6 +7,7 @@ to catch it. They stand by what they break, one file each.
 from tests.faults.mutants import (
     accepting,
     asynchronous,
+    codecs,
     dispatch,
     island,
     rounds,
@@ -25,4 +26,5 @@ MUTANTS: list[Mutant] = [
     *weights.MUTANTS,
     *storage.MUTANTS,
     *asynchronous.MUTANTS,
+    *codecs.MUTANTS,
 ]

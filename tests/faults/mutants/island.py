@@ -22,7 +22,7 @@ from atoll.island.state.local_weights import FlatWeights
 from atoll.island.state.weights import IslandWeights
 from atoll.layout import Span
 from atoll.simulate.faults.scenario import Scenario, Size
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, having
+from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, feeding, having
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
@@ -32,20 +32,6 @@ STREAMING = Size(mode_name="streaming")
 def nothing(*_: Any, **__: Any) -> Steps[None]:
     """Steps that do nothing."""
     yield from ()
-
-
-def feeding(*kinds: str) -> Callable[[Scenario], bool]:
-    """Seeds whose islands carry what rounding lost, with these kinds of faults."""
-
-    def wanted(scenario: Scenario) -> bool:
-        upload = scenario.settings["upload"]
-        return (
-            having(*kinds)(scenario)
-            and upload["codec"] != "fp32"
-            and bool(upload["error_feedback"])
-        )
-
-    return wanted
 
 
 def streaming(*kinds: str, **least: float) -> Callable[[Scenario], bool]:

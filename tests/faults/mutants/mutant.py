@@ -73,6 +73,17 @@ def working(*, kinds: tuple[str, ...] = (), **settings: Any) -> Wanted:
     return wanted
 
 
+def feeding(*kinds: str, most: float = 1.0) -> Wanted:
+    """Seeds whose islands carry what rounding lost, at `most` so much of it, with these faults."""
+
+    def wanted(scenario: Scenario) -> bool:
+        upload = scenario.settings["upload"]
+        is_fed = upload["codec"] != "fp32" and upload["error_feedback"]
+        return having(*kinds)(scenario) and bool(is_fed) and upload.get("decay", 1.0) <= most
+
+    return wanted
+
+
 def seeds_where(wanted: Wanted, size: Size = SYNC) -> tuple[int, ...]:
     """The first seeds whose scenario has what a mutant needs to show."""
     found = (seed for seed in count() if wanted(scenarios.draw(seed, size)))

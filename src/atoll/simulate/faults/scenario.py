@@ -12,6 +12,8 @@ HEARTBEAT_INTERVAL = 2.0
 HEARTBEAT_TIMEOUT = 6.0
 BLOCK = 4  # tokens of a row
 _SHORT = (7, 23, 40)  # rows of an epoch that ends within a run
+_IN_BLOCKS = ("int8", "int4", "sign")
+_BY_CHANCE = ("bf16", "int8", "int4")  # codecs that may round so
 KINDS = (
     "loss",
     "duplicate",
@@ -98,6 +100,7 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         },
     }
     _add_islands(settings, random.Random(f"islands {seed}"))
+    _add_codecs(settings, random.Random(f"codecs {seed}"))
     if wanted.strategy_name is not None:
         settings = {"strategy": wanted.strategy_name, **settings}
     else:
@@ -162,7 +165,7 @@ def _add_async(settings: dict[str, Any], rng: random.Random) -> None:
 
 def _codec(name: str) -> dict[str, Any]:
     """Small blocks, so that the stand-in's few weights have several."""
-    return {"codec": name, "block": 32} if name == "int8" else {"codec": name}
+    return {"codec": name, "block": 32} if name in _IN_BLOCKS else {"codec": name}
 
 
 def _add_islands(settings: dict[str, Any], rng: random.Random) -> None:
@@ -174,6 +177,19 @@ def _add_islands(settings: dict[str, Any], rng: random.Random) -> None:
         upload["error_feedback"] = feeds
     if upload["codec"] == "bf16":
         upload["rounding"] = rounding
+
+
+def _add_codecs(settings: dict[str, Any], rng: random.Random) -> None:
+    """Codecs of fewer bits in place of some, of a generator of their own, as the mode is."""
+    for way in ("upload", "download"):
+        is_replaced = rng.random() < 0.6
+        made = _codec(rng.choice(("bf16", "int8", "int4", "int4", "sign", "topk", "topk")))
+        rounding = rng.choice(("nearest", "stochastic"))
+        feedback = {"error_feedback": rng.random() < 0.8, "decay": rng.choice((1.0, 0.95, 0.5))}
+        if made["codec"] in _BY_CHANCE:
+            made["rounding"] = rounding
+        if is_replaced:
+            settings[way] = made | (feedback if way == "upload" else {})
 
 
 def _work(rng: random.Random) -> dict[str, Any]:

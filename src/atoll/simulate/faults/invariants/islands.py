@@ -7,6 +7,7 @@ survives with the island's disk.
 import copy
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +20,14 @@ from atoll.errors import (
     StaleGeneration,
     UnknownWorker,
 )
-from atoll.layout import byte_view
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Assignment, Identity, InfoRequest
-from atoll.simulate.faults import standin
+from atoll.simulate.faults import payloads, standin
 from atoll.simulate.faults.invariants.base import check
+from atoll.simulate.faults.payloads import Lane
 from atoll.simulate.faults.reference import Reference, digest_of
 from atoll.simulate.faults.standin import Frame
-from atoll.strategies import build, registry
+from atoll.strategies import registry
 from atoll.strategies.base import ALL, Strategy
 from atoll.wire import frame as wire
 
@@ -199,22 +200,20 @@ class IslandCheck:
 
     def _check_payload(self, frame: Frame, manifest: Manifest, course: Course) -> Tensor | None:
         """The displacement and what rounding lost before it, through the codec; what it loses."""
-        codec = manifest.upload.build()
-        fragment = self._reference.fragment(frame.header.round)
-        values = fragment.of(self._published) - fragment.of(course.local)
+        header, settings = frame.header, manifest.upload.model_dump(mode="json")
+        fragment = self._reference.fragment(header.round)
+        values = (fragment.of(self._published) - fragment.of(course.local)).numpy()
         before = self._memory.residual
         if before is not None:
-            values = values + fragment.of(before) * manifest.upload.residual_decay
-        worker_id = str(frame.header.worker_id)
-        noise = build.upload_noise(manifest, frame.header.round, worker_id)
-        payload = codec.encode(values, noise=noise, first_group=0)
-        is_same = frame.payload == bytes(byte_view(payload))
-        check("residual-carried", is_same, of=self._name, other_bytes_under=frame.header)
-        if not manifest.upload.keeps_residual:
+            values = values + fragment.of(before).numpy() * np.float32(settings["decay"])
+        lane = Lane(manifest.seed, header.round, f"upload/{header.worker_id}")
+        payload = payloads.encode(values, settings, lane)
+        check("residual-carried", frame.payload == payload, of=self._name, other_under=header)
+        if not settings.get("error_feedback", False):
             return None
-        lost = values - codec.decode(payload, len(values))
+        lost = values - payloads.decode(payload, settings, len(values))
         after = torch.zeros(standin.LAYOUT.size) if before is None else before.clone()
-        fragment.of(after).copy_(lost.bfloat16().float())
+        fragment.of(after).copy_(torch.from_numpy(payloads.to_bf16(lost)))
         return after
 
     def received(self) -> None:
