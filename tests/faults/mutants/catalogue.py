@@ -11,6 +11,7 @@ from tests.faults.mutants import (
     dispatch,
     island,
     rounds,
+    schedule,
     standing,
     storage,
     weights,
@@ -27,4 +28,5 @@ MUTANTS: list[Mutant] = [
     *storage.MUTANTS,
     *asynchronous.MUTANTS,
     *codecs.MUTANTS,
+    *schedule.MUTANTS,
 ]

@@ -25,6 +25,7 @@ Wanted = Callable[[Scenario], bool]
 SEEDS = 60  # tried for each mutant, until one is caught
 SYNC = Size(mode_name="sync")
 ASYNC = Size(mode_name="async")
+STREAMING = Size(mode_name="streaming")
 RELAY = Size(strategy_name="relay")  # two rounds open at a time, two fragments
 
 
@@ -80,6 +81,19 @@ def feeding(*kinds: str, most: float = 1.0) -> Wanted:
         upload = scenario.settings["upload"]
         is_fed = upload["codec"] != "fp32" and upload["error_feedback"]
         return having(*kinds)(scenario) and bool(is_fed) and upload.get("decay", 1.0) <= most
+
+    return wanted
+
+
+def streaming(*kinds: str, **least: float) -> Wanted:
+    """Seeds whose islands go on from their own weights, with these kinds of faults.
+
+    With at `least` so many fragments or delayed steps, or so much of their own in a merge.
+    """
+
+    def wanted(scenario: Scenario) -> bool:
+        settings = scenario.settings
+        return having(*kinds)(scenario) and all(settings[n] >= value for n, value in least.items())
 
     return wanted
 

@@ -291,17 +291,16 @@ class Process:
             label = f"{self._seed}/{self.name}/{given.round}/{given.ranges}/{step}"
             delta = standin.values(label, scale=0.01)
             standin.move(self._model, delta)
-            self._check.trained(delta)
+            self._check.trained(delta, self._rounds.weights.local_copy())
             for number in adopted.asked.due(given.round, step):
                 merged = yield from self._drive(
                     self._rounds.merge(number), ThreadCheck(trains=True)
                 )
                 if not merged:
                     return None
-                self._check.merged(number)
         yield from self._misbehave()
         self._inner.rounds += 1
-        self._check.hands_over(given)
+        self._check.hands_over(given, self._rounds.weights.local_copy())
         return _trained(given)
 
     def _hand_in(self, intent: intents.Upload) -> Events:

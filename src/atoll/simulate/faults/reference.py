@@ -18,6 +18,7 @@ from atoll.layout import Fragment, Layout
 from atoll.simulate.faults import payloads, standin
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.payloads import Floats, Lane
+from atoll.simulate.faults.rules import Rules
 from atoll.simulate.faults.scenario import BLOCK
 from atoll.strategies.base import ALL, Fragments, Strategy
 from atoll.sums import digest as digests
@@ -53,9 +54,9 @@ def digest_of(values: Floats, layout: Layout = standin.LAYOUT) -> str:
 class Reference:
     """Every version so far, from the initial weights on."""
 
-    def __init__(self, blobs: Path, strategy: Strategy, *, last: int) -> None:
+    def __init__(self, blobs: Path, strategy: Strategy, rules: Rules, *, last: int) -> None:
         self._blobs = blobs
-        self._strategy = strategy
+        self.rules = rules
         self._last = last  # the round that the run ends with
         self._fragments = Fragments.of(strategy, standin.LAYOUT)
         self.whole = self._fragments[ALL]
@@ -84,7 +85,7 @@ class Reference:
 
     def carried(self, number: int) -> int:
         """The number of that fragment, or ALL."""
-        return self._strategy.fragment(number, is_last=number >= self._last)
+        return self.rules.fragment(number, is_last=number >= self._last)
 
     def base(self, number: int) -> str:
         """The digest that contributions made for a round start from, as far as it is published."""

@@ -8,6 +8,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.simulate.faults.rules import Schedule
+
 HEARTBEAT_INTERVAL = 2.0
 HEARTBEAT_TIMEOUT = 6.0
 BLOCK = 4  # tokens of a row
@@ -54,6 +56,7 @@ class Scenario:
     islands: int
     rounds: int
     settings: dict[str, Any]  # as in a run file
+    schedule: Schedule | None  # that the settings mean; None: only their strategy knows
     data: dict[str, Any]  # identity of the stand-in's dataset
     kinds: frozenset[str]  # of faults that this seed has
     loss: float  # of a message, each way
@@ -101,16 +104,18 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     }
     _add_islands(settings, random.Random(f"islands {seed}"))
     _add_codecs(settings, random.Random(f"codecs {seed}"))
+    schedule = None
     if wanted.strategy_name is not None:
         settings = {"strategy": wanted.strategy_name, **settings}
     else:
-        _mode(settings, random.Random(f"mode {seed}"), wanted.mode_name)
+        schedule = _mode(settings, random.Random(f"mode {seed}"), wanted.mode_name)
     kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
     made = Scenario(
         seed=seed,
         islands=islands,
         rounds=rounds,
         settings=settings,
+        schedule=schedule,
         data=_data(random.Random(f"data {seed}")),
         kinds=kinds,
         loss=rng.choice((0.02, 0.05, 0.15)) if "loss" in kinds else 0.0,
@@ -126,18 +131,19 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     return made
 
 
-def _mode(settings: dict[str, Any], rng: random.Random, wanted: str | None) -> None:
+def _mode(settings: dict[str, Any], rng: random.Random, wanted: str | None) -> Schedule:
     """The mode and its settings, of a generator of its own: what else a seed draws stays."""
     drawn = rng.choice(("sync", "sync", "streaming", "streaming", "async"))
     mode = wanted or drawn
     settings.update(mode=mode)
     if mode == "async":
-        _add_async(settings, rng)
+        return _add_async(settings, rng)
     if mode == "streaming":
-        _add_streaming(settings, rng)
+        return _add_streaming(settings, rng)
+    return Schedule(steps=settings["sync_every"])
 
 
-def _add_streaming(settings: dict[str, Any], rng: random.Random) -> None:
+def _add_streaming(settings: dict[str, Any], rng: random.Random) -> Schedule:
     """Fragments that travel beside the training, several at a time."""
     fragments, steps = rng.choice((1, 2, 2, 3, 3)), rng.choice((1, 2, 3))
     settings |= {
@@ -147,9 +153,11 @@ def _add_streaming(settings: dict[str, Any], rng: random.Random) -> None:
         "delay_steps": rng.randrange(fragments * steps),
         "local_weight": rng.choice((0.0, 0.0, 0.25, 0.5)),
     }
+    delay, own = settings["delay_steps"], settings["local_weight"]
+    return Schedule(steps=steps, turns=fragments, delay=delay, own=own)
 
 
-def _add_async(settings: dict[str, Any], rng: random.Random) -> None:
+def _add_async(settings: dict[str, Any], rng: random.Random) -> Schedule:
     """Contributions as they come: windows, bounds of staleness, steps by speed."""
     outer = {"optimizer": rng.choice(("delayed_nesterov", "delayed_nesterov", "nesterov", "sgd"))}
     delay = rng.choice((1, 2, 3, 4))
@@ -161,6 +169,8 @@ def _add_async(settings: dict[str, Any], rng: random.Random) -> None:
         "outer": outer | ({"delay": delay} if outer["optimizer"] == "delayed_nesterov" else {}),
     }
     settings["membership"] |= {"quorum": 0, "grace_seconds": rng.choice((0.0, 0.5, 2.0, 5.0))}
+    steps, bound = settings["sync_every"], settings["max_staleness"]
+    return Schedule(steps=steps, bound=bound, collecting=1)
 
 
 def _codec(name: str) -> dict[str, Any]:

@@ -60,6 +60,7 @@ INVARIANTS: dict[str, str] = {
     "bounded": "drafts, descriptors and remembered uploads stay within what the workers need",
     "sends-what-it-was-given": "an island hands in its round, rows, base and manifest as assigned",
     "pending-is-resent": "what has no answer is sent again, the same, before an island asks on",
+    "local-by-rule": "an island's own weights take version r in after exactly step r*H/P + tau",
     "residual-carried": "a contribution carries what rounding lost of the accepted ones before it",
     "inner-state-kept": "an island trains on from its newest receipt, whatever was refused since",
     "generation-adopted": "after a refusal an island speaks in the generation that it names",

@@ -19,6 +19,7 @@ from atoll.simulate.faults.invariants.storage import Storage
 from atoll.simulate.faults.invariants.uploads import UploadsCheck
 from atoll.simulate.faults.invariants.weights import WeightsCheck
 from atoll.simulate.faults.reference import Reference
+from atoll.simulate.faults.rules import Asked
 from atoll.simulate.faults.world import World
 from atoll.strategies.base import Strategy
 
@@ -31,10 +32,11 @@ class Checker:
 
     def __init__(self, world: World, home: Path, strategy: Strategy) -> None:
         self.checks = 0
-        self.reference = Reference(home / "blobs", strategy, last=world.scenario.rounds)
+        rules = world.scenario.schedule or Asked(strategy)
+        self.reference = Reference(home / "blobs", strategy, rules, last=world.scenario.rounds)
         self.seen = Seen(world, self.reference)
         self.members = Members(self.seen)
-        self._rows = Rows()
+        self._rows = Rows(rules)
         self._dispatch = Dispatch(self.seen)
         self._rounds = RoundsCheck(self.seen)
         self._uploads = UploadsCheck(self.seen)
@@ -101,7 +103,7 @@ class Checker:
 
     def _check_training(self, call: Call, given: Assignment, view: View) -> None:
         assert given.round is not None and isinstance(call.message, AssignmentRequest)
-        needs = view.terms(given.round).asked.needs(given.round)
+        needs = self.reference.rules.merged_before(given.round)
         self._weights.trains(call.message, given.round, needs)
         self._rows.told(call.message, given, view)
         is_running = view.control.get("action", "run") == "run"

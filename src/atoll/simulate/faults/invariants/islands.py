@@ -76,7 +76,7 @@ class IslandCheck:
         self._course = copy.deepcopy(saved[-1])
         self._handed = len(memory.unanswered)  # rounds trained whose answer is not here
         self._given: Assignment | None = None  # trained, and not seen in a frame yet
-        self._strategy: Strategy | None = None
+        self._step = 0  # of the round that it trains
         self._made: list[tuple[Assignment, Course]] = []  # trained whole, oldest first
         self._is_sending = False  # a contribution, in this life
         self._is_refused = False  # and the training has not been seen to go back yet
@@ -96,15 +96,14 @@ class IslandCheck:
             if self._course is not None:
                 self._course.newest = trained.newest
         right = self._memory.receipts + self._handed
-        self._strategy, self._given = registry.of(manifest), given
-        number = given.round or 0
-        goes_on = self._strategy.in_flight  # before an answer is here
+        strategy, self._given, self._step = registry.of(manifest), given, 0
+        goes_on = strategy.in_flight  # before an answer is here
         if self._is_refused and goes_on and rounds != right:
             self._is_doomed = True  # it has not looked yet, and must hand in nothing of this
             return
         self._is_refused = self._is_doomed = False
         check("inner-state-kept", rounds == right, of=self._name, rounds=rounds, right=right)
-        self._place(number, self._strategy)
+        self._place(given.round or 0, strategy)
 
     def _place(self, number: int, strategy: Strategy) -> None:
         """The published weights, or its own where they hold all that the round will count."""
@@ -113,7 +112,7 @@ class IslandCheck:
         if course is not None and goes_on and self._can_merge(course):
             goes_on = not strategy.keeps_local or number == course.trained + 1
             if goes_on:
-                self._merge(course, strategy.needs(number), strategy)
+                self._merge(course, self._reference.rules.merged_before(number))
                 course.trained = number
                 return
         newest = 0 if course is None else course.newest
@@ -123,14 +122,17 @@ class IslandCheck:
         moved = [self._reference.carried(n) for n in range(course.merged + 1, self._version + 1)]
         return len(set(moved)) == len(moved) and (ALL not in moved or len(moved) == 1)
 
-    def _merge(self, course: Course, last: int, strategy: Strategy) -> None:
-        own = torch.tensor(strategy.local_weight, dtype=torch.float32)
-        rest = torch.tensor(1.0 - strategy.local_weight, dtype=torch.float32)
+    def _merge(self, course: Course, last: int) -> None:
+        """alpha*local + (1-alpha)*published, of each round's fragment as of that very version."""
+        alpha, versions = self._reference.rules.own, self._reference.versions
+        own, rest = (torch.tensor(share, dtype=torch.float32) for share in (alpha, 1.0 - alpha))
         for number in range(course.merged + 1, last + 1):
+            is_there = number < len(versions)
+            check("local-by-rule", is_there, of=self._name, merges=number, published=len(versions))
             part = self._reference.fragment(number)
-            theirs = part.of(self._published)
+            theirs = part.of(torch.from_numpy(versions[number].published))
             mixed = part.of(course.local) * own + theirs * rest
-            part.of(course.local).copy_(mixed if strategy.local_weight else theirs)
+            part.of(course.local).copy_(mixed if alpha else theirs)
             course.merged = number
 
     def fetched(self, data: bytes) -> None:
@@ -142,19 +144,29 @@ class IslandCheck:
         part.of(self._published).copy_(part.of(right))
         self._version = header.round
 
-    def trained(self, delta: Tensor) -> None:
-        """It has moved its weights by a step."""
-        if self._course is not None:
+    def trained(self, delta: Tensor, local: Tensor) -> None:
+        """It has moved its weights by a step, to `local`; what is due after it comes next."""
+        if not self._is_doomed and self._course is not None:
+            self._take_in(self._course)
             self._course.local = self._course.local - delta
+            self._step += 1
+            self._check_local(self._course, local)
 
-    def merged(self, number: int) -> None:
-        """It has taken the published weights in up to a round."""
-        if self._course is not None and self._strategy is not None and not self._is_doomed:
-            self._merge(self._course, number, self._strategy)
+    def _take_in(self, course: Course) -> None:
+        """What was due after the last step is merged now: the island has waited for it."""
+        for number in self._reference.rules.merged_after(course.trained, self._step):
+            self._merge(course, number)
 
-    def hands_over(self, given: Assignment) -> None:
+    def _check_local(self, course: Course, local: Tensor) -> None:
+        is_same = course.local.numpy().tobytes() == local.numpy().tobytes()
+        where = {"round": course.trained, "step": self._step, "merged": course.merged}
+        check("local-by-rule", is_same, of=self._name, **where, began=course.began)
+
+    def hands_over(self, given: Assignment, local: Tensor) -> None:
         """A round is trained whole."""
         if not self._is_doomed and self._course is not None:
+            self._take_in(self._course)
+            self._check_local(self._course, local)
             self._handed += 1
             self._made.append((given, copy.deepcopy(self._course)))
             self._course.newest = max(self._course.newest, given.round or 0)
@@ -174,15 +186,13 @@ class IslandCheck:
         given, course = self._made.pop(0)
         strategy = registry.of(manifest)
         if self._reference.carried(given.round or 0) == ALL:
-            self._merge(course, (given.round or 0) - 1, strategy)
-        self._check_header(frame, given, course, strategy)
+            self._merge(course, (given.round or 0) - 1)
+        self._check_header(frame, given, course)
         course.newest = max(course.newest, given.round or 0)
         saved = course if strategy.keeps_local else None
         unanswered.append(Made(frame.sha256, self._check_payload(frame, manifest, course), saved))
 
-    def _check_header(
-        self, frame: Frame, given: Assignment, course: Course, strategy: Strategy
-    ) -> None:
+    def _check_header(self, frame: Frame, given: Assignment, course: Course) -> None:
         header, number = frame.header, given.round or 0
         fragment = self._reference.fragment(number)
         base = digest_of(fragment.of(self._published).numpy(), fragment.layout)
@@ -192,7 +202,7 @@ class IslandCheck:
         )
         wanted = (
             *(number, self._reference.carried(number)),
-            *(strategy.first(number, course.began), base),
+            *(self._reference.rules.first(number, course.began), base),
             *(given.manifest_sha256, tuple(given.ranges)),
         )
         is_so = found == wanted

@@ -7,6 +7,7 @@ from atoll.protocol.messages import Assignment, AssignmentRequest
 from atoll.rows import RowRange
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import Violation, check
+from atoll.simulate.faults.rules import Rules
 from atoll.wire.header import FrameHeader
 
 _MOVES = {
@@ -43,7 +44,8 @@ def pairs(before: View, after: View) -> list[tuple[Row | None, Row]]:
 class Rows:
     """Follows every lease from its issue to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
         self._counted: dict[tuple[str, int], tuple[int, str]] = {}  # row -> whose contribution
 
     def changed(self, before: View, after: View) -> None:
@@ -74,14 +76,12 @@ class Rows:
 
     def _check_together(self, view: View) -> None:
         """A lease is done exactly when its contribution is there, and ends when none can come."""
-        open_rounds = sorted(n for n, row in view.rounds.items() if row.state == "open")
         for lease in view.leases:
             if lease.state in ("leased", "done"):
                 is_in = (lease.round, lease.worker_id) in view.contributions
                 check("moves-together", (lease.state == "done") == is_in, lease=lease, is_in=is_in)
             if lease.state == "leased":
-                asked = view.terms(lease.round).asked
-                is_taken = asked.destination(lease.round, open_rounds) is not None
+                is_taken = self._rules.destination(lease.round, view.open_rounds) is not None
                 is_going_on = is_taken or view.rounds[lease.round].state == "planned"
                 check("row-not-lost", is_going_on, outlived_its_round=lease)
 
