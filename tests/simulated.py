@@ -1,8 +1,11 @@
 """Runs under faults as tests use them: chunks of seeds, and what a failing one says."""
 
+from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 from atoll.simulate.faults import run as simulation
+from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults import seeds as naming
 from atoll.simulate.faults.run import Outcome
 from atoll.simulate.faults.scenario import Size
@@ -18,8 +21,24 @@ def chunks(seeds: range) -> list[range]:
 
 def failures(seeds: Iterable[int]) -> list[str]:
     """One line for each seed that does not hold, with the command that repeats it."""
-    outcomes = (simulation.run(seed) for seed in seeds)
+    outcomes = map(outcome_of, seeds)
     return [told(outcome) for outcome in outcomes if not outcome.holds]
+
+
+@lru_cache(maxsize=1000)
+def outcome_of(seed: int) -> Outcome:
+    """What a seed came to, of this code: run once in a process."""
+    return simulation.run(seed)
+
+
+def situations(seeds: Iterable[int]) -> Counter[tuple[str, str]]:
+    """In how many seeds each situation came about, by mode; "a run" where it came to its end."""
+    met: Counter[tuple[str, str]] = Counter()
+    for seed in seeds:
+        outcome, mode = outcome_of(seed), scenarios.draw(seed).settings["mode"]
+        met[mode, "a run"] += outcome.version == outcome.rounds
+        met.update((mode, name) for name in outcome.counts if name.startswith("met: "))
+    return met
 
 
 def told(outcome: Outcome) -> str:

@@ -93,6 +93,11 @@ class Process:
         """It is slow no more."""
         self.slowness = 1.0
 
+    @property
+    def in_flight(self) -> int:
+        """How many rounds it has handed in and not merged."""
+        return self._check.in_flight
+
     def corrupt(self) -> None:
         """Its memory flips a bit: what it holds has another digest now."""
         if self._rounds is not None and self._rounds.weights.digest is not None:
@@ -301,6 +306,8 @@ class Process:
         yield from self._misbehave()
         self._inner.rounds += 1
         self._check.hands_over(given, self._rounds.weights.local_copy())
+        if self.in_flight >= 2:
+            self.world.note("met: two in flight", self.name)
         return _trained(given)
 
     def _hand_in(self, intent: intents.Upload) -> Events:

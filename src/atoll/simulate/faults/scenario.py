@@ -58,6 +58,7 @@ class Scenario:
     settings: dict[str, Any]  # as in a run file
     schedule: Schedule | None  # that the settings mean; None: only their strategy knows
     data: dict[str, Any]  # identity of the stand-in's dataset
+    joiners: tuple[tuple[str, int], ...]  # worker_ids, each with the version it comes after
     kinds: frozenset[str]  # of faults that this seed has
     loss: float  # of a message, each way
     duplicate: float
@@ -117,6 +118,7 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         settings=settings,
         schedule=schedule,
         data=_data(random.Random(f"data {seed}")),
+        joiners=_joiners(random.Random(f"joiners {seed}"), rounds),
         kinds=kinds,
         loss=rng.choice((0.02, 0.05, 0.15)) if "loss" in kinds else 0.0,
         duplicate=rng.choice((0.02, 0.05, 0.15)) if "duplicate" in kinds else 0.0,
@@ -187,6 +189,12 @@ def _add_islands(settings: dict[str, Any], rng: random.Random) -> None:
         upload["error_feedback"] = feeds
     if upload["codec"] == "bf16":
         upload["rounding"] = rounding
+
+
+def _joiners(rng: random.Random, rounds: int) -> tuple[tuple[str, int], ...]:
+    """Some come before, some behind the others in worker_id order."""
+    names = ("guest-0", "late-1")[: rng.choice((0, 0, 1, 1, 2))]
+    return tuple((name, rng.randint(0, max(0, rounds - 3))) for name in names)
 
 
 def _add_codecs(settings: dict[str, Any], rng: random.Random) -> None:

@@ -20,6 +20,7 @@ from atoll.simulate.faults.invariants.uploads import UploadsCheck
 from atoll.simulate.faults.invariants.weights import WeightsCheck
 from atoll.simulate.faults.reference import Reference
 from atoll.simulate.faults.rules import Asked
+from atoll.simulate.faults.situations import Situations
 from atoll.simulate.faults.world import World
 from atoll.strategies.base import Strategy
 
@@ -42,6 +43,7 @@ class Checker:
         self._uploads = UploadsCheck(self.seen)
         self._weights = WeightsCheck(self.reference, self._rows)
         self._storage = Storage(home, self.seen)
+        self._situations = Situations(world, rules)
         self._last = View()
         self._is_quiet = True  # whether nothing interrupted the round that is closing
 
@@ -58,6 +60,7 @@ class Checker:
         if view.differs(before, "contributions", "snapshots"):
             self._storage.complete(view)
         self._weights.changed(view)
+        self._situations.changed(before, view)
         self.members.acknowledged(view)
         self._uploads.acknowledged(view)
 
@@ -81,6 +84,7 @@ class Checker:
         """A message was refused."""
         check("refused-changes-nothing", not after.differs(before), refused=call, error=error)
         self.recorded(after)
+        self._situations.refused(error)
         if isinstance(error, NotReady):  # known and heard, only not served yet
             self.seen.heard[call.worker_id] = self.seen.now
 

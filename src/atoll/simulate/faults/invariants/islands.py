@@ -82,6 +82,12 @@ class IslandCheck:
         self._is_refused = False  # and the training has not been seen to go back yet
         self._is_doomed = False  # what is trained follows on something that was refused
 
+    @property
+    def in_flight(self) -> int:
+        """How many rounds it has handed in since it set out, and not merged."""
+        course = self._course
+        return 0 if course is None else max(0, course.newest - max(course.merged, course.began - 1))
+
     def asks(self, manifest: Manifest) -> None:
         """It wants rows."""
         left, most = self._memory.unanswered, registry.of(manifest).in_flight
