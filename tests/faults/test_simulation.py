@@ -54,7 +54,7 @@ def test_invariants_hold_under_the_faults_of(seeds):
 
 
 def test_seeds_that_once_failed_hold():
-    assert simulated.failures(simulated.REGRESSIONS) == []
+    assert simulated.regressions() == []
 
 
 def test_seed_gives_the_same_history_in_another_process():

@@ -194,6 +194,24 @@ def training_moves_what_is_handed_in_already(patch: Patch) -> None:
     patch.setattr(hand_in, "prepare", prepare)
 
 
+@mutant("residual-carried", ahead(rounds=2), STREAMING)
+def what_is_handed_in_behind_others_is_not_copied(patch: Patch) -> None:
+    """It waits for them, and so does the training, but not until it is encoded."""
+    real, init = hand_in.prepare, Transfers.__init__
+    transfers: dict[int, Transfers] = {}
+
+    def remembered(self: Transfers, session: Session, *args: Any) -> None:
+        init(self, session, *args)
+        transfers[id(session)] = self
+
+    def prepare(session: Session, *args: Any, **more: Any) -> Fresh:
+        waits = len(transfers[id(session)].under_way) >= session.adopted.asked.in_flight
+        return real(session, *args, **{**more, "copies": not waits})
+
+    patch.setattr(Transfers, "__init__", remembered)
+    patch.setattr(hand_in, "prepare", prepare)
+
+
 # Local weights that live on
 
 

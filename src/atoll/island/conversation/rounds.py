@@ -149,7 +149,7 @@ class Rounds:
         course = self._course()
         self.weights.gather()
         self._followers(lambda: self.continuity.save_part(number, course))
-        goes_on = yield from decided(self._goes_on)
+        has_room = yield from decided(self._has_room)
         if self.session.group.is_leader:
             tokens = sum(self._tokens.values())
             header = hand_in.header_of(
@@ -158,15 +158,18 @@ class Rounds:
             self.transfers.send(
                 hand_in.prepare(
                     *(self.session, self.continuity, self.weights, header),
-                    copies=goes_on,
+                    copies=bool(self.session.adopted.asked.in_flight),
                     course=course,
                 )
             )
-        if goes_on:
+        if has_room:
             self.transfers.want(number)
 
-    def _goes_on(self) -> bool:
-        """Whether the training goes on while what is handed in now travels."""
+    def _has_room(self) -> bool:
+        """Whether the training goes on at once, beside what is handed in now.
+
+        Else it waits for an earlier hand-in, and this one is not even encoded when it goes on.
+        """
         return len(self.transfers.under_way) < self.session.adopted.asked.in_flight
 
     def _course(self) -> dict[str, Any]:
