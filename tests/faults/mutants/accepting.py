@@ -136,6 +136,11 @@ def _recording(patch: Patch, changed: Callable[[ContributionRecord], Contributio
     patch.setattr(uploads.Uploads, "_contribution", lambda *args: changed(real(*args)))
 
 
+@mutant("pair-counted-once", having("rogue"))
+def rows_that_have_counted_in_a_fragment_count_again(patch: Patch) -> None:
+    patch.setattr(admission.Admission, "_check_first", answering(None))
+
+
 @mutant("weight-by-rule", having("rogue"))
 def a_weight_is_what_the_sender_says(patch: Patch) -> None:
     real = admission.Admission._check_rows

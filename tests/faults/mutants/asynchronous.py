@@ -1,12 +1,15 @@
 """Mutants of asynchronous runs: which leases are given and end, what is taken, how it counts."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from atoll.coordinator.rounds import assignments
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.under_way import UnderWay
+from atoll.ledger.records import RoundPlan
 from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.rounds import RoundTable
 from atoll.simulate.faults.scenario import Scenario
 from atoll.strategies.base import Lease, RoundView
 from atoll.strategies.diloco.asynchronous import Asynchronous
@@ -68,6 +71,25 @@ def a_contribution_of_any_age_is_taken(patch: Patch) -> None:
 @mutant("weights-bits", _collects)
 def contributions_of_a_round_are_averaged(patch: Patch) -> None:
     patch.setattr(Ticks, "moved", OuterStep.moved)
+
+
+@mutant("weights-bits", _collects)
+def ticks_are_made_in_another_order(patch: Patch) -> None:
+    real = Ticks.moved
+    patch.setattr(
+        Ticks, "moved", lambda self, state, span, ticks: real(self, state, span, ticks[::-1])
+    )
+
+
+@mutant("tokens-by-plan", where("slow worker"))
+def a_lease_starts_from_the_tokens_of_the_plan(patch: Patch) -> None:
+    """What was folded since is not counted."""
+    real = RoundTable.extend
+
+    def extend(self: RoundTable, plan: RoundPlan) -> None:
+        real(self, replace(plan, tokens=plan.tokens // 2))
+
+    patch.setattr(RoundTable, "extend", extend)
 
 
 @mutant("weights-bits", _collects)

@@ -133,17 +133,22 @@ class Admission:
                 f"fragment={header.fragment} of the contribution to round {header.round}, which "
                 f"carries fragment {carried}; hand in that one"
             )
-        if header.first > header.round:
-            raise ContributionError(
-                f"first={header.first} of the contribution is after its round={header.round}; it "
-                f"contains rows of no later round"
-            )
+        self._check_first(header)
         base = self.weights.base_digest(header.round)
         if header.base_digest != base:
             raise WrongBase(
                 f"the contribution starts from weights {header.base_digest}, those before round "
                 f"{header.round} are {base} (version {self.weights.current.version} is "
                 f"published); download them and train again"
+            )
+
+    def _check_first(self, header: FrameHeader) -> None:
+        """Rows of earlier rounds count once in a fragment: those since its last turn at most."""
+        earliest = self.rounds.strategy_of(header.round).first(header.round, 1)
+        if not earliest <= (header.first or header.round) <= header.round:
+            raise ContributionError(
+                f"first={header.first} of the contribution to round {header.round}, which contains "
+                f"rows of rounds {earliest} to {header.round}; name the first of them that is in it"
             )
 
     def destination(self, made_for: int) -> int:

@@ -393,5 +393,6 @@ def _wrong(header: FrameHeader) -> tuple[FrameHeader, ...]:
         replace(header, round=max(1, header.round - 1)),
         replace(header, weight=header.weight + 1),
         replace(header, ranges=moved),
+        replace(header, first=max(1, header.round - 2) % header.round),  # rows of earlier rounds
         header,  # other bytes for the same key
     )

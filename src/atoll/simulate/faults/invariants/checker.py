@@ -16,6 +16,7 @@ from atoll.simulate.faults.invariants.members import Members
 from atoll.simulate.faults.invariants.rounds import RoundsCheck
 from atoll.simulate.faults.invariants.rows import Rows
 from atoll.simulate.faults.invariants.storage import Storage
+from atoll.simulate.faults.invariants.tokens import TokensCheck
 from atoll.simulate.faults.invariants.uploads import UploadsCheck
 from atoll.simulate.faults.invariants.weights import WeightsCheck
 from atoll.simulate.faults.reference import Reference
@@ -43,6 +44,7 @@ class Checker:
         self._uploads = UploadsCheck(self.seen)
         self._weights = WeightsCheck(self.reference, self._rows)
         self._storage = Storage(home, self.seen)
+        self._tokens = TokensCheck(self.seen)
         self._situations = Situations(world, rules)
         self._last = View()
         self._is_quiet = True  # whether nothing interrupted the round that is closing
@@ -55,7 +57,8 @@ class Checker:
         before, self._last = self._last, view
         if view is before:
             return
-        for part in (self._uploads, self._rounds, self._rows, self._dispatch, self.members):
+        parts = (self._uploads, self._rounds, self._rows, self._dispatch, self.members)
+        for part in (*parts, self._tokens):
             part.changed(before, view)
         if view.differs(before, "contributions", "snapshots"):
             self._storage.complete(view)
@@ -110,6 +113,7 @@ class Checker:
         needs = self.reference.rules.merged_before(given.round)
         self._weights.trains(call.message, given.round, needs)
         self._rows.told(call.message, given, view)
+        self._tokens.told(given, view)
         is_running = view.control.get("action", "run") == "run"
         check("operator-obeyed", is_running, trains=call.sender, command=view.control)
 

@@ -8,6 +8,7 @@ from atoll.rows import RowRange
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import Violation, check
 from atoll.simulate.faults.rules import Rules
+from atoll.strategies.base import ALL
 from atoll.wire.header import FrameHeader
 
 _MOVES = {
@@ -47,6 +48,7 @@ class Rows:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._counted: dict[tuple[str, int], tuple[int, str]] = {}  # row -> whose contribution
+        self._newest: dict[tuple[int, str], int] = {}  # fragment, worker -> its last round in it
 
     def changed(self, before: View, after: View) -> None:
         """The leases moved as they may, and still share out every row once."""
@@ -114,6 +116,20 @@ class Rows:
         for row in (row for span in header.ranges for row in rows_of(span)):
             if self._counted.setdefault(row, whose) != whose:
                 raise Violation("row-counted-once", row=row, of=(self._counted[row], whose))
+        self._count_pairs(made, view)
+
+    def _count_pairs(self, made: Row, view: View) -> None:
+        """Rows of all rounds from the first that it contains to its own are in its fragment now."""
+        handed_in = {n for n, worker_id in view.contributions if worker_id == made.worker_id}
+        leased = view.table("leases").grouped("worker_id").get(made.worker_id, ())
+        lost = {lease.round for lease in leased if made.first <= lease.round < made.round}
+        missed = lost - handed_in
+        check("pair-counted-once", not missed, counted=made, not_handed_in=missed)
+        key = (made.fragment, made.worker_id)
+        newest = self._newest.get(key, 0)
+        is_new = newest < made.first or made.fragment == ALL  # which takes in what is left
+        check("pair-counted-once", is_new, counted=made, counted_up_to=newest)
+        self._newest[key] = made.round
 
     def finished(self, view: View) -> None:
         """At the end: what is done, in contributions of published rounds, is what was counted."""
