@@ -49,9 +49,14 @@ Said = intents.Send | intents.Upload | Download | intents.Attend
 
 
 class _Weights(IslandWeights):
-    """An island's weights, whose bits may flip as they arrive."""
+    """An island's weights, whose bits may flip as they arrive; tells when it sets out anew."""
 
     on_arrived: Callable[[], None] = staticmethod(lambda: None)
+    on_reset: Callable[[], None] = staticmethod(lambda: None)
+
+    def reset(self) -> None:
+        super().reset()
+        self.on_reset()
 
     def arrived(self, header: FrameHeader, number: int, found: ParamsDigest) -> None:
         super().arrived(header, number, found)
@@ -137,7 +142,7 @@ class Process:
         session = Session(IslandIdentity(self.worker_id, self.disk.key), info, self._rng)
         adopted, layout = session.adopted, standin.LAYOUT
         weights = _Weights(self._model, layout, strategy=adopted.asked, download=adopted.download)
-        weights.on_arrived = self._flip
+        weights.on_arrived, weights.on_reset = self._flip, self._check.sets_out
         continuity = Continuity(
             self.disk.store, info, worker_id=self.worker_id, elements=layout.size
         )

@@ -77,6 +77,8 @@ class IslandCheck:
         self._handed = len(memory.unanswered)  # rounds trained whose answer is not here
         self._given: Assignment | None = None  # trained, and not seen in a frame yet
         self._step = 0  # of the round that it trains
+        # Where it set out since it last trained: more may be here when the training begins.
+        self._start: tuple[Tensor, int] | None = None
         self._made: list[tuple[Assignment, Course]] = []  # trained whole, oldest first
         self._is_sending = False  # a contribution, in this life
         self._is_refused = False  # and the training has not been seen to go back yet
@@ -110,6 +112,7 @@ class IslandCheck:
         self._is_refused = self._is_doomed = False
         check("inner-state-kept", rounds == right, of=self._name, rounds=rounds, right=right)
         self._place(given.round or 0, strategy)
+        self._start = None
 
     def _place(self, number: int, strategy: Strategy) -> None:
         """The published weights, or its own where they hold all that the round will count."""
@@ -122,7 +125,8 @@ class IslandCheck:
                 course.trained = number
                 return
         newest = 0 if course is None else course.newest
-        self._course = Course(self._published.clone(), number, number, newest, self._version)
+        local, version = self._start or (self._published.clone(), self._version)
+        self._course = Course(local, number, number, newest, version)
 
     def _can_merge(self, course: Course) -> bool:
         moved = [self._reference.carried(n) for n in range(course.merged + 1, self._version + 1)]
@@ -149,6 +153,10 @@ class IslandCheck:
         part = self._reference.whole if is_whole else self._reference.fragment(header.round)
         part.of(self._published).copy_(part.of(right))
         self._version = header.round
+
+    def sets_out(self) -> None:
+        """It takes the published weights that are here for its own."""
+        self._start = (self._published.clone(), self._version)
 
     def trained(self, delta: Tensor, local: Tensor) -> None:
         """It has moved its weights by a step, to `local`; what is due after it comes next."""
