@@ -15,6 +15,7 @@ from atoll.errors import (
     AtollError,
     ContributionError,
     FrameError,
+    LeaseLost,
     StaleContribution,
     WrongBase,
     WrongRound,
@@ -291,7 +292,7 @@ def test_versions_within_the_lead_are_known_and_older_ones_forgotten(cluster):
 WRONG: dict[str, tuple[dict[str, Any], type[AtollError], str]] = {
     "fragment": ({"fragment": 1}, FrameError, "which carries fragment 0; hand in that one"),
     "whole model": ({"fragment": -1}, FrameError, "fragment=-1 of the contribution to round 1"),
-    "first": ({"first": 2}, ContributionError, "first=2 of the contribution is after its round=1"),
+    "first": ({"first": 2}, ContributionError, "first=2 of the contribution to round 1"),
     "base": ({"base_digest": "f" * 64}, WrongBase, "download them and train again"),
 }
 
@@ -330,6 +331,15 @@ def test_first_round_of_a_contribution_is_recorded(cluster):
         (1, 1, 0, 1),
         (2, 1, 1, 2),
     ]
+
+
+def test_rows_of_a_round_that_was_not_handed_in_are_refused(cluster):
+    a, _ = cluster.pair()
+
+    with pytest.raises(LeaseLost, match="handed nothing in for its rows of round 1"):
+        hand_in(a, 2, first=1)
+
+    assert hand_in(a, 2).first == 2
 
 
 def test_contribution_that_reaches_back_too_far_is_refused(cluster):

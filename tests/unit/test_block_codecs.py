@@ -265,6 +265,27 @@ def test_largest_value_is_never_rounded_to_a_level_that_is_not_there(codec, sign
     assert torch.allclose(decoded, values, rtol=2.0**-22)
 
 
+class NoChance(Noise):
+    """Draws zeros: what is drawn for one value of 65,536."""
+
+    def bits16(self, group: int, count: int) -> np.ndarray:
+        return np.zeros(count, np.uint16)
+
+
+@pytest.mark.parametrize("codec", [Int8(32, "stochastic"), Int4(32, "stochastic")], ids=str)
+def test_largest_value_is_never_rounded_down_to_a_level_that_is_not_there(codec):
+    """Its quotient may be one fp32 below the first level, and the draw 0."""
+    drawn = np.random.default_rng(0).random(1000).astype(F)
+    beyond = [x for x in drawn if x / (x / F(codec.most)) > F(codec.most)]
+    values = torch.tensor([[-x, *[0.0] * 31] for x in beyond]).flatten()
+
+    payload = codec.encode(values, noise=NoChance(0, 1, "download"), first_group=0)
+
+    arrived = codec.decode(payload, len(values))[::32].numpy()
+    assert len(beyond) > 50
+    assert np.abs(arrived + np.array(beyond)).max() < 1e-6
+
+
 @every_stochastic
 def test_block_too_small_for_a_scale_is_zeros_whatever_is_drawn(codec):
     """Below 0 and with a draw of 0 the level below would be -1."""

@@ -77,7 +77,7 @@ class Scaled(Blocks):
             scales = absmax.div_(self.most)
             _round(torch.div(blocks, scales.unsqueeze(1), out=work), draws)
             if draws is not None:
-                work.clamp_(min=-self.most)
+                work.clamp_(min=-self.most)  # one fp32 below -most, a draw of 0 goes a level down
             return scales
         return self._quantize_with_care(blocks, absmax, work, draws)
 

@@ -13,6 +13,7 @@ from atoll.ledger.records import ContributionRecord
 from atoll.ledger.tables import contributions, rows
 from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.leases import LeaseTable
+from atoll.simulate.faults.scenario import Scenario
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 from tests.faults.mutants.mutant import (
@@ -145,6 +146,16 @@ def what_a_contribution_carries_is_not_recorded(patch: Patch) -> None:
 def _recording(patch: Patch, changed: Callable[[ContributionRecord], ContributionRecord]) -> None:
     real = uploads.Uploads._contribution
     patch.setattr(uploads.Uploads, "_contribution", lambda *args: changed(real(*args)))
+
+
+def _claims_more(scenario: Scenario) -> bool:
+    """A frame that claims more rows than it has weighs as much as others."""
+    return scenario.has("rogue") and scenario.settings["weighting"] == "equal"
+
+
+@mutant("pair-counted-once", _claims_more)
+def rows_that_have_counted_in_a_fragment_count_again(patch: Patch) -> None:
+    patch.setattr(admission.Admission, "_check_first", answering(None))
 
 
 @mutant("weight-by-rule", having("rogue"))

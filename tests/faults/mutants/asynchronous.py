@@ -1,12 +1,17 @@
 """Mutants of asynchronous runs: which leases are given and end, what is taken, how it counts."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
-from atoll.coordinator.rounds import assignments
+from atoll.coordinator.accept import admission
+from atoll.coordinator.rounds import assignments, leases
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.under_way import UnderWay
+from atoll.errors import LeaseLost
+from atoll.ledger.records import RoundPlan
 from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.rounds import RoundTable
 from atoll.simulate.faults.scenario import Scenario
 from atoll.strategies.base import Lease, RoundView
 from atoll.strategies.diloco.asynchronous import Asynchronous
@@ -21,6 +26,7 @@ from tests.faults.mutants.mutant import (
     adding_to,
     answering,
     during,
+    forgiving,
     having,
     misasking,
 )
@@ -62,12 +68,39 @@ def _may_be_few(scenario: Scenario) -> bool:
 
 @mutant("stale-is-refused", where("slow worker", max_staleness=0))
 def a_contribution_of_any_age_is_taken(patch: Patch) -> None:
-    patch.setattr(Asynchronous, "_is_too_stale", answering(False))
+    """Also without a lease, which a freeze has ended."""
+
+    def destination(self: Rounds, made_for: int) -> int | None:
+        return next((r.number for r in self.open_rounds if r.number >= made_for), None)
+
+    patch.setattr(Rounds, "destination", destination)
+    patch.setattr(admission.Admission, "_check_rows", answering(None))
+    patch.setattr(leases, "check_named", answering(None))
+    forgiving(patch, LeaseTable, "finish", LeaseLost)
 
 
 @mutant("weights-bits", _collects)
 def contributions_of_a_round_are_averaged(patch: Patch) -> None:
     patch.setattr(Ticks, "moved", OuterStep.moved)
+
+
+@mutant("weights-bits", _collects)
+def ticks_are_made_in_another_order(patch: Patch) -> None:
+    real = Ticks.moved
+    patch.setattr(
+        Ticks, "moved", lambda self, state, span, ticks: real(self, state, span, ticks[::-1])
+    )
+
+
+@mutant("tokens-by-plan", where("slow worker"))
+def a_lease_starts_from_the_tokens_of_the_plan(patch: Patch) -> None:
+    """What was folded since is not counted."""
+    real = RoundTable.extend
+
+    def extend(self: RoundTable, plan: RoundPlan) -> None:
+        real(self, replace(plan, tokens=plan.tokens // 2))
+
+    patch.setattr(RoundTable, "extend", extend)
 
 
 @mutant("weights-bits", _collects)
@@ -163,6 +196,12 @@ def a_new_speed_changes_what_is_leased(patch: Patch) -> None:
     patch.setattr(assignments, "_ranges", ranges)
 
 
-@mutant("ends-by-rule", where("slow worker", max_staleness=1))
+def _closes_at_once(scenario: Scenario) -> bool:
+    """Without a window no round closes too early."""
+    is_so = scenario.settings["membership"]["grace_seconds"] == 0.0
+    return is_so and where("slow worker", max_staleness=1)(scenario)
+
+
+@mutant("ends-by-rule", _closes_at_once)
 def leases_of_published_rounds_are_forgotten(patch: Patch) -> None:
     patch.setattr(LeaseTable, "outliving", answering([]))

@@ -7,9 +7,11 @@ to catch it. They stand by what they break, one file each.
 from tests.faults.mutants import (
     accepting,
     asynchronous,
+    codecs,
     dispatch,
     island,
     rounds,
+    schedule,
     standing,
     storage,
     weights,
@@ -25,4 +27,6 @@ MUTANTS: list[Mutant] = [
     *weights.MUTANTS,
     *storage.MUTANTS,
     *asynchronous.MUTANTS,
+    *codecs.MUTANTS,
+    *schedule.MUTANTS,
 ]

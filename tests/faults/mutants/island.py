@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from torch import Tensor
@@ -24,30 +25,25 @@ from atoll.island.state.encoding import Encoded, Feedback
 from atoll.island.state.local_weights import FlatWeights
 from atoll.island.state.weights import IslandWeights, Staged
 from atoll.layout import Span
-from atoll.simulate.faults.scenario import Scenario, Size
-from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, feeding, having
+from atoll.simulate.faults.scenario import Scenario
+from tests.faults.mutants.mutant import (
+    STREAMING,
+    Mutant,
+    Patch,
+    adding_to,
+    answering,
+    feeding,
+    having,
+    streaming,
+)
 
 MUTANTS: list[Mutant] = []
 mutant = adding_to(MUTANTS)
-STREAMING = Size(mode_name="streaming")
 
 
 def nothing(*_: Any, **__: Any) -> Steps[None]:
     """Steps that do nothing."""
     yield from ()
-
-
-def streaming(*kinds: str, **least: float) -> Callable[[Scenario], bool]:
-    """Seeds whose islands go on from their own weights, with these kinds of faults.
-
-    With at `least` so many fragments or delayed steps, or so much of their own in a merge.
-    """
-
-    def wanted(scenario: Scenario) -> bool:
-        settings = scenario.settings
-        return having(*kinds)(scenario) and all(settings[n] >= value for n, value in least.items())
-
-    return wanted
 
 
 def in_fragments(scenario: Scenario) -> bool:
@@ -281,10 +277,28 @@ def training_moves_what_is_handed_in_already(patch: Patch) -> None:
     patch.setattr(hand_in, "prepare", prepare)
 
 
+@mutant("residual-carried", ahead(rounds=2), STREAMING)
+def what_is_handed_in_behind_others_is_not_copied(patch: Patch) -> None:
+    """It waits for them, and so does the training, but not until it is encoded."""
+    real, init = hand_in.prepare, Transfers.__init__
+    transfers: dict[int, Transfers] = {}
+
+    def remembered(self: Transfers, session: Session, *args: Any) -> None:
+        init(self, session, *args)
+        transfers[id(session)] = self
+
+    def prepare(session: Session, *args: Any, **more: Any) -> Fresh:
+        waits = len(transfers[id(session)].under_way) >= session.adopted.asked.in_flight
+        return real(session, *args, **{**more, "copies": not waits})
+
+    patch.setattr(Transfers, "__init__", remembered)
+    patch.setattr(hand_in, "prepare", prepare)
+
+
 # Local weights that live on
 
 
-@mutant("residual-carried", streaming("kill worker", delay_steps=1), STREAMING)
+@mutant("local-by-rule", streaming("kill worker", delay_steps=1), STREAMING)
 def local_weights_are_saved_as_nothing(patch: Patch) -> None:
     real = Continuity.capture
 
@@ -295,7 +309,7 @@ def local_weights_are_saved_as_nothing(patch: Patch) -> None:
     patch.setattr(Continuity, "capture", capture)
 
 
-@mutant("residual-carried", streaming("kill worker"), STREAMING)
+@mutant("local-by-rule", streaming("kill worker"), STREAMING)
 def local_weights_of_an_earlier_life_are_not_taken_up(patch: Patch) -> None:
     def go_on_from(self: IslandWeights, _: Tensor | None, *, merged: int) -> None:
         self.merged = merged
@@ -315,18 +329,26 @@ def a_restarted_island_forgets_where_it_set_out(patch: Patch) -> None:
     patch.setattr(Continuity, "_adopt", adopt)
 
 
-@mutant("residual-carried", streaming("stop worker"), STREAMING)
+@mutant("local-by-rule", streaming("stop worker"), STREAMING)
 def a_refused_island_trains_on_from_its_own_weights(patch: Patch) -> None:
-    patch.setattr(IslandWeights, "reset", answering(None))
+    real = IslandWeights.reset
+    set_out: WeakSet[IslandWeights] = WeakSet()
+
+    def reset(self: IslandWeights) -> None:
+        if self not in set_out:
+            set_out.add(self)
+            real(self)
+
+    patch.setattr(IslandWeights, "reset", reset)
 
 
-@mutant("residual-carried", streaming(), STREAMING)
+@mutant("local-by-rule", streaming(), STREAMING)
 def a_round_is_merged_one_too_late(patch: Patch) -> None:
     real = Rounds._merge_all
     patch.setattr(Rounds, "_merge_all", lambda self, last: real(self, last - 1))
 
 
-@mutant("residual-carried", streaming(local_weight=0.25), STREAMING)
+@mutant("local-by-rule", streaming(local_weight=0.25), STREAMING)
 def a_merge_weighs_its_own_values_as_the_published(patch: Patch) -> None:
     real = FlatWeights.merge
 
@@ -336,7 +358,7 @@ def a_merge_weighs_its_own_values_as_the_published(patch: Patch) -> None:
     patch.setattr(FlatWeights, "merge", merge)
 
 
-@mutant("residual-carried", streaming(num_fragments=2), STREAMING)
+@mutant("local-by-rule", streaming(num_fragments=2), STREAMING)
 def a_merge_takes_the_whole_model_in(patch: Patch) -> None:
     real = FlatWeights.merge
 

@@ -25,6 +25,7 @@ Wanted = Callable[[Scenario], bool]
 SEEDS = 60  # tried for each mutant, until one is caught
 SYNC = Size(mode_name="sync")
 ASYNC = Size(mode_name="async")
+STREAMING = Size(mode_name="streaming")
 RELAY = Size(strategy_name="relay")  # two rounds open at a time, two fragments
 
 
@@ -36,20 +37,6 @@ def any_(_: Scenario) -> bool:
 def having(*kinds: str) -> Wanted:
     """Seeds that have these kinds of faults."""
     return lambda scenario: all(scenario.has(kind) for kind in kinds)
-
-
-def feeding(*kinds: str) -> Wanted:
-    """Seeds whose islands carry what rounding lost, with these kinds of faults."""
-
-    def wanted(scenario: Scenario) -> bool:
-        upload = scenario.settings["upload"]
-        return (
-            having(*kinds)(scenario)
-            and upload["codec"] != "fp32"
-            and bool(upload["error_feedback"])
-        )
-
-    return wanted
 
 
 def lacking(kind: str) -> Wanted:
@@ -83,6 +70,30 @@ def working(*, kinds: tuple[str, ...] = (), **settings: Any) -> Wanted:
     def wanted(scenario: Scenario) -> bool:
         work = scenario.settings["work"]
         return having(*kinds)(scenario) and all(work[n] == v for n, v in settings.items())
+
+    return wanted
+
+
+def feeding(*kinds: str, most: float = 1.0) -> Wanted:
+    """Seeds whose islands carry what rounding lost, at `most` so much of it, with these faults."""
+
+    def wanted(scenario: Scenario) -> bool:
+        upload = scenario.settings["upload"]
+        is_fed = upload["codec"] != "fp32" and upload["error_feedback"]
+        return having(*kinds)(scenario) and bool(is_fed) and upload.get("decay", 1.0) <= most
+
+    return wanted
+
+
+def streaming(*kinds: str, **least: float) -> Wanted:
+    """Seeds whose islands go on from their own weights, with these kinds of faults.
+
+    With at `least` so many fragments or delayed steps, or so much of their own in a merge.
+    """
+
+    def wanted(scenario: Scenario) -> bool:
+        settings = scenario.settings
+        return having(*kinds)(scenario) and all(settings[n] >= value for n, value in least.items())
 
     return wanted
 

@@ -17,6 +17,7 @@ from atoll.simulate.faults.scenario import Scenario
 from atoll.strategies.base import RoundView
 from tests.faults.mutants.mutant import (
     RELAY,
+    STREAMING,
     Mutant,
     Otherwise,
     Patch,
@@ -26,6 +27,7 @@ from tests.faults.mutants.mutant import (
     having,
     in_two,
     misasking,
+    streaming,
     waiting_for_all,
 )
 
@@ -173,6 +175,22 @@ def a_round_is_planned_with_the_fragment_of_another(patch: Patch) -> None:
     patch.setattr(
         Rounds, "_planned", lambda *args, **more: replace(real(*args, **more), fragment=0)
     )
+
+
+@mutant("tokens-by-plan", streaming(delay_steps=1), STREAMING)
+def a_plan_forgets_what_is_leased_before_it(patch: Patch) -> None:
+    during(patch, Rounds, "freeze", Dispatch, "tokens_of", answering(0))
+
+
+@mutant("tokens-by-plan")
+def a_round_starts_from_the_tokens_of_its_own_too(patch: Patch) -> None:
+    real = Assignments._next
+
+    def next_(self: Assignments, *args: Any) -> Assignment:
+        given = real(self, *args)
+        return given.model_copy(update={"global_tokens": self.rounds.tokens + 1})
+
+    patch.setattr(Assignments, "_next", next_)
 
 
 @mutant("closes-by-rule")

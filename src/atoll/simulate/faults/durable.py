@@ -79,6 +79,11 @@ class View:
         """Every round by its number."""
         return self.table("rounds").by("round")
 
+    @cached_property
+    def open_rounds(self) -> list[int]:
+        """Rounds that take contributions, oldest first."""
+        return sorted(number for number, row in self.rounds.items() if row.state == "open")
+
     @property
     def leases(self) -> list[Row]:
         """Every lease there ever was."""

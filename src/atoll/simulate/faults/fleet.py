@@ -29,6 +29,7 @@ class Fleet:
         self._rng = self.world.stream("fleet")
         self._count = 0
         self.network.aside = self._aside
+        self.host.is_in_flight = self._is_in_flight
 
     def start(self, worker_id: str, disk: Disk | None = None, *, is_extra: bool = False) -> Process:
         """A new process of a worker; `is_extra`: nobody restarts it."""
@@ -44,6 +45,12 @@ class Fleet:
         for thread in process.threads():
             self.world.after(self._rng.uniform(0, 0.5), self._resume, process, thread, Answer())
         return process
+
+    def join(self, worker_id: str) -> None:
+        """A worker comes that was not there before."""
+        self.world.note("worker joins", worker_id)
+        self.workers.append(worker_id)
+        self.start(worker_id)
 
     # Threads
 
@@ -91,11 +98,16 @@ class Fleet:
         awake = [p for p in self.running() if p.stopped_until <= self.world.now]
         return self._rng.choice(awake).aside() if awake else None
 
+    def _is_in_flight(self) -> bool:
+        return any(process.is_alive and process.in_flight for process in self.newest.values())
+
     # Lives
 
     def kill(self, process: Process, *, is_noticed: bool) -> None:
         """A process dies; `is_noticed`: its connections are reset, as when only it is gone."""
         self.world.note("process killed", process.name)
+        if process.in_flight:
+            self.world.note("met: island died, in flight", process.name)
         self._end(process)
         if is_noticed:
             self.world.after(self._rng.uniform(0, 0.5), self._reset, process)

@@ -43,6 +43,7 @@ class Host:
     coordinator: Coordinator | None = None
     seams: Seams = field(default_factory=Seams)
     interleave: Callable[[], None] = lambda: None
+    is_in_flight: Callable[[], bool] = lambda: False  # whether some island's hand-in is
     _seams_before: int = 0  # passed in earlier lives
     _died_in: int = 0
     _closing: bool = False
@@ -121,6 +122,8 @@ class Host:
             return  # a message that came in between has ended it already
         self._died_in = self.life
         self.world.note("coordinator killed", where)
+        if self.is_in_flight():
+            self.world.note("met: coordinator died, in flight")
         self.stop()
         self.world.after(self._rng.uniform(0.05, 8.0), self.start)
 

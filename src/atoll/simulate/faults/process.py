@@ -49,9 +49,14 @@ Said = intents.Send | intents.Upload | Download | intents.Attend
 
 
 class _Weights(IslandWeights):
-    """An island's weights, whose bits may flip as they arrive."""
+    """An island's weights, whose bits may flip as they arrive; tells when it sets out anew."""
 
     on_arrived: Callable[[], None] = staticmethod(lambda: None)
+    on_reset: Callable[[], None] = staticmethod(lambda: None)
+
+    def reset(self) -> None:
+        super().reset()
+        self.on_reset()
 
     def arrived(self, header: FrameHeader, number: int, found: ParamsDigest) -> None:
         super().arrived(header, number, found)
@@ -93,6 +98,11 @@ class Process:
         """It is slow no more."""
         self.slowness = 1.0
 
+    @property
+    def in_flight(self) -> int:
+        """How many rounds it has handed in and not merged."""
+        return self._check.in_flight
+
     def corrupt(self) -> None:
         """Its memory flips a bit: what it holds has another digest now."""
         if self._rounds is not None and self._rounds.weights.digest is not None:
@@ -132,7 +142,7 @@ class Process:
         session = Session(IslandIdentity(self.worker_id, self.disk.key), info, self._rng)
         adopted, layout = session.adopted, standin.LAYOUT
         weights = _Weights(self._model, layout, strategy=adopted.asked, download=adopted.download)
-        weights.on_arrived = self._flip
+        weights.on_arrived, weights.on_reset = self._flip, self._check.sets_out
         continuity = Continuity(
             self.disk.store, info, worker_id=self.worker_id, elements=layout.size
         )
@@ -291,17 +301,18 @@ class Process:
             label = f"{self._seed}/{self.name}/{given.round}/{given.ranges}/{step}"
             delta = standin.values(label, scale=0.01)
             standin.move(self._model, delta)
-            self._check.trained(delta)
+            self._check.trained(delta, self._rounds.weights.local_copy())
             for number in adopted.asked.due(given.round, step):
                 merged = yield from self._drive(
                     self._rounds.merge(number), ThreadCheck(trains=True)
                 )
                 if not merged:
                     return None
-                self._check.merged(number)
         yield from self._misbehave()
         self._inner.rounds += 1
-        self._check.hands_over(given)
+        self._check.hands_over(given, self._rounds.weights.local_copy())
+        if self.in_flight >= 2:
+            self.world.note("met: two in flight", self.name)
         return _trained(given)
 
     def _hand_in(self, intent: intents.Upload) -> Events:
@@ -387,5 +398,6 @@ def _wrong(header: FrameHeader) -> tuple[FrameHeader, ...]:
         replace(header, round=max(1, header.round - 1)),
         replace(header, weight=header.weight + 1),
         replace(header, ranges=moved),
+        replace(header, first=max(1, header.round - 2) % header.round),  # rows of earlier rounds
         header,  # other bytes for the same key
     )

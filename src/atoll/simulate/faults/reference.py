@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from atoll.layout import Fragment, Layout
-from atoll.simulate.faults import standin
+from atoll.simulate.faults import payloads, standin
 from atoll.simulate.faults.durable import Row, View
+from atoll.simulate.faults.payloads import Floats, Lane
+from atoll.simulate.faults.rules import Rules
 from atoll.simulate.faults.scenario import BLOCK
 from atoll.strategies.base import ALL, Fragments, Strategy
 from atoll.sums import digest as digests
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
 
-Floats = NDArray[np.float32]
 F = np.float32
 
 
@@ -54,9 +54,9 @@ def digest_of(values: Floats, layout: Layout = standin.LAYOUT) -> str:
 class Reference:
     """Every version so far, from the initial weights on."""
 
-    def __init__(self, blobs: Path, strategy: Strategy, *, last: int) -> None:
+    def __init__(self, blobs: Path, strategy: Strategy, rules: Rules, *, last: int) -> None:
         self._blobs = blobs
-        self._strategy = strategy
+        self.rules = rules
         self._last = last  # the round that the run ends with
         self._fragments = Fragments.of(strategy, standin.LAYOUT)
         self.whole = self._fragments[ALL]
@@ -85,7 +85,7 @@ class Reference:
 
     def carried(self, number: int) -> int:
         """The number of that fragment, or ALL."""
-        return self._strategy.fragment(number, is_last=number >= self._last)
+        return self.rules.fragment(number, is_last=number >= self._last)
 
     def base(self, number: int) -> str:
         """The digest that contributions made for a round start from, as far as it is published."""
@@ -104,7 +104,7 @@ class Reference:
             header, payload = self.frame(row.sha256)
             folded.append((row, header))
             upload = view.terms(row.round).settings["upload"]
-            deltas.append(decode(payload, upload, len(fragment.span)))
+            deltas.append(payloads.decode(payload, upload, len(fragment.span)))
         assert deltas, f"round {number} has no contribution"
         slots = {name: values.copy() for name, values in before.slots.items()}
         master, published = before.master.copy(), before.published.copy()
@@ -126,11 +126,14 @@ class Reference:
             ]
             mean = _mean(deltas, contained, settings["weighting"])
             _step(master[where], mean, slot, settings["outer"], asked.step)
-        if settings["download"]["codec"] == "fp32":
+        download = settings["download"]
+        if download["codec"] == "fp32":
             published[where] = master[where]
         else:
-            sent = encode(master[where] - before.published[where], settings["download"])
-            published[where] = before.published[where] + sent
+            lane = Lane(settings["seed"], number, "download")
+            sent = payloads.encode(master[where] - before.published[where], download, lane)
+            arrived = payloads.decode(sent, download, len(fragment.span))
+            published[where] = before.published[where] + arrived
         self._ticks += len(folded)
         self.versions.append(
             Version(number, master, published, slots, digest_of(master), digest_of(published))
@@ -202,31 +205,3 @@ def _power(factor: float, exponent: int) -> float:
         factor *= factor
         exponent >>= 1
     return result
-
-
-def decode(payload: bytes, settings: dict[str, Any], size: int = standin.LAYOUT.size) -> Floats:
-    """The values of a payload of the stand-in, which is smaller than one codec group."""
-    if settings["codec"] == "fp32":
-        return np.frombuffer(payload, "<f4").astype(np.float32)
-    if settings["codec"] == "bf16":
-        return (np.frombuffer(payload, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    blocks = -(-size // settings["block"])
-    scales = np.frombuffer(payload[: 4 * blocks], "<f4").astype(np.float32)
-    values = np.frombuffer(payload[4 * blocks :], np.int8).astype(np.float32)
-    return values * np.repeat(scales, settings["block"])[:size]
-
-
-def encode(values: Floats, settings: dict[str, Any]) -> Floats:
-    """What arrives of `values` when they travel in a codec that rounds to nearest."""
-    if settings["codec"] == "bf16":
-        bits = values.view(np.uint32)
-        rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-        return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
-    block = settings["block"]
-    padded = np.zeros(-(-values.size // block) * block, np.float32)
-    padded[: values.size] = values
-    rows = padded.reshape(-1, block)
-    scales = np.abs(rows).max(axis=1, keepdims=True) / F(127)
-    quotients = np.round(rows / np.where(scales == 0, F(1), scales))
-    sent: Floats = (quotients * scales).reshape(-1)[: values.size]
-    return sent

@@ -14,6 +14,7 @@ from atoll.simulate.faults.fleet import Fleet
 from atoll.simulate.faults.host import Host
 from atoll.simulate.faults.invariants.base import Violation, check
 from atoll.simulate.faults.invariants.checker import Checker
+from atoll.simulate.faults.joiners import Joiners
 from atoll.simulate.faults.nemesis import Nemesis
 from atoll.simulate.faults.network import Network
 from atoll.simulate.faults.scenario import Size
@@ -79,6 +80,7 @@ class _Simulation:
         network = Network(world, self.host)
         self.fleet = Fleet(world, network, self.host)
         self.nemesis = Nemesis(world, self.host, network, self.fleet)
+        self.joiners = Joiners(world, self.host, self.fleet)
 
     def run(self) -> Outcome:
         found: Violation | None = None

@@ -8,10 +8,14 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.simulate.faults.rules import Schedule
+
 HEARTBEAT_INTERVAL = 2.0
 HEARTBEAT_TIMEOUT = 6.0
 BLOCK = 4  # tokens of a row
 _SHORT = (7, 23, 40)  # rows of an epoch that ends within a run
+_IN_BLOCKS = ("int8", "int4", "sign")
+_BY_CHANCE = ("bf16", "int8", "int4")  # codecs that may round so
 KINDS = (
     "loss",
     "duplicate",
@@ -52,7 +56,9 @@ class Scenario:
     islands: int
     rounds: int
     settings: dict[str, Any]  # as in a run file
+    schedule: Schedule | None  # that the settings mean; None: only their strategy knows
     data: dict[str, Any]  # identity of the stand-in's dataset
+    joiners: tuple[tuple[str, int], ...]  # worker_ids, each with the version it comes after
     kinds: frozenset[str]  # of faults that this seed has
     loss: float  # of a message, each way
     duplicate: float
@@ -98,17 +104,21 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
         },
     }
     _add_islands(settings, random.Random(f"islands {seed}"))
+    _add_codecs(settings, random.Random(f"codecs {seed}"))
+    schedule = None
     if wanted.strategy_name is not None:
         settings = {"strategy": wanted.strategy_name, **settings}
     else:
-        _mode(settings, random.Random(f"mode {seed}"), wanted.mode_name)
+        schedule = _mode(settings, random.Random(f"mode {seed}"), wanted.mode_name)
     kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
     made = Scenario(
         seed=seed,
         islands=islands,
         rounds=rounds,
         settings=settings,
+        schedule=schedule,
         data=_data(random.Random(f"data {seed}")),
+        joiners=_joiners(random.Random(f"joiners {seed}"), rounds),
         kinds=kinds,
         loss=rng.choice((0.02, 0.05, 0.15)) if "loss" in kinds else 0.0,
         duplicate=rng.choice((0.02, 0.05, 0.15)) if "duplicate" in kinds else 0.0,
@@ -123,18 +133,19 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     return made
 
 
-def _mode(settings: dict[str, Any], rng: random.Random, wanted: str | None) -> None:
+def _mode(settings: dict[str, Any], rng: random.Random, wanted: str | None) -> Schedule:
     """The mode and its settings, of a generator of its own: what else a seed draws stays."""
     drawn = rng.choice(("sync", "sync", "streaming", "streaming", "async"))
     mode = wanted or drawn
     settings.update(mode=mode)
     if mode == "async":
-        _add_async(settings, rng)
+        return _add_async(settings, rng)
     if mode == "streaming":
-        _add_streaming(settings, rng)
+        return _add_streaming(settings, rng)
+    return Schedule(steps=settings["sync_every"])
 
 
-def _add_streaming(settings: dict[str, Any], rng: random.Random) -> None:
+def _add_streaming(settings: dict[str, Any], rng: random.Random) -> Schedule:
     """Fragments that travel beside the training, several at a time."""
     fragments, steps = rng.choice((1, 2, 2, 3, 3)), rng.choice((1, 2, 3))
     settings |= {
@@ -144,9 +155,11 @@ def _add_streaming(settings: dict[str, Any], rng: random.Random) -> None:
         "delay_steps": rng.randrange(fragments * steps),
         "local_weight": rng.choice((0.0, 0.0, 0.25, 0.5)),
     }
+    delay, own = settings["delay_steps"], settings["local_weight"]
+    return Schedule(steps=steps, turns=fragments, delay=delay, own=own)
 
 
-def _add_async(settings: dict[str, Any], rng: random.Random) -> None:
+def _add_async(settings: dict[str, Any], rng: random.Random) -> Schedule:
     """Contributions as they come: windows, bounds of staleness, steps by speed."""
     outer = {"optimizer": rng.choice(("delayed_nesterov", "delayed_nesterov", "nesterov", "sgd"))}
     delay = rng.choice((1, 2, 3, 4))
@@ -158,11 +171,13 @@ def _add_async(settings: dict[str, Any], rng: random.Random) -> None:
         "outer": outer | ({"delay": delay} if outer["optimizer"] == "delayed_nesterov" else {}),
     }
     settings["membership"] |= {"quorum": 0, "grace_seconds": rng.choice((0.0, 0.5, 2.0, 5.0))}
+    steps, bound = settings["sync_every"], settings["max_staleness"]
+    return Schedule(steps=steps, bound=bound, collecting=1)
 
 
 def _codec(name: str) -> dict[str, Any]:
     """Small blocks, so that the stand-in's few weights have several."""
-    return {"codec": name, "block": 32} if name == "int8" else {"codec": name}
+    return {"codec": name, "block": 32} if name in _IN_BLOCKS else {"codec": name}
 
 
 def _add_islands(settings: dict[str, Any], rng: random.Random) -> None:
@@ -174,6 +189,25 @@ def _add_islands(settings: dict[str, Any], rng: random.Random) -> None:
         upload["error_feedback"] = feeds
     if upload["codec"] == "bf16":
         upload["rounding"] = rounding
+
+
+def _joiners(rng: random.Random, rounds: int) -> tuple[tuple[str, int], ...]:
+    """Some come before, some behind the others in worker_id order."""
+    names = ("guest-0", "late-1")[: rng.choice((0, 0, 1, 1, 2))]
+    return tuple((name, rng.randint(0, max(0, rounds - 3))) for name in names)
+
+
+def _add_codecs(settings: dict[str, Any], rng: random.Random) -> None:
+    """Codecs of fewer bits in place of some, of a generator of their own, as the mode is."""
+    for way in ("upload", "download"):
+        is_replaced = rng.random() < 0.6
+        made = _codec(rng.choice(("bf16", "int8", "int4", "int4", "sign", "topk", "topk")))
+        rounding = rng.choice(("nearest", "stochastic"))
+        feedback = {"error_feedback": rng.random() < 0.8, "decay": rng.choice((1.0, 0.95, 0.5))}
+        if made["codec"] in _BY_CHANCE:
+            made["rounding"] = rounding
+        if is_replaced:
+            settings[way] = made | (feedback if way == "upload" else {})
 
 
 def _work(rng: random.Random) -> dict[str, Any]:

@@ -16,9 +16,12 @@ from atoll.simulate.faults.invariants.members import Members
 from atoll.simulate.faults.invariants.rounds import RoundsCheck
 from atoll.simulate.faults.invariants.rows import Rows
 from atoll.simulate.faults.invariants.storage import Storage
+from atoll.simulate.faults.invariants.tokens import TokensCheck
 from atoll.simulate.faults.invariants.uploads import UploadsCheck
 from atoll.simulate.faults.invariants.weights import WeightsCheck
 from atoll.simulate.faults.reference import Reference
+from atoll.simulate.faults.rules import Asked
+from atoll.simulate.faults.situations import Situations
 from atoll.simulate.faults.world import World
 from atoll.strategies.base import Strategy
 
@@ -31,15 +34,18 @@ class Checker:
 
     def __init__(self, world: World, home: Path, strategy: Strategy) -> None:
         self.checks = 0
-        self.reference = Reference(home / "blobs", strategy, last=world.scenario.rounds)
+        rules = world.scenario.schedule or Asked(strategy)
+        self.reference = Reference(home / "blobs", strategy, rules, last=world.scenario.rounds)
         self.seen = Seen(world, self.reference)
         self.members = Members(self.seen)
-        self._rows = Rows()
+        self._rows = Rows(rules)
         self._dispatch = Dispatch(self.seen)
         self._rounds = RoundsCheck(self.seen)
         self._uploads = UploadsCheck(self.seen)
         self._weights = WeightsCheck(self.reference, self._rows)
         self._storage = Storage(home, self.seen)
+        self._tokens = TokensCheck(self.seen)
+        self._situations = Situations(world, rules)
         self._last = View()
         self._is_quiet = True  # whether nothing interrupted the round that is closing
 
@@ -51,11 +57,13 @@ class Checker:
         before, self._last = self._last, view
         if view is before:
             return
-        for part in (self._uploads, self._rounds, self._rows, self._dispatch, self.members):
+        parts = (self._uploads, self._rounds, self._rows, self._dispatch, self.members)
+        for part in (*parts, self._tokens):
             part.changed(before, view)
         if view.differs(before, "contributions", "snapshots"):
             self._storage.complete(view)
         self._weights.changed(view)
+        self._situations.changed(before, view)
         self.members.acknowledged(view)
         self._uploads.acknowledged(view)
 
@@ -79,6 +87,7 @@ class Checker:
         """A message was refused."""
         check("refused-changes-nothing", not after.differs(before), refused=call, error=error)
         self.recorded(after)
+        self._situations.refused(error)
         if isinstance(error, NotReady):  # known and heard, only not served yet
             self.seen.heard[call.worker_id] = self.seen.now
 
@@ -101,9 +110,10 @@ class Checker:
 
     def _check_training(self, call: Call, given: Assignment, view: View) -> None:
         assert given.round is not None and isinstance(call.message, AssignmentRequest)
-        needs = view.terms(given.round).asked.needs(given.round)
+        needs = self.reference.rules.merged_before(given.round)
         self._weights.trains(call.message, given.round, needs)
         self._rows.told(call.message, given, view)
+        self._tokens.told(given, view)
         is_running = view.control.get("action", "run") == "run"
         check("operator-obeyed", is_running, trains=call.sender, command=view.control)
 

@@ -8,6 +8,7 @@ import copy
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,14 +21,14 @@ from atoll.errors import (
     StaleGeneration,
     UnknownWorker,
 )
-from atoll.layout import byte_view
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Assignment, Identity, InfoRequest
-from atoll.simulate.faults import standin
+from atoll.simulate.faults import payloads, standin
 from atoll.simulate.faults.invariants.base import check
+from atoll.simulate.faults.payloads import Lane
 from atoll.simulate.faults.reference import Reference, digest_of
 from atoll.simulate.faults.standin import Frame
-from atoll.strategies import build, registry
+from atoll.strategies import registry
 from atoll.strategies.base import ALL, Strategy
 from atoll.wire import frame as wire
 
@@ -78,11 +79,19 @@ class IslandCheck:
         self._course = copy.deepcopy(saved[-1])
         self._handed = len(memory.unanswered)  # rounds trained whose answer is not here
         self._given: Assignment | None = None  # trained, and not seen in a frame yet
-        self._strategy: Strategy | None = None
+        self._step = 0  # of the round that it trains
+        # Where it set out since it last trained: more may be here when the training begins.
+        self._start: tuple[Tensor, int] | None = None
         self._made: list[tuple[Assignment, Course]] = []  # trained whole, oldest first
         self._is_sending = False  # a contribution, in this life
         self._is_refused = False  # and the training has not been seen to go back yet
         self._is_doomed = False  # what is trained follows on something that was refused
+
+    @property
+    def in_flight(self) -> int:
+        """How many rounds it has handed in since it set out, and not merged."""
+        course = self._course
+        return 0 if course is None else max(0, course.newest - max(course.merged, course.began - 1))
 
     def asks(self, manifest: Manifest) -> None:
         """It wants rows."""
@@ -98,15 +107,15 @@ class IslandCheck:
             if self._course is not None:
                 self._course.newest = trained.newest
         right = self._memory.receipts + self._handed
-        self._strategy, self._given = registry.of(manifest), given
-        number = given.round or 0
-        goes_on = self._strategy.in_flight  # before an answer is here
+        strategy, self._given, self._step = registry.of(manifest), given, 0
+        goes_on = strategy.in_flight  # before an answer is here
         if self._is_refused and goes_on and rounds != right:
             self._is_doomed = True  # it has not looked yet, and must hand in nothing of this
             return
         self._is_refused = self._is_doomed = False
         check("inner-state-kept", rounds == right, of=self._name, rounds=rounds, right=right)
-        self._place(number, self._strategy)
+        self._place(given.round or 0, strategy)
+        self._start = None
 
     def _place(self, number: int, strategy: Strategy) -> None:
         """The published weights, or its own where they hold all that the round will count."""
@@ -115,24 +124,28 @@ class IslandCheck:
         if course is not None and goes_on and self._can_merge(course):
             goes_on = not strategy.keeps_local or number == course.trained + 1
             if goes_on:
-                self._merge(course, strategy.needs(number), strategy)
+                self._merge(course, self._reference.rules.merged_before(number))
                 course.trained = number
                 return
         newest = 0 if course is None else course.newest
-        self._course = Course(self._published.clone(), number, number, newest, self._version)
+        local, version = self._start or (self._published.clone(), self._version)
+        self._course = Course(local, number, number, newest, version)
 
     def _can_merge(self, course: Course) -> bool:
         moved = [self._reference.carried(n) for n in range(course.merged + 1, self._version + 1)]
         return len(set(moved)) == len(moved) and (ALL not in moved or len(moved) == 1)
 
-    def _merge(self, course: Course, last: int, strategy: Strategy) -> None:
-        own = torch.tensor(strategy.local_weight, dtype=torch.float32)
-        rest = torch.tensor(1.0 - strategy.local_weight, dtype=torch.float32)
+    def _merge(self, course: Course, last: int) -> None:
+        """alpha*local + (1-alpha)*published, of each round's fragment as of that very version."""
+        alpha, versions = self._reference.rules.own, self._reference.versions
+        own, rest = (torch.tensor(share, dtype=torch.float32) for share in (alpha, 1.0 - alpha))
         for number in range(course.merged + 1, last + 1):
+            is_there = number < len(versions)
+            check("local-by-rule", is_there, of=self._name, merges=number, published=len(versions))
             part = self._reference.fragment(number)
-            theirs = part.of(self._published)
+            theirs = part.of(torch.from_numpy(versions[number].published))
             mixed = part.of(course.local) * own + theirs * rest
-            part.of(course.local).copy_(mixed if strategy.local_weight else theirs)
+            part.of(course.local).copy_(mixed if alpha else theirs)
             course.merged = number
 
     def fetched(self, data: bytes) -> None:
@@ -144,19 +157,33 @@ class IslandCheck:
         part.of(self._published).copy_(part.of(right))
         self._version = header.round
 
-    def trained(self, delta: Tensor) -> None:
-        """It has moved its weights by a step."""
-        if self._course is not None:
+    def sets_out(self) -> None:
+        """It takes the published weights that are here for its own."""
+        self._start = (self._published.clone(), self._version)
+
+    def trained(self, delta: Tensor, local: Tensor) -> None:
+        """It has moved its weights by a step, to `local`; what is due after it comes next."""
+        if not self._is_doomed and self._course is not None:
+            self._take_in(self._course)
             self._course.local = self._course.local - delta
+            self._step += 1
+            self._check_local(self._course, local)
 
-    def merged(self, number: int) -> None:
-        """It has taken the published weights in up to a round."""
-        if self._course is not None and self._strategy is not None and not self._is_doomed:
-            self._merge(self._course, number, self._strategy)
+    def _take_in(self, course: Course) -> None:
+        """What was due after the last step is merged now: the island has waited for it."""
+        for number in self._reference.rules.merged_after(course.trained, self._step):
+            self._merge(course, number)
 
-    def hands_over(self, given: Assignment) -> None:
+    def _check_local(self, course: Course, local: Tensor) -> None:
+        is_same = course.local.numpy().tobytes() == local.numpy().tobytes()
+        where = {"round": course.trained, "step": self._step, "merged": course.merged}
+        check("local-by-rule", is_same, of=self._name, **where, began=course.began)
+
+    def hands_over(self, given: Assignment, local: Tensor) -> None:
         """A round is trained whole."""
         if not self._is_doomed and self._course is not None:
+            self._take_in(self._course)
+            self._check_local(self._course, local)
             self._handed += 1
             self._made.append((given, copy.deepcopy(self._course)))
             self._course.newest = max(self._course.newest, given.round or 0)
@@ -176,17 +203,15 @@ class IslandCheck:
         given, course = self._made.pop(0)
         strategy = registry.of(manifest)
         if self._reference.carried(given.round or 0) == ALL:
-            self._merge(course, (given.round or 0) - 1, strategy)
-        self._check_header(frame, given, course, strategy)
+            self._merge(course, (given.round or 0) - 1)
+        self._check_header(frame, given, course)
         course.newest = max(course.newest, given.round or 0)
         saved = course if strategy.keeps_local else None
         residual = self._check_payload(frame, manifest, course)
         self._check_stated(frame, residual)
         unanswered.append(Made(frame.sha256, frame.header.round, residual, saved))
 
-    def _check_header(
-        self, frame: Frame, given: Assignment, course: Course, strategy: Strategy
-    ) -> None:
+    def _check_header(self, frame: Frame, given: Assignment, course: Course) -> None:
         header, number = frame.header, given.round or 0
         fragment = self._reference.fragment(number)
         base = digest_of(fragment.of(self._published).numpy(), fragment.layout)
@@ -196,7 +221,7 @@ class IslandCheck:
         )
         wanted = (
             *(number, self._reference.carried(number)),
-            *(strategy.first(number, course.began), base),
+            *(self._reference.rules.first(number, course.began), base),
             *(given.manifest_sha256, tuple(given.ranges)),
         )
         is_so = found == wanted
@@ -204,22 +229,20 @@ class IslandCheck:
 
     def _check_payload(self, frame: Frame, manifest: Manifest, course: Course) -> Tensor | None:
         """The displacement and what rounding lost before it, through the codec; what it loses."""
-        codec = manifest.upload.build()
-        fragment = self._reference.fragment(frame.header.round)
-        values = fragment.of(self._published) - fragment.of(course.local)
+        header, settings = frame.header, manifest.upload.model_dump(mode="json")
+        fragment = self._reference.fragment(header.round)
+        values = (fragment.of(self._published) - fragment.of(course.local)).numpy()
         before = self._memory.residual
         if before is not None:
-            values = values + fragment.of(before) * manifest.upload.residual_decay
-        worker_id = str(frame.header.worker_id)
-        noise = build.upload_noise(manifest, frame.header.round, worker_id)
-        payload = codec.encode(values, noise=noise, first_group=0)
-        is_same = frame.payload == bytes(byte_view(payload))
-        check("residual-carried", is_same, of=self._name, other_bytes_under=frame.header)
-        if not manifest.upload.keeps_residual:
+            values = values + fragment.of(before).numpy() * np.float32(settings["decay"])
+        lane = Lane(manifest.seed, header.round, f"upload/{header.worker_id}")
+        payload = payloads.encode(values, settings, lane)
+        check("residual-carried", frame.payload == payload, of=self._name, other_under=header)
+        if not settings.get("error_feedback", False):
             return None
-        lost = values - codec.decode(payload, len(values))
+        lost = values - payloads.decode(payload, settings, len(values))
         after = torch.zeros(standin.LAYOUT.size) if before is None else before.clone()
-        fragment.of(after).copy_(lost.bfloat16().float())
+        fragment.of(after).copy_(torch.from_numpy(payloads.to_bf16(lost)))
         return after
 
     def _check_stated(self, frame: Frame, residual: Tensor | None) -> None:

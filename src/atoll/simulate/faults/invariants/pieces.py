@@ -33,7 +33,7 @@ class Pieces:
             check("rows-by-speed", rows in right, **told, speeds=self._seen.speeds)
 
     def _check_asked(self, asked: AssignmentRequest, found: set[int], before: View) -> None:
-        open_rounds = sorted(n for n, row in before.rounds.items() if row.state == "open")
+        open_rounds = before.open_rounds
         unpublished = [n for n, row in before.rounds.items() if row.state != "published"]
         worker_id, version = asked.identity.worker_id, asked.version or 0
         folding = [

@@ -30,7 +30,7 @@ class RoundsCheck:
             for number, row in after.rounds.items():
                 was = before.rounds.get(number)
                 if row.state == "frozen" and (was is None or was.state != "frozen"):
-                    seen = self._seen_of(after, number, _holders(before, number))
+                    seen = self._seen_of(after, number, self._holders(before, number))
                     perhaps = self._seen.live(after, number)[1]
                     self._check_freeze(after, seen, replace(seen, live=perhaps))
                     self._check_ended(before, after, seen, perhaps)
@@ -39,7 +39,7 @@ class RoundsCheck:
     def _note_quorum(self, view: View) -> None:
         for number, row in view.rounds.items():
             if row.state == "open":
-                seen = self._seen_of(view, number, _holders(view, number))
+                seen = self._seen_of(view, number, self._holders(view, number))
                 if view.terms(number).asked.has_quorum(seen):
                     self._quorum_at.setdefault(number, self._seen.now)
 
@@ -59,11 +59,11 @@ class RoundsCheck:
             steps = _ORDER.index(row.state) - _ORDER.index(was.state)
             goes_on = steps in (0, 1) and row.cursor >= was.cursor
             check("round-order", goes_on, was=was, became=row)
-        self._check_states([after.rounds[number].state for number in numbers], after)
+        self._check_states([after.rounds[number].state for number in numbers])
 
-    def _check_states(self, states: list[str], view: View) -> None:
+    def _check_states(self, states: list[str]) -> None:
         """Published rounds, at most one frozen, those open, and one planned while one is frozen."""
-        lead = view.terms(max(1, len(states))).asked.lead
+        lead = self._seen.reference.rules.lead
         count = {state: states.count(state) for state in _ORDER}
         in_order = [state for state in reversed(_ORDER) for _ in range(count[state])]
         is_planned = count["planned"] <= count["frozen"] <= 1
@@ -78,10 +78,8 @@ class RoundsCheck:
 
     def _check_fragments(self, view: View) -> None:
         for number, row in view.rounds.items():
-            terms = view.terms(number)
-            is_last = number >= terms.manifest.stop.rounds
-            right = terms.asked.fragment(number, is_last=is_last)
-            check("fragment-by-rule", row.fragment == right, round=row, strategy_says=right)
+            right = self._seen.reference.carried(number)
+            check("fragment-by-rule", row.fragment == right, round=row, right=right)
 
     def _check_ended(self, before: View, after: View, seen: RoundView, perhaps: set[str]) -> None:
         """What was leased and is not any more, though no contribution has used it, has ended."""
@@ -99,7 +97,8 @@ class RoundsCheck:
     def _check_freeze(self, view: View, *seen_as: RoundView) -> None:
         seen = seen_as[0]
         terms = view.terms(seen.round)
-        last, rounds = seen.round + 1 + terms.asked.lead, terms.manifest.stop.rounds
+        rounds = terms.manifest.stop.rounds
+        last = seen.round + 1 + self._seen.reference.rules.lead
         is_there = last in view.rounds
         is_right = is_there != (0 < rounds < last)
         check("next-is-planned", is_right, frozen=seen.round, next=last, of=rounds)
@@ -109,17 +108,15 @@ class RoundsCheck:
         rule = terms.manifest.membership
         check("closes-by-rule", is_due, **asdict(seen), seconds_with_quorum=seconds, rule=rule)
 
-
-def _holders(view: View, number: int) -> set[str]:
-    """Workers that hold a lease of an open round, or an older one that the round would fold."""
-    open_rounds = sorted(n for n, row in view.rounds.items() if row.state == "open")
-    older = {
-        worker_id
-        for made_for, worker_id in _leased(view)
-        if made_for < number
-        and view.terms(made_for).asked.destination(made_for, open_rounds) == number
-    }
-    return view.holding(number) | older
+    def _holders(self, view: View, number: int) -> set[str]:
+        """Workers that hold a lease of an open round, or an older one that the round would fold."""
+        open_rounds, rules = view.open_rounds, self._seen.reference.rules
+        older = {
+            worker_id
+            for made_for, worker_id in _leased(view)
+            if made_for < number and rules.destination(made_for, open_rounds) == number
+        }
+        return view.holding(number) | older
 
 
 def _leased(view: View) -> set[Lease]:

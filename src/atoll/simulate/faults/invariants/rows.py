@@ -7,6 +7,8 @@ from atoll.protocol.messages import Assignment, AssignmentRequest
 from atoll.rows import RowRange
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import Violation, check
+from atoll.simulate.faults.rules import Rules
+from atoll.strategies.base import ALL
 from atoll.wire.header import FrameHeader
 
 _MOVES = {
@@ -43,8 +45,10 @@ def pairs(before: View, after: View) -> list[tuple[Row | None, Row]]:
 class Rows:
     """Follows every lease from its issue to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
         self._counted: dict[tuple[str, int], tuple[int, str]] = {}  # row -> whose contribution
+        self._newest: dict[tuple[int, str], int] = {}  # fragment, worker -> its last round in it
 
     def changed(self, before: View, after: View) -> None:
         """The leases moved as they may, and still share out every row once."""
@@ -74,14 +78,12 @@ class Rows:
 
     def _check_together(self, view: View) -> None:
         """A lease is done exactly when its contribution is there, and ends when none can come."""
-        open_rounds = sorted(n for n, row in view.rounds.items() if row.state == "open")
         for lease in view.leases:
             if lease.state in ("leased", "done"):
                 is_in = (lease.round, lease.worker_id) in view.contributions
                 check("moves-together", (lease.state == "done") == is_in, lease=lease, is_in=is_in)
             if lease.state == "leased":
-                asked = view.terms(lease.round).asked
-                is_taken = asked.destination(lease.round, open_rounds) is not None
+                is_taken = self._rules.destination(lease.round, view.open_rounds) is not None
                 is_going_on = is_taken or view.rounds[lease.round].state == "planned"
                 check("row-not-lost", is_going_on, outlived_its_round=lease)
 
@@ -114,6 +116,20 @@ class Rows:
         for row in (row for span in header.ranges for row in rows_of(span)):
             if self._counted.setdefault(row, whose) != whose:
                 raise Violation("row-counted-once", row=row, of=(self._counted[row], whose))
+        self._count_pairs(made, view)
+
+    def _count_pairs(self, made: Row, view: View) -> None:
+        """Rows of all rounds from the first that it contains to its own are in its fragment now."""
+        handed_in = {n for n, worker_id in view.contributions if worker_id == made.worker_id}
+        leased = view.table("leases").grouped("worker_id").get(made.worker_id, ())
+        lost = {lease.round for lease in leased if made.first <= lease.round < made.round}
+        missed = lost - handed_in
+        check("pair-counted-once", not missed, counted=made, not_handed_in=missed)
+        key = (made.fragment, made.worker_id)
+        newest = self._newest.get(key, 0)
+        is_new = newest < made.first or made.fragment == ALL  # which takes in what is left
+        check("pair-counted-once", is_new, counted=made, counted_up_to=newest)
+        self._newest[key] = made.round
 
     def finished(self, view: View) -> None:
         """At the end: what is done, in contributions of published rounds, is what was counted."""

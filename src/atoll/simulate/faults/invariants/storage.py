@@ -49,7 +49,8 @@ class Storage:
 
     def bounded(self, view: View) -> None:
         """One upload of each worker and open round is under way, and few frames are spooled."""
-        strategy, workers = view.terms(1).asked, self._seen.world.scenario.islands
+        scenario, strategy = self._seen.world.scenario, view.terms(1).asked
+        workers = scenario.islands + len(scenario.joiners)
         drafts = len(os.listdir(self._home / "blobs" / "tmp"))
         # What a kill left is swept at the start; a snapshot's own draft may be among them.
         check("bounded", drafts <= workers * (1 + strategy.lead) + 1, drafts=drafts, of=workers)

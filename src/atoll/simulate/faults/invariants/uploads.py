@@ -40,9 +40,9 @@ class UploadsCheck:
         lives = {(life.worker_id, life.incarnation) for life in (worker, who, row) if life}
         is_holder = is_in and len(lives) == 1 and header.worker_id == row.worker_id
         check("accepted-from-holder", is_holder, call=call, accepted=row, worker=worker)
-        open_rounds = sorted(n for n, r in before.rounds.items() if r.state == "open")
+        open_rounds = before.open_rounds
         leased = before.leased(row.round, row.worker_id)
-        right = before.terms(row.round).asked.destination(row.round, open_rounds)
+        right = self._seen.reference.rules.destination(row.round, open_rounds)
         bound = before.terms(row.round).settings["max_staleness"]
         check("stale-is-refused", row.applied - row.round <= bound, accepted=row, bound=bound)
         is_open = row.applied in open_rounds and (row.round, row.applied) == (header.round, right)

@@ -8,7 +8,9 @@ from atoll.protocol.messages import AssignmentRequest
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import check
 from atoll.simulate.faults.invariants.rows import Rows
-from atoll.simulate.faults.reference import Reference, decode
+from atoll.simulate.faults.payloads import decode
+from atoll.simulate.faults.reference import Reference
+from atoll.simulate.faults.standin import LAYOUT
 
 _FP32 = {"codec": "fp32"}
 
@@ -46,7 +48,7 @@ class WeightsCheck:
         for name, sha256 in stored.items():
             if os.path.exists(self._reference.path(sha256)):  # else said by blob-is-there
                 _, payload = self._reference.frame(sha256)
-                is_same = decode(payload, _FP32).tobytes() == wanted[name].tobytes()
+                is_same = decode(payload, _FP32, LAYOUT.size).tobytes() == wanted[name].tobytes()
                 check("snapshot-bits", is_same, version=version, other_bits=name)
 
     def in_memory(
@@ -66,7 +68,7 @@ class WeightsCheck:
         data = spooled.read(0, spooled.nbytes)
         payload = data[-spooled.header.payload_bytes - 32 : -32]
         right = self._reference.versions[view.version].published
-        is_same = decode(payload, _FP32).tobytes() == right.tobytes()
+        is_same = decode(payload, _FP32, LAYOUT.size).tobytes() == right.tobytes()
         check("restart-equals-replay", is_same, other_bits_handed_out=view.version)
 
     def told(self, version: int, digest: str | None, view: View, *, who: str) -> None:
