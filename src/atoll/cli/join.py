@@ -116,7 +116,7 @@ def _tell(run: Run, *, as_json: bool) -> None:
         output.print_json(summary)
     else:
         output.say(
-            f"ended at version {run.version}, params digest {run.digest}; "
+            f"ended at version {run.version}, published weights {run.digest}; "
             f"sent {output.size(telemetry.bytes_sent)}, "
             f"received {output.size(telemetry.bytes_received)}"
         )

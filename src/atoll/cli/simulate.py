@@ -90,7 +90,8 @@ def _follow(options: SimulateOptions, directory: Path, location: str | None) -> 
     else:
         output.say(
             f"{found.contributions} contributions of {found.rounds} rounds trained once more: "
-            f"params digest {found.digest}, recorded {found.recorded_digest}"
+            f"params digest {found.digest}, "
+            + ("as recorded" if found.agrees else f"but {found.recorded_digest} is recorded")
         )
     if not found.agrees:
         raise typer.Exit(1)
