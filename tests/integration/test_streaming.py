@@ -218,7 +218,9 @@ class StillLink(MemoryLink):
 def test_training_makes_so_many_steps_after_a_hand_in_on_a_link_that_stands_still(
     monkeypatch, delay
 ):
-    undisturbed = streamed(delay_steps=delay)
+    """Also where versions are evaluated: neither that nor its report waits for the link."""
+    settings = {"delay_steps": delay, "evaluate.every": 1}
+    undisturbed = streamed(**settings)
     clocks: list[Scheduler] = []
     made: list[bool] = []  # steps of island-0 after the hand-in: whether before the link moved
     later: list[bool] = []  # its hand-ins after that one, likewise
@@ -250,7 +252,7 @@ def test_training_makes_so_many_steps_after_a_hand_in_on_a_link_that_stands_stil
     monkeypatch.setattr(Transfers, "send", handed_over)
     monkeypatch.setattr(Run, "step", counted)
 
-    found = streamed(delay_steps=delay)
+    found = streamed(**settings)
 
     assert sum(made) == delay
     # A round has two steps: from a delay of three on, several hand-ins are in flight at once.

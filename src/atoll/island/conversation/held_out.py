@@ -23,11 +23,18 @@ class HeldOut:
         self._transfers = transfers
         self._newest = -1  # version that was evaluated
 
-    def evaluate(self, task: EvaluationTask) -> Steps[None]:
-        """Reports a partial sum of the held-out loss with its honest count."""
+    def evaluate(self, task: EvaluationTask, *, waits: bool) -> Steps[None]:
+        """Reports a partial sum of the held-out loss with its honest count.
+
+        Unless it `waits`, the training waits for nothing that travels: while a version arrives none
+        is evaluated, another will be asked for; and the report goes out beside it.
+        """
         if task.version <= self._newest:
             return  # rounds that were asked for ahead ask for it again
-        yield from led(self._transfers.rest)
+        if waits:
+            yield from led(self._transfers.rest)
+        elif not (yield from decided(self._transfers.rests)):
+            return
         try:
             found = yield from self._share_of(task)
         finally:
@@ -35,15 +42,11 @@ class HeldOut:
         if found is None or not found.tokens or not math.isfinite(found.loss_sum):
             return
 
-        def report() -> Steps[Done]:
-            who = self._session.standing.identity()
-            return send(EvaluationReport(identity=who, version=self._newest, **asdict(found)))
-
-        try:
-            yield from self._session.call(report)
-        except (WrongRound, ContributionError) as error:
-            # The coordinator went on, or restarted in between: a figure less, and no work lost.
-            log.warning("evaluation refused", extra={"code": error.code, "reason": str(error)})
+        sending = reported(self._session, self._newest, found)
+        if waits:
+            yield from sending
+        elif self._session.group.is_leader:
+            self._transfers.say(sending)
 
     def _share_of(self, task: EvaluationTask) -> Steps[Partial | None]:
         """The partial sum of the published weights; None when they are of no version asked for."""
@@ -58,3 +61,17 @@ class HeldOut:
         with weights.published_shown():
             found = yield Evaluate(task)
         return found
+
+
+def reported(session: Session, version: int, found: Partial) -> Steps[None]:
+    """Sends a share of a version's loss; one that is refused is a figure less, and no work lost."""
+
+    def report() -> Steps[Done]:
+        who = session.standing.identity()
+        return send(EvaluationReport(identity=who, version=version, **asdict(found)))
+
+    try:
+        yield from session.call(report)
+    except (WrongRound, ContributionError) as error:
+        # The coordinator went on, or restarted in between.
+        log.warning("evaluation refused", extra={"code": error.code, "reason": str(error)})

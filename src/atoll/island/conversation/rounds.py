@@ -285,14 +285,15 @@ class Rounds:
             yield from self._adopt(reply)
             yield from self._place(reply)
         if reply.evaluation is not None:
-            yield from self._held_out.evaluate(reply.evaluation)
+            waits = not self.session.adopted.asked.in_flight
+            yield from self._held_out.evaluate(reply.evaluation, waits=waits)
 
     def _stop(self, reply: Assignment) -> Steps[None]:
         """The end: the model holds the published weights."""
         yield from self._settle(most=0)
         yield from self._set_out(self._newest + 1)
         if reply.evaluation is not None:
-            yield from self._held_out.evaluate(reply.evaluation)
+            yield from self._held_out.evaluate(reply.evaluation, waits=True)
         log.info("stopped", extra=reply.model_dump(include={"reason", "version", "digest"}))
 
     def _adopt(self, given: Assignment) -> Steps[None]:

@@ -46,6 +46,7 @@ class Transfers:
         self._continuity = continuity
         self._changed = threading.Condition()
         self._queue: deque[HandIn] = deque()
+        self._words: deque[Steps[None]] = deque()  # messages that nobody waits for
         self.under_way: tuple[int, ...] = ()  # rounds handed in and not answered, oldest first
         self._accepted: tuple[int, ...] = ()
         self._is_refused = False
@@ -91,9 +92,21 @@ class Transfers:
                 self.under_way = (*self.under_way, made.round)
                 self._queue.append(made)
 
+    def say(self, words: Steps[None]) -> None:
+        """Sends a message before anything else is fetched; hand-ins do not wait for it."""
+        with self._changing():
+            self._words.append(words)
+
     def settle(self, *, most: int) -> Steps[Settled]:
-        """Waits until `most` hand-ins are under way, or one is refused; what became of others."""
-        yield from self.until(lambda: self._is_refused or len(self.under_way) <= most)
+        """Waits until `most` hand-ins are under way, or one is refused; what became of others.
+
+        With none, nothing else is waiting to be sent either.
+        """
+
+        def is_settled() -> bool:
+            return len(self.under_way) <= most and (most > 0 or not self._words)
+
+        yield from self.until(lambda: self._is_refused or is_settled())
         with self._changing():
             found = Settled(self._accepted, self._is_refused)
             self._accepted = ()
@@ -158,6 +171,12 @@ class Transfers:
             self._is_resting = True
         yield from self.until(lambda: not self._is_receiving)
 
+    def rests(self) -> bool:
+        """Keeps the published copy as it is until `go_on`, if it is whole now; whether it does."""
+        with self._changing():
+            self._is_resting = not self._is_receiving
+            return self._is_resting
+
     def go_on(self) -> None:
         """The published copy may move again."""
         with self._changing():
@@ -198,7 +217,11 @@ class Transfers:
         """Brings the published copy to what is wanted, until it is closed or something ends it."""
         try:
             while not self.is_closed:
-                if self._is_waiting or not self._has_work():
+                if self._words:
+                    yield from self._words[0]
+                    with self._changing():
+                        self._words.popleft()
+                elif self._is_waiting or not self._has_work():
                     yield Until(self._is_woken, self._changed)
                 elif self._looks_ahead():
                     yield from self._ask_ahead()
@@ -213,7 +236,8 @@ class Transfers:
         return self._is_resting or self._is_called
 
     def _is_woken(self) -> bool:
-        return self.is_closed or (self._has_work() and not self._is_waiting)
+        has_work = self._has_work() and not self._is_waiting
+        return bool(self.is_closed or self._words or has_work)
 
     def _has_work(self) -> bool:
         return self._is_behind() or self._looks_ahead()
