@@ -13,7 +13,10 @@ from atoll.simulate.faults.scenario import Size
 CHUNK = 10  # seeds of one test: well within its time limit on a busy machine
 # Seeds that once failed, run first: what they found is told in the commit that mended it.
 # With the mode in which they did; None: the one that they draw.
-REGRESSIONS: tuple[tuple[int, str | None], ...] = ((86, "streaming"), (715, None))
+REGRESSIONS: tuple[tuple[int, str | None], ...] = (
+    *((86, "streaming"), (302, "streaming"), (393, "streaming")),
+    (715, None),
+)
 
 
 def chunks(seeds: range) -> list[range]:

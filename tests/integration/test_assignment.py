@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from atoll.coordinator.rounds.evaluation import Evaluation
+from atoll.coordinator.rounds.rounds import Rounds
 from atoll.errors import (
     AtollError,
     Evicted,
@@ -399,6 +399,7 @@ def test_evaluation_is_asked_for_every_so_many_rounds_and_at_the_end(tmp_path):
     cluster = evaluated(tmp_path, **{"stop.rounds": 3})
     islands = [cluster.island(name) for name in "abc"]
     asked = [islands[0].assignment().evaluation is not None]
+    report(islands[0], 0, 3.0, 4)
 
     for _ in range(3):
         cluster.rounds(1, *islands)
@@ -556,13 +557,13 @@ def test_answer_of_another_version_is_not_given_when_a_round_closes_meanwhile(cl
     a, b = cluster.pair()
     a.send(a.frame())
     b.send(b.frame())
-    task = Evaluation.task
+    next_of = Rounds.next_of
 
     def close_first(self, *args, **more):
         cluster.coordinator.advance()
-        return task(self, *args, **more)
+        return next_of(self, *args, **more)
 
-    monkeypatch.setattr(Evaluation, "task", close_first)
+    monkeypatch.setattr(Rounds, "next_of", close_first)
 
     assert a.assignment().action == "fetch"
 

@@ -292,7 +292,7 @@ def test_versions_within_the_lead_are_known_and_older_ones_forgotten(cluster):
 WRONG: dict[str, tuple[dict[str, Any], type[AtollError], str]] = {
     "fragment": ({"fragment": 1}, FrameError, "which carries fragment 0; hand in that one"),
     "whole model": ({"fragment": -1}, FrameError, "fragment=-1 of the contribution to round 1"),
-    "first": ({"first": 2}, ContributionError, "first=2 of the contribution to round 1"),
+    "first": ({"first": 2}, ContributionError, "first=2 of the contribution is after its round=1"),
     "base": ({"base_digest": "f" * 64}, WrongBase, "download them and train again"),
 }
 

@@ -33,5 +33,6 @@ def end(header: FrameHeader, file: BinaryIO) -> str:
     while left and (piece := file.read(min(left, _PIECE_BYTES))):
         writer.payload(piece)
         left -= len(piece)
+    file.flush()  # the descriptor too stands at the end of the payload from here on
     hashing.sink = file.write
     return writer.finish()

@@ -176,7 +176,7 @@ def no_contribution_says_what_it_carries(patch: Patch) -> None:
     _carrying(patch, lambda _: 0)
 
 
-@mutant("residual-stated", feeding())
+@mutant("residual-stated", feeding("stop worker"))
 def a_contribution_says_that_it_carries_the_round_before(patch: Patch) -> None:
     """Also after a round that it had no part in."""
     _carrying(patch, lambda number: number - 1)

@@ -120,6 +120,7 @@ class Rounds:
             return False
         yield from self._hold()
         self._merge_all(round_number)
+        self.weights.train()  # steps follow, or have come before: they are not the published ones
         return True
 
     def _merge_all(self, last: int) -> None:

@@ -30,6 +30,8 @@ class Nemesis:
     def __post_init__(self) -> None:
         self._rng = self.world.stream("nemesis")
         self._members = self.host.checker.members
+        # By a coordinator that died before it answered: it may be recorded all the same.
+        self._maybe_kicked: set[str] = set()
         known: dict[str, Callable[[], None]] = {
             "partition": self._partition,
             "kill worker": self._kill_worker,
@@ -77,7 +79,7 @@ class Nemesis:
         if self.host.coordinator is None:
             self.world.after(1.0, self._restore)
             return
-        for worker_id in sorted(self._members.kicked):
+        for worker_id in sorted(self._members.kicked | self._maybe_kicked):
             self._allow(worker_id)
         self._order("run")
 
@@ -162,6 +164,8 @@ class Nemesis:
         if self._say(lambda c: c.kick(worker_id)):
             self._members.kicked.add(worker_id)
             self.world.after(self._rng.uniform(2.0, 10.0), self._allow, worker_id)
+        else:
+            self._maybe_kicked.add(worker_id)
 
     def _allow(self, worker_id: str) -> None:
         if self._say(lambda c: c.allow(worker_id)):

@@ -65,6 +65,15 @@ class Course:
     merged: int  # the version up to which they have taken the published ones in
 
 
+@dataclass
+class HandedOver:
+    """A round that was trained whole: it is encoded when its turn comes, as it was then."""
+
+    given: Assignment
+    course: Course
+    base: Tensor  # the published weights at that moment
+
+
 class IslandCheck:
     """One life of one island."""
 
@@ -82,7 +91,7 @@ class IslandCheck:
         self._step = 0  # of the round that it trains
         # Where it set out since it last trained: more may be here when the training begins.
         self._start: tuple[Tensor, int] | None = None
-        self._made: list[tuple[Assignment, Course]] = []  # trained whole, oldest first
+        self._made: list[HandedOver] = []  # oldest first
         self._is_sending = False  # a contribution, in this life
         self._is_refused = False  # and the training has not been seen to go back yet
         self._is_doomed = False  # what is trained follows on something that was refused
@@ -100,9 +109,9 @@ class IslandCheck:
 
     def trains(self, given: Assignment, rounds: int, manifest: Manifest) -> None:
         """It begins a round, with inner state of so many rounds."""
-        if self._made and self._reference.carried(self._made[-1][0].round or 0) == ALL:
+        if self._made and self._reference.carried(self._made[-1].given.round or 0) == ALL:
             # The last round, whose hand-in waits for all before it: it was called away from that.
-            _, trained = self._made.pop()
+            trained = self._made.pop().course
             self._handed -= 1
             if self._course is not None:
                 self._course.newest = trained.newest
@@ -185,7 +194,8 @@ class IslandCheck:
             self._take_in(self._course)
             self._check_local(self._course, local)
             self._handed += 1
-            self._made.append((given, copy.deepcopy(self._course)))
+            course, published = copy.deepcopy(self._course), self._published.clone()
+            self._made.append(HandedOver(given, course, published))
             self._course.newest = max(self._course.newest, given.round or 0)
 
     def sends(self, frame: Frame) -> None:
@@ -200,38 +210,41 @@ class IslandCheck:
         unanswered = self._memory.unanswered
         is_in_turn = bool(self._made) and not unanswered
         check("pending-is-resent", is_in_turn, of=self._name, header=frame.header, had=unanswered)
-        given, course = self._made.pop(0)
+        made = self._made.pop(0)
+        given, course = made.given, made.course
         strategy = registry.of(manifest)
         if self._reference.carried(given.round or 0) == ALL:
             self._merge(course, (given.round or 0) - 1)
-        self._check_header(frame, given, course)
+            made.base = self._published  # it waited for these
+        self._check_header(frame, made)
         course.newest = max(course.newest, given.round or 0)
         saved = course if strategy.keeps_local else None
-        residual = self._check_payload(frame, manifest, course)
+        residual = self._check_payload(frame, manifest, made)
         self._check_stated(frame, residual)
         unanswered.append(Made(frame.sha256, frame.header.round, residual, saved))
 
-    def _check_header(self, frame: Frame, given: Assignment, course: Course) -> None:
+    def _check_header(self, frame: Frame, made: "HandedOver") -> None:
+        given = made.given
         header, number = frame.header, given.round or 0
         fragment = self._reference.fragment(number)
-        base = digest_of(fragment.of(self._published).numpy(), fragment.layout)
+        base = digest_of(fragment.of(made.base).numpy(), fragment.layout)
         found = (
             *(header.round, header.fragment, header.first or header.round, header.base_digest),
             *(header.manifest_sha256, tuple(header.ranges)),
         )
         wanted = (
             *(number, self._reference.carried(number)),
-            *(self._reference.rules.first(number, course.began), base),
+            *(self._reference.rules.first(number, made.course.began), base),
             *(given.manifest_sha256, tuple(given.ranges)),
         )
         is_so = found == wanted
         check("sends-what-it-was-given", is_so, of=self._name, sends=found, given=wanted)
 
-    def _check_payload(self, frame: Frame, manifest: Manifest, course: Course) -> Tensor | None:
+    def _check_payload(self, frame: Frame, manifest: Manifest, made: "HandedOver") -> Tensor | None:
         """The displacement and what rounding lost before it, through the codec; what it loses."""
         header, settings = frame.header, manifest.upload.model_dump(mode="json")
         fragment = self._reference.fragment(header.round)
-        values = (fragment.of(self._published) - fragment.of(course.local)).numpy()
+        values = (fragment.of(made.base) - fragment.of(made.course.local)).numpy()
         before = self._memory.residual
         if before is not None:
             values = values + fragment.of(before).numpy() * np.float32(settings["decay"])
