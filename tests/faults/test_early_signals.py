@@ -116,7 +116,13 @@ def test_signal_while_an_island_waits_for_its_coordinator_ends_it_as_a_signal_do
     with socket.create_server(("127.0.0.1", 0)) as silent:
         words = [*processes.ATOLL, "join", f"http://127.0.0.1:{silent.getsockname()[1]}"]
         words += ["--token", "of-tests", "--state", str(tmp_path / "island")]
-        island = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        island = subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # Tests that run in the background ignore it, and so would what they start.
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        )
         with silent.accept()[0]:
             island.send_signal(number)
             said, _ = island.communicate(timeout=60)

@@ -270,7 +270,7 @@ def test_reset_makes_all_local_weights_the_published_ones(island):
 
 
 def test_local_weights_of_an_earlier_life_are_gone_on_from(island):
-    saved = island.weights.local_copy() * 3
+    saved = island.weights.local.clone() * 3
     island.take(part(1))
 
     island.weights.go_on_from(saved, merged=0)
@@ -281,7 +281,7 @@ def test_local_weights_of_an_earlier_life_are_gone_on_from(island):
 
 
 def test_copy_of_the_local_weights_is_not_moved_by_training(island):
-    copy = island.weights.local_copy()
+    copy = island.weights.local.clone()
 
     island.train()
 

@@ -72,12 +72,17 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
-async def _abort(context: "Context", error: AtollError) -> NoReturn:
-    """Ends a call: the sentence as the status detail, the rest as trailing metadata."""
+def trailers(error: AtollError) -> tuple[tuple[str, str], ...]:
+    """What goes with the status of a refused call, so that `error_of` finds the error again."""
     said = [("atoll-code", error.code), ("atoll-retry", str(error.retry).lower())]
     if isinstance(error, StaleGeneration):
         said.append(("atoll-generation", str(error.present)))
-    await context.abort(statuses.rpc(error), statuses.sentence(error), tuple(said))
+    return tuple(said)
+
+
+async def _abort(context: "Context", error: AtollError) -> NoReturn:
+    """Ends a call: the sentence as the status detail, the rest as trailing metadata."""
+    await context.abort(statuses.rpc(error), statuses.sentence(error), trailers(error))
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from atoll.collectives.grpc import messages
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
 from atoll.errors import AddressUnreachable, AtollError, NotReady, StaleGeneration
-from atoll.wire import statuses
+from atoll.wire import rpc, statuses
 
 if TYPE_CHECKING:
     Context = grpc.ServicerContext
@@ -171,8 +171,5 @@ class RankServer:
 
 def _abort(context: "Context", error: AtollError) -> NoReturn:
     """Ends a call as `wire.rpc` reads it on the other side."""
-    said = [("atoll-code", error.code), ("atoll-retry", str(error.retry).lower())]
-    if isinstance(error, StaleGeneration):
-        said.append(("atoll-generation", str(error.present)))
-    context.set_trailing_metadata(tuple(said))
+    context.set_trailing_metadata(rpc.trailers(error))
     context.abort(statuses.rpc(error), statuses.sentence(error))

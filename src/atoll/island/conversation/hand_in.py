@@ -110,7 +110,7 @@ def prepare(
 ) -> Fresh:
     """What is to be handed in, taken from the training; with `copies` it may go on at once."""
     manifest, island = session.adopted.manifest, session.standing.island
-    local = weights.local_copy() if session.adopted.asked.keeps_local else None
+    local = weights.local if session.adopted.asked.keeps_local else None
     return Fresh(
         header,
         weights.stage(header.fragment, copies=copies),

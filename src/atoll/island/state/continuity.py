@@ -7,6 +7,7 @@ last checkpoint.
 
 import logging
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Captured(NamedTuple):
     tensors: dict[str, Tensor]
     numbers: dict[str, Any]
     course: dict[str, Any]  # where the training stands, for the conversation to go on
+    spare: dict[str, Tensor] | None = None  # of the tensors, copies: free once they are saved
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Continuity:
         # bf16, what rounding lost of earlier contributions; and the one after the round under way
         self._residual: Tensor | None = None
         self._next_residual: Tensor | None = None
+        self._spares: deque[dict[str, Tensor]] = deque()  # copies that are saved, to be overwritten
         self._carried = 0  # the round whose contribution left the residual; 0: nothing was lost yet
         # What was saved under a manifest that keeps one, read back under another that keeps none:
         # rounds that were planned before may still be under the first.
@@ -226,12 +229,25 @@ class Continuity:
         """The inner state now; without `copies` by reference, to be saved before the next step."""
         tensors = optimizer_state.random_state()
         numbers: dict[str, Any] = {}
+        state: dict[str, Tensor] = {}
         if self._optimizer is not None:
             state, numbers = optimizer_state.flatten(self._optimizer)
-            tensors |= {k: t.clone() for k, t in state.items()} if copies else state
         if local is not None:
-            tensors[LOCAL_WEIGHTS] = local
-        return Captured(tensors, numbers, course)
+            state[LOCAL_WEIGHTS] = local
+        if not copies:
+            return Captured(tensors | state, numbers, course)
+        spare = self._copied(state)
+        return Captured(tensors | spare, numbers, course, spare)
+
+    def _copied(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies, in the memory of those that were saved before: fresh pages cost as much again."""
+        spare = self._spares.popleft() if self._spares else {}
+        found = {}
+        for name, tensor in state.items():
+            old = spare.get(name)
+            fits = old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype)
+            found[name] = old.copy_(tensor) if old is not None and fits else tensor.clone()
+        return found
 
     def save(self, path: Path, frame: dict[str, Any], captured: Captured) -> None:
         """Makes frame, residual and inner state durable, still pending; from any thread."""
@@ -239,6 +255,8 @@ class Continuity:
         self._store.complete(
             path, {**frame, **beside, "part": self._part.described()}, captured.tensors
         )
+        if captured.spare is not None:
+            self._spares.append(captured.spare)
 
     def save_part(self, round_number: int, course: dict[str, Any]) -> None:
         """A follower's inner state, pending until the leader has the receipt."""

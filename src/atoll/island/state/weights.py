@@ -202,9 +202,10 @@ class IslandWeights:
         """Collective: makes the leader's displacement that of all ranks' weights."""
         self._local.gather()
 
-    def local_copy(self) -> Tensor:
-        """The local weights as they are now, fp32 [layout.size]; the leader's, once gathered."""
-        return self._local.read(Span(0, self.layout.size)).clone()
+    @property
+    def local(self) -> Tensor:
+        """The local weights where they lie, fp32 [layout.size]; the leader's, once gathered."""
+        return self._local.read(Span(0, self.layout.size))
 
     def go_on_from(self, local: Tensor | None, *, merged: int) -> None:
         """Collective: the local weights are those that the leader has saved (None: not here)."""

@@ -301,7 +301,7 @@ class Process:
             label = f"{self._seed}/{self.name}/{given.round}/{given.ranges}/{step}"
             delta = standin.values(label, scale=0.01)
             standin.move(self._model, delta)
-            self._check.trained(delta, self._rounds.weights.local_copy())
+            self._check.trained(delta, self._rounds.weights.local.clone())
             for number in adopted.asked.due(given.round, step):
                 merged = yield from self._drive(
                     self._rounds.merge(number), ThreadCheck(trains=True)
@@ -310,7 +310,7 @@ class Process:
                     return None
         yield from self._misbehave()
         self._inner.rounds += 1
-        self._check.hands_over(given, self._rounds.weights.local_copy())
+        self._check.hands_over(given, self._rounds.weights.local.clone())
         if self.in_flight >= 2:
             self.world.note("met: two in flight", self.name)
         return _trained(given)
