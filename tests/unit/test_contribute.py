@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from atoll.codecs.bf16.codec import Bf16
@@ -17,7 +18,7 @@ from atoll.ids import WorkerId
 from atoll.island.conversation import hand_in
 from atoll.island.conversation.hand_in import Fresh
 from atoll.island.link.base import FrameSource
-from atoll.island.state.continuity import Captured, Continuity
+from atoll.island.state.continuity import LOCAL_WEIGHTS, Captured, Continuity
 from atoll.island.state.store import IslandStore
 from atoll.island.state.weights import IslandWeights
 from atoll.models import registry as models
@@ -232,3 +233,21 @@ def test_residual_is_called_carried_as_long_as_manifests_keep_it(
     with continuity.feedback(continuity.begin(2), 2) as feed:
         assert feed is not None
         assert (feed.carried, float(feed.before.sum())) == (carried, 18 * 0.5 * carried)
+
+
+def test_copy_keeps_what_it_was_until_it_is_saved_and_then_gives_its_memory(store: IslandStore):
+    """Two are handed in before the first is saved; the third is copied over the saved one."""
+    continuity = Continuity(store, info(), worker_id=NAME, elements=18)
+    continuity.start(None)
+    local = torch.full((18,), 1.0)
+    first = continuity.capture(copies=True, course={}, local=local)
+    second = continuity.capture(copies=True, course={}, local=local.fill_(2.0))
+    kept = [made.tensors[LOCAL_WEIGHTS] for made in (first, second)]
+    assert [made.tolist() for made in kept] == [[1.0] * 18, [2.0] * 18]
+
+    continuity.save(continuity.begin(1), {"run_id": "run"}, first)
+    third = continuity.capture(copies=True, course={}, local=local.fill_(3.0))
+
+    assert third.tensors[LOCAL_WEIGHTS].data_ptr() == kept[0].data_ptr()
+    assert store.pending(1).tensors[LOCAL_WEIGHTS].tolist() == [1.0] * 18
+    assert kept[1].tolist() == [2.0] * 18
