@@ -136,6 +136,29 @@ class StorageSettings(Settings):
     keep_snapshots: Annotated[int, Field(ge=1)] = 2  # with retain = "snapshots"
 
 
+class ShardedSettings(Settings):
+    """What strategy "sharded" does at every step, and how often it saves; others ignore it."""
+
+    transport: Literal["grpc", "torch_dist"] = "grpc"
+    bulk: Literal["grpc", "tcp"] = "grpc"  # what carries the chunks that a gRPC call opened
+    exchange: Literal["ring", "direct"] = "ring"
+    gradients: Literal["fp32", "int8"] = "fp32"
+    parameters: Literal["fp32", "bf16", "int8"] = "fp32"  # as they are gathered; the master is fp32
+    residuals: bool = False  # error feedback of lossy gradients
+    micro_batches: Count = 1  # of each rank's rows of a step
+    offload: Literal["none", "cpu", "disk"] = "none"  # where master, moments and sums are
+    save_every: Count = 10  # steps
+    checkpoint_every: Count = 10  # saves
+    commit: Literal["strict", "quorum"] = "strict"
+    deadline_seconds: Positive = 60.0  # of a collective
+    onebit_warmup_steps: Limit = 0  # then gradients travel as signs of momentum; 0: never
+
+    @property
+    def round_steps(self) -> int:
+        """Steps between two checkpoints."""
+        return self.save_every * self.checkpoint_every
+
+
 class Manifest(Settings):
     """The run's settings, whole."""
 
@@ -163,6 +186,7 @@ class Manifest(Settings):
     membership: MembershipSettings = MembershipSettings()
     outer: SerializeAsAny[OuterSettings] = NesterovSettings()
     inner: InnerSettings = InnerSettings()
+    sharded: ShardedSettings = ShardedSettings()
     model: ModelSettings
     data: DataSettings
     work: WorkSettings = WorkSettings()

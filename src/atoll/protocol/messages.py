@@ -56,6 +56,7 @@ class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register
     hostname: Annotated[str, Field(max_length=255)] = ""
     ip_address: Host | None = None  # where others reach it; without one, where it speaks from
     port: Port = 0  # 0: it only dials out
+    certificate: Annotated[str, Field(max_length=8192)] = ""  # PEM, where ranks dial each other
     layout_digest: Sha256
     data_identity: dict[str, Any]
     # The settings the worker has adopted: a hash that differs is told by the first field.
