@@ -1,0 +1,1 @@
+"""Strategy "sharded": one model cut over ranks that exchange at every step."""
