@@ -55,7 +55,7 @@ def test_root_is_the_hash_of_the_size_and_the_chunks_hashes():
     ("start", "stop"), [(0, len(OWN)), (10, 20), (CHUNK_BYTES - 3, 2 * CHUNK_BYTES + 2), (7, 7)]
 )
 def test_range_is_read_in_whole_chunks_and_no_more(start, stop):
-    asked = []
+    asked: list[tuple[int, int]] = []
 
     found = b"".join(Chunks.of([OWN]).read(reader_of(OWN, asked), start, stop))
 

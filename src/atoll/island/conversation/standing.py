@@ -66,7 +66,9 @@ class Standing:
             **asdict(self.island),
         )
 
-    def registration(self, *, layout_digest: str, data_identity: dict[str, Any]) -> RegisterRequest:
+    def registration(
+        self, *, layout_digest: str, data_identity: dict[str, Any], **listens: Any
+    ) -> RegisterRequest:
         """The message that asks to take part, under the newest manifest known."""
         return RegisterRequest(
             run_id=self.info.run_id,
@@ -76,6 +78,7 @@ class Standing:
             data_identity=data_identity,
             settings=self.info.settings(),
             codec_versions=codecs.versions(),
+            **listens,
             **asdict(self.island),
         )
 

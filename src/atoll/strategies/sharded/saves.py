@@ -16,8 +16,9 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from atoll import files as filesystem
 from atoll.errors import BlobChanged, BlobMissing, StoreError
@@ -131,6 +132,33 @@ def _chunked(data: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
         yield memoryview(rest)
 
 
+class OpenShard:
+    """A shard that stays readable when its pair is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with filesystem.naming("open", path):
+            self._fd = filesystem.SYSTEM.open(path)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Exactly `nbytes` from `offset`."""
+        buffer = bytearray(nbytes)
+        filesystem.read_into(self._fd, offset, memoryview(buffer), path=self._path)
+        return bytes(buffer)
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        os.close(self._fd)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a save remembers of its round so far, for those who go on from it."""
+
+    loss_sum: float = 0.0  # of all ranks and steps of the round
+    tokens: int = 0  # that it is summed over
+
+
 @dataclass(frozen=True)
 class StoredShard:
     """One shard of a save on this disk."""
@@ -155,6 +183,10 @@ class StoredShard:
                 yield bytes(buffer)
                 start += len(buffer)
 
+    def opened(self) -> OpenShard:
+        """For somebody who reads it over a long time."""
+        return OpenShard(self.path)
+
     @property
     def chunks_path(self) -> Path:
         """Where the hashes of its chunks are."""
@@ -170,14 +202,14 @@ class StoredShard:
 class Draft:
     """A pair that is being written; it counts for nothing before `complete`."""
 
-    def __init__(self, directory: Path, save: dict[str, int | str]) -> None:
+    def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
         self.directory = directory
-        self._save = save
+        self._meta = meta
         self._roots: dict[str, str] = {}
 
     @property
     def step(self) -> int:
-        return int(self._save["step"])
+        return int(self._meta["step"])
 
     @property
     def own(self) -> StoredShard:
@@ -207,16 +239,13 @@ class Draft:
 
     def complete(self) -> HeldSave:
         """From now on the pair counts; its bytes and names are on the disk before."""
-        held = HeldSave.model_validate({**self._meta(), **self._roots})
+        meta = {**self._meta, **self._roots}
+        held, _ = _read_meta(meta)
         filesystem.sync(self.directory, way_out=_WAY_OUT)
-        meta = {**self._save, **self._roots}
         path = self.directory / "complete.json"
         filesystem.write_whole(path, json.dumps(meta).encode(), way_out=_WAY_OUT)
         filesystem.sync(self.directory.parent, way_out=_WAY_OUT)
         return held
-
-    def _meta(self) -> dict[str, int | str]:
-        return {name: value for name, value in self._save.items() if name != "run_id"}
 
     def drop(self) -> None:
         """Forgets what was written."""
@@ -245,16 +274,14 @@ class Saves:
     def _known(self, path: Path) -> HeldSave | None:
         """The complete pair of this run in `path`; None: nothing that counts."""
         try:
-            with (path / "complete.json").open("rb") as file:
-                meta = json.loads(file.read(MAX_META_BYTES))
-            run_id = meta.pop("run_id")
-            held = HeldSave.model_validate(meta)
-        except (OSError, ValueError, KeyError, AttributeError):
+            meta = _loaded(path)
+            held, _ = _read_meta(meta)
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        is_named_so = path.name == f"save-{held.step}-{held.group}"
-        return held if run_id == self._run_id and is_named_so and _is_whole(path, held) else None
+        is_ours = meta["run_id"] == self._run_id and path.name == f"save-{held.step}-{held.group}"
+        return held if is_ours and _is_whole(path, held) else None
 
-    def begin(self, step: int, *, group: int, rank: int) -> Draft:
+    def begin(self, step: int, *, group: int, rank: int, notes: Notes = Notes()) -> Draft:
         """An empty pair to be written."""
         path = self._directory / f"save-{step}-{group}"
         with self._lock:
@@ -262,8 +289,8 @@ class Saves:
         shutil.rmtree(path, ignore_errors=True)  # of a try that was given up
         with filesystem.naming("make", path, way_out=_WAY_OUT):
             path.mkdir(mode=0o700)
-        save: dict[str, int | str] = {"step": step, "group": group, "rank": rank}
-        return Draft(path, {**save, "run_id": self._run_id})
+        about = {"step": step, "group": group, "rank": rank, "run_id": self._run_id}
+        return Draft(path, {**about, **asdict(notes)})
 
     def complete(self, draft: Draft) -> HeldSave:
         """Makes the draft count, beside the complete pair before it."""
@@ -285,6 +312,13 @@ class Saves:
                 if known == root:
                     return StoredShard(self._directory / f"save-{held.step}-{held.group}" / name)
         raise BlobMissing(f"save {root[:16]} is not on this rank's disk; it may be dropped already")
+
+    def notes(self, root: str) -> Notes | None:
+        """What is remembered of the round with the save of this shard; None: it is not here."""
+        try:
+            return _read_meta(_loaded(self.find(root).path.parent))[1]
+        except (OSError, BlobMissing):
+            return None
 
     def discard(self, root: str) -> None:
         """Drops the pair with this shard, whose bytes turned out to be wrong."""
@@ -314,6 +348,17 @@ class Saves:
             with filesystem.naming("remove", path, way_out=_WAY_OUT):
                 filesystem.SYSTEM.remove(path / "complete.json")
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    with (path / "complete.json").open("rb") as file:
+        return dict(json.loads(file.read(MAX_META_BYTES)))
+
+
+def _read_meta(meta: dict[str, Any]) -> tuple[HeldSave, Notes]:
+    """What a complete pair says of itself; ValueError, KeyError or TypeError for anything else."""
+    held = HeldSave.model_validate({name: meta[name] for name in HeldSave.model_fields})
+    return held, Notes(float(meta["loss_sum"]), int(meta["tokens"]))
 
 
 def _is_whole(path: Path, held: HeldSave) -> bool:
