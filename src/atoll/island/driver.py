@@ -75,8 +75,6 @@ class Driver:
                 return self.link.upload(identity, frame, before_commit=before_commit)
             case Download():
                 return self.link.download(intent)
-            case intents.Carry(work):
-                return work(self.link)
             case intents.Attend(identity):
                 return self.link.attend(identity)
             case intents.Pause(seconds):

@@ -51,6 +51,7 @@ class Restore(Message):
     step: Whole  # the last one that is in it
     size: Whole = 1  # ranks that it is cut for
     parts: tuple[Sha256, ...]
+    offset: Whole = 0  # bytes of each part before its first element
     holders: tuple[tuple[Rank, ...], ...] = ()
     tokens: Whole = 0  # of the run, up to that step
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from atoll.island.link.base import Attendance, Download, FrameSource, Link, Work
+from atoll.island.link.base import Attendance, Download, FrameSource, Work
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Assignment, EvaluationTask, Identity
 from atoll.rows import RowRange
@@ -34,12 +34,6 @@ class Upload(NamedTuple):
     identity: Identity
     frame: FrameSource
     before_commit: Work
-
-
-class Carry(NamedTuple):
-    """Bytes that are no frame, over the link; the result is that of `work`."""
-
-    work: Callable[[Link], Any]
 
 
 class Attend(NamedTuple):
@@ -119,7 +113,7 @@ class Trained(Partial):
 
 
 Intent = (
-    Send | Upload | Download | Carry | Attend | Pause | Until | Persist | Lead | Foresee | Evaluate | Train
+    Send | Upload | Download | Attend | Pause | Until | Persist | Lead | Foresee | Evaluate | Train
 )
 Steps = Generator[Intent, Any, T]
 
@@ -128,12 +122,6 @@ def send(message: Ask[R], *, alone: bool = False) -> Steps[R]:
     """The answer to `message`."""
     reply: R = yield Send(message, alone)
     return reply
-
-
-def carry(work: Callable[[Link], T]) -> Steps[T]:
-    """What `work` does over the link."""
-    result: T = yield Carry(work)
-    return result
 
 
 def attend(identity: Identity) -> Steps[Attendance]:

@@ -66,19 +66,6 @@ class Download:
     sink: Callable[[bytes | memoryview], object]
 
 
-@dataclass(frozen=True)
-class Part:
-    """A rank's part of a checkpoint, to be uploaded: its save of the round's last step."""
-
-    group: int
-    round: int
-    root: str  # what the save is known by
-    sha256: str  # of its bytes
-    nbytes: int
-    read: Callable[[int, int], bytes]  # (offset, nbytes)
-    close: Work
-
-
 class Attendance(Protocol):
     """An open presence stream."""
 
@@ -131,14 +118,6 @@ class Link(Protocol):
         Its progress is kept up to date; a call with the same progress and sink resumes a broken
         stream. FrameError when the coordinator now offers another frame than the one begun.
         """
-        ...
-
-    def upload_part(self, identity: Identity, part: Part) -> None:
-        """Sends a part of a checkpoint, resuming where an earlier try broke off."""
-        ...
-
-    def fetch(self, identity: Identity, sha256: str, *, offset: int, nbytes: int) -> bytes:
-        """A range of a blob of the initial weights or of a checkpoint."""
         ...
 
     def close(self) -> None: ...

@@ -7,6 +7,7 @@ from atoll.errors import ProtocolError
 from atoll.island.sharded.host import Host
 from atoll.island.sharded.talk import Talk
 from atoll.island.sharded.watch import WAIT_SECONDS
+from atoll.protocol.messages import Identity
 from atoll.protocol.sharded import MAX_HELD, GroupReply, GroupRequest, HeldSave
 
 log = logging.getLogger(__name__)
@@ -20,16 +21,18 @@ def next_group(
     Tells which saves this rank has, and how far the members of a candidate are when it is asked.
     """
     measured, pings = 0, dict[str, float]()
-    while True:
-        reply = talk.ask(
-            lambda who: GroupRequest(
-                identity=who,
-                held=held()[:MAX_HELD],
-                measured=measured,
-                pings=pings,
-                wait_seconds=WAIT_SECONDS,
-            )
+
+    def question(who: Identity) -> GroupRequest:
+        return GroupRequest(
+            identity=who,
+            held=held()[:MAX_HELD],
+            measured=measured,
+            pings=pings,
+            wait_seconds=WAIT_SECONDS,
         )
+
+    while True:
+        reply = talk.ask(question)
         if reply.action == "stop":
             return None
         if reply.action == "train":

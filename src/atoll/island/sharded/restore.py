@@ -10,7 +10,7 @@ from functools import partial
 
 from atoll.collectives.peers import Peers
 from atoll.errors import BlobChanged, BlobMissing, MissingRanks
-from atoll.island.link.base import Link
+from atoll.island.link.rank import RankLink
 from atoll.island.sharded import source
 from atoll.island.sharded.talk import Talk
 from atoll.layout import ELEMENT_BYTES
@@ -133,5 +133,5 @@ def _zeros(nbytes: int) -> Iterator[bytes]:
         yield bytes(min(ZERO_BYTES, nbytes - first))
 
 
-def _fetch(link: Link, who: Identity, *, sha256: str, offset: int, nbytes: int) -> bytes:
+def _fetch(link: RankLink, who: Identity, *, sha256: str, offset: int, nbytes: int) -> bytes:
     return link.fetch(who, sha256, offset=offset, nbytes=nbytes)

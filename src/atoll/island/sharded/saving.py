@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.island.driver import Over
-from atoll.island.link.base import Part
+from atoll.island.link.rank import Part
 from atoll.island.sharded import source
 from atoll.island.sharded.errands import Errands, Spawn
 from atoll.island.sharded.source import SaveSource
@@ -156,5 +156,3 @@ def _part(draft: Draft, chunks: Chunks, group: int, number: int) -> Part:
         read=opened.read,
         close=opened.close,
     )
-
-

@@ -6,10 +6,10 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from atoll.clock import Clock
-from atoll.island.conversation.intents import Steps, carry, send
+from atoll.island.conversation.intents import Steps, send
 from atoll.island.conversation.session import Session
 from atoll.island.driver import Driver
-from atoll.island.link.base import Link
+from atoll.island.link.rank import RankLink
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity
 
@@ -23,7 +23,7 @@ class Talk:
     def __init__(
         self,
         session: Session,
-        link: Link,
+        link: RankLink,
         clock: Clock,
         *,
         is_over: Callable[[], bool] = lambda: False,
@@ -42,9 +42,14 @@ class Talk:
         """The answer to what `make` gives; it is made anew for every try."""
         return self._calls(lambda who: send(make(who)))
 
-    def carry(self, work: Callable[[Link, Identity], T]) -> T:
+    def carry(self, work: Callable[[RankLink, Identity], T]) -> T:
         """What `work` does over the link, again and again while its error may pass."""
-        return self._calls(lambda who: carry(lambda link: work(link, who)))
+
+        def steps(who: Identity) -> Steps[T]:
+            yield from ()
+            return work(self._link, who)
+
+        return self._calls(steps)
 
     def register_again(self) -> None:
         """Begins a new life, which ends the group that the old one was in."""

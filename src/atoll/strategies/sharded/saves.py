@@ -159,6 +159,9 @@ class Notes:
     tokens: int = 0  # that it is summed over
 
 
+NO_NOTES = Notes()
+
+
 @dataclass(frozen=True)
 class StoredShard:
     """One shard of a save on this disk."""
@@ -281,7 +284,7 @@ class Saves:
         is_ours = meta["run_id"] == self._run_id and path.name == f"save-{held.step}-{held.group}"
         return held if is_ours and _is_whole(path, held) else None
 
-    def begin(self, step: int, *, group: int, rank: int, notes: Notes = Notes()) -> Draft:
+    def begin(self, step: int, *, group: int, rank: int, notes: Notes = NO_NOTES) -> Draft:
         """An empty pair to be written."""
         path = self._directory / f"save-{step}-{group}"
         with self._lock:
