@@ -8,7 +8,7 @@ asks for it before anything that was computed counts.
 
 from torch import Tensor
 
-from atoll.collectives.base import Collectives, Handle, Key
+from atoll.collectives.base import Collectives, Handle, Key, WireCodec
 from atoll.errors import AtollError
 
 
@@ -32,19 +32,30 @@ class Shield:
         if self.error is not None:
             raise self.error
 
-    def all_gather(self, key: Key, shard: Tensor, out: Tensor, **more: object) -> Handle:
+    def all_gather(
+        self, key: Key, shard: Tensor, out: Tensor, *, codec: WireCodec | None = None
+    ) -> Handle:
         if self.error is not None:
             return _Emptied(out)
-        return _Shielded(self, self._inner.all_gather(key, shard, out, **more), out)
+        return _Shielded(self, self._inner.all_gather(key, shard, out, codec=codec), out)
 
-    def reduce_scatter(self, key: Key, values: Tensor, out: Tensor, **more: object) -> Handle:
+    def reduce_scatter(
+        self,
+        key: Key,
+        values: Tensor,
+        out: Tensor,
+        *,
+        codec: WireCodec | None = None,
+        residual: Tensor | None = None,
+    ) -> Handle:
         if self.error is not None:
             return _Emptied(out)
-        return _Shielded(self, self._inner.reduce_scatter(key, values, out, **more), out)
+        begun = self._inner.reduce_scatter(key, values, out, codec=codec, residual=residual)
+        return _Shielded(self, begun, out)
 
-    def all_reduce(self, key: Key, values: Tensor) -> Handle:
+    def all_reduce(self, key: Key, values: Tensor, *, codec: WireCodec | None = None) -> Handle:
         self.check()
-        return self._inner.all_reduce(key, values)
+        return self._inner.all_reduce(key, values, codec=codec)
 
     def broadcast(self, key: Key, values: Tensor, *, source: int) -> Handle:
         self.check()

@@ -33,6 +33,7 @@ class Place:
         self._changed = threading.Condition()
         self._is_left = False  # nobody wants to know any more
         self._is_over = False
+        self._error: Exception | None = None
         self.talk = talk.until(lambda: self._is_left)
         spawn(f"watch-{formed.group}", self._watch)
 
@@ -47,8 +48,13 @@ class Place:
 
     @property
     def is_over(self) -> bool:
-        """Whether the coordinator has ended the group."""
-        return self._is_over
+        """Whether the coordinator has ended the group, or this rank has left it."""
+        return self._is_over or self._is_left
+
+    def check(self) -> None:
+        """Raises why this rank cannot go on in the group, if it cannot."""
+        if self._error is not None:
+            raise self._error
 
     def _watch(self) -> None:
         try:
@@ -82,7 +88,8 @@ class Place:
         )
 
     def fail(self, error: Exception) -> None:
-        """Whoever waits for other ranks of this group raises `error`."""
+        """Whoever waits for other ranks of this group raises `error`; the first one stands."""
+        self._error = self._error or error
         self.peers.abort(error)
 
     def await_end(self, error: AtollError) -> None:

@@ -330,11 +330,12 @@ class Saves:
     def keep(self, *, consistent: int, group: int) -> None:
         """Drops what no group will go back to: all before the consistent step of this group.
 
-        Of later ones only the newest stay: others are not known to be whole anywhere.
+        Of later ones only the newest stay: others are not known to be whole anywhere. What a later
+        group has saved is not touched.
         """
         later = [h for h in self.held if h.step > consistent and h.group == group][:KEPT]
         kept = {h.step for h in later} | {consistent}
-        self._drop(lambda held: held.step not in kept)
+        self._drop(lambda held: held.group <= group and held.step not in kept)
 
     def went_back_to(self, step: int) -> None:
         """Drops what was saved of later steps: they will be made again, with other bits."""
