@@ -1,1 +1,1 @@
-"""Strategy "sharded": one model cut over ranks that exchange at every step."""
+"""Sharded training: every rank holds a part of the model, and gathers the rest when it needs it."""
