@@ -109,6 +109,7 @@ class StandIn:
 
     def evict(self, worker_id: str) -> None:
         self.workers.pop(worker_id, None)
+        self.generation += 1
         self.end_group(f"{worker_id} is gone")
 
     # Messages

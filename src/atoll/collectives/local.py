@@ -121,10 +121,11 @@ class LocalMember(Exchange):
         def opened(start: int, until: float) -> Iterator[bytes]:
             group = self._group
             group.mailboxes[self.rank].check_open()
-            if rank not in group.sources:
-                raise NotReady(f"rank {rank} is not in the group yet, or no more; call again")
             group.clock.sleep(min(group.there_and_back(self.rank, rank), until - group.clock.now()))
-            for piece in group.sources[rank].read(name, start, stop):
+            source = group.sources.get(rank)
+            if source is None:
+                raise NotReady(f"rank {rank} is not in the group yet, or no more; call again")
+            for piece in source.read(name, start, stop):
                 group.mailboxes[self.rank].check_open()
                 yield piece
 

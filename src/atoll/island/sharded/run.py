@@ -164,9 +164,7 @@ class ShardedRun(Participant):
         rank = forming.rank_of(formed, self.worker_id)
         offered = SaveSource(self._kept)
         peers = self._host.enter(formed, rank, source=offered, settings=self.manifest.sharded)
-        place = Place(
-            formed, rank, peers, talk=self._talk, clock=self._clock, spawn=self._spawn
-        )
+        place = Place(formed, rank, peers, talk=self._talk, clock=self._clock, spawn=self._spawn)
         return Training(
             loaded,
             place,

@@ -8,7 +8,8 @@ asks for it before anything that was computed counts.
 
 from torch import Tensor
 
-from atoll.collectives.base import Collectives, Handle, Key, WireCodec
+from atoll.collectives.base import Collectives, Handle, Key
+from atoll.collectives.codecs import WireCodec
 from atoll.errors import AtollError
 
 
