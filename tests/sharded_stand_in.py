@@ -301,7 +301,7 @@ class StandInLink:
     clock: Clock
     traffic: Traffic = field(default_factory=Traffic)
 
-    def send(self, message: Any, *, alone: bool = False) -> Any:  # noqa: ARG002
+    def send(self, message: Any, *, alone: bool = False) -> Any:
         wait_seconds = message.wait_seconds if isinstance(message, Waiting) else 0.0
         deadline = self.clock.now() + wait_seconds
         while True:

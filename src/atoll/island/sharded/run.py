@@ -33,6 +33,7 @@ from atoll.errors import (
     MissingRanks,
     ProtocolError,
     StaleGeneration,
+    StaleGroup,
 )
 from atoll.island import collective
 from atoll.island.conversation.standing import Adopted
@@ -55,7 +56,7 @@ from atoll.versions import recorded
 log = logging.getLogger(__name__)
 
 # The group cannot go on; who is at fault is the coordinator's to say.
-_GROUP_ERRORS = (MissingRanks, StaleGeneration, GroupBroken, Forbidden)
+_GROUP_ERRORS = (MissingRanks, StaleGeneration, StaleGroup, GroupBroken, Forbidden)
 # This rank cannot go on in the group: what it was to load is not there, or not right.
 _OWN_ERRORS = (BlobMissing, BlobChanged, ProtocolError)
 
@@ -82,6 +83,8 @@ class ShardedRun(Participant):
         self._loaded: Loaded | None = None
         self._training: Training | None = None
         self._is_finished = False
+        self.version: int | None = None  # the newest checkpoint that this rank knows to be recorded
+        self.digest: str | None = None  # no rank has the whole model: the coordinator knows it
         self.steps = 0  # made by this process, rolled-back ones included
 
     def load(
@@ -201,6 +204,7 @@ class ShardedRun(Participant):
         """The next interval of this group; None when it has none."""
         reply = training.boundary(ended, dataset)
         self._is_finished = reply.action == "stop"
+        self.version = ended.round - (reply.action == "go")
         return reply.interval
 
     def _measured(
