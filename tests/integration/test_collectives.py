@@ -15,7 +15,7 @@ from atoll.clock import SystemClock
 from atoll.collectives import schedule
 from atoll.collectives.base import Collectives, Key
 from atoll.collectives.exchange import Way
-from atoll.collectives.grpc.member import RankMember
+from atoll.collectives.grpc.member import Bulk, RankMember
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import Identity, Member, RankGroup
 from atoll.collectives.local import LocalGroup
@@ -69,10 +69,17 @@ def fibers(size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0) ->
 
 
 def over_grpc(
-    size: int, way: Way, work: Work, *, timeout_seconds: float = 30.0, is_trusting: bool = True
+    size: int,
+    way: Way,
+    work: Work,
+    *,
+    timeout_seconds: float = 30.0,
+    is_trusting: bool = True,
+    bulk: Bulk = "grpc",
 ) -> list[Any]:
     """The same between servers on loopback, each rank with its own."""
     options: dict[str, Any] = {"timeout_seconds": timeout_seconds, "chunk_bytes": CHUNK_BYTES}
+    options["bulk"] = bulk
     now = datetime.datetime.now(datetime.UTC)
     shown = [None if is_trusting else Identity.new(now=now) for _ in range(size)]
     with ExitStack() as stack, ThreadPoolExecutor(size) as pool:
@@ -101,6 +108,8 @@ TRANSPORTS: dict[str, Callable[..., list[Any]]] = {
     "local, fibers": fibers,
     "grpc": over_grpc,
     "grpc with TLS": partial(over_grpc, is_trusting=False),
+    "tcp": partial(over_grpc, bulk="tcp"),
+    "tcp with TLS": partial(over_grpc, bulk="tcp", is_trusting=False),
 }
 
 
@@ -287,7 +296,7 @@ def test_missing_ranks_are_named_and_nothing_is_filled_in(transport, way):
             ranks.all_reduce(key(), values(ranks.rank, 1_003)).wait()
         return refused.value
 
-    found = transport(3, way, work, timeout_seconds=0.3)
+    found = transport(3, way, work, timeout_seconds=0.8)
 
     named = [error.ranks if error else () for error in found]
     assert named == ([(2,), (), (1,)] if way == "ring" else [(1,), (), (1,)])
