@@ -1,19 +1,20 @@
 """A rank's own server: takes in what other ranks of the present group send, and nothing else."""
 
 import logging
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from atoll.collectives.grpc import dial, messages
+from atoll.collectives.grpc.bulk import BulkListener
+from atoll.collectives.grpc.door import Door, Present
+from atoll.collectives.grpc.outbox import ANSWERS_EVERY
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
 from atoll.collectives.peers import READ_BYTES, Source
-from atoll.errors import Accident, AddressUnreachable, AtollError, NotReady, StaleGeneration
+from atoll.errors import Accident, AddressUnreachable, AtollError, NotReady
 from atoll.wire import rpc, statuses
 
 if TYPE_CHECKING:
@@ -22,28 +23,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 256  # one for each peer, and room for old ones that are just ending
-RECEIVED = b""  # the answer to a message
-
-
-@dataclass(frozen=True)
-class _Present:
-    """The group that is trusted, where its messages go, and what it may read."""
-
-    group: RankGroup
-    mailbox: Mailbox | None
-    source: Source | None
 
 
 class RankServer:
     """One per process; outlives groups. Thread-safe.
 
-    Every stream has a thread of gRPC's pool, which waits where a mailbox is full.
+    Every stream has a thread of gRPC's pool, which waits where a mailbox is full. Bulk sockets come
+    to `bulk_port`, or any that is free, once a peer asks for one.
     """
 
-    def __init__(self, listen: str, *, identity: Identity | None = None) -> None:
+    def __init__(
+        self, listen: str, *, identity: Identity | None = None, bulk_port: int = 0
+    ) -> None:
         self._identity = identity
-        self._present: _Present | None = None
-        self._changed = threading.Lock()
+        self._door = Door()
         self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rank-server")
         self._server = grpc.server(
             self._pool, options=dial.options(), maximum_concurrent_rpcs=MAX_STREAMS
@@ -58,6 +51,7 @@ class RankServer:
                 f"listen={listen!r} cannot be listened on: {exc}; choose a free port"
             ) from exc
         self.address = f"{host}:{port}"
+        self._bulk = BulkListener(host, bulk_port, self._door, identity=identity)
         self._server.start()
 
     def _bind(self, listen: str) -> int:
@@ -78,8 +72,13 @@ class RankServer:
         )
 
     def _fetched(self) -> "grpc.ServerCertificateConfiguration":
-        present = self._present
+        present = self._door.present
         return self._configuration(b"" if present is None else present.group.certificates)
+
+    @property
+    def bulk_port(self) -> int:
+        """Where bulk sockets are opened, which it listens on from now on."""
+        return self._bulk.port()
 
     # Groups
 
@@ -91,18 +90,19 @@ class RankServer:
         Its members, and nobody else, read from `source`. Without a mailbox the group only measures:
         who sends is told to call again.
         """
-        with self._changed:
-            self._present = _Present(group, mailbox, source)
+        self._door.present = Present(group, mailbox, source)
+        self._bulk.dismiss()
 
     def leave(self) -> None:
         """From now on nobody is let in."""
-        with self._changed:
-            self._present = None
+        self._door.present = None
+        self._bulk.dismiss()
 
     def close(self) -> None:
         """Ends all streams; who waits in a mailbox must be sent away before."""
         self.leave()
         self._server.stop(grace=None).wait()
+        self._bulk.close()
         self._pool.shutdown()
 
     # Methods
@@ -110,21 +110,37 @@ class RankServer:
     def _handlers(self) -> grpc.GenericRpcHandler:
         made: dict[str, Any] = {
             "Deliver": grpc.stream_stream_rpc_method_handler(self._deliver),
+            "Bulk": grpc.unary_unary_rpc_method_handler(self._invite),
             "Ping": grpc.unary_unary_rpc_method_handler(self._ping),
             "Read": grpc.unary_stream_rpc_method_handler(self._read),
         }
         return grpc.method_handlers_generic_handler(dial.SERVICE, made)
 
     def _deliver(self, parts: Iterator[bytes], context: "Context") -> Iterator[bytes]:
-        """Takes messages in order and answers each once it is in the mailbox."""
+        """Takes messages in order and says how many lie in the mailbox."""
+        owed = 0  # answers
         try:
             present, sender = self._admitted(context)
-            mailbox = _mailbox(present)
+            mailbox = present.box()
             for part in parts:
-                label, values = messages.unpacked(part)
-                self._check_present(present)
-                mailbox.deliver(label, sender, values)
-                yield RECEIVED
+                if is_message := part != messages.ASK:
+                    label, values = messages.unpacked(part)
+                    self._door.check(present)
+                    mailbox.deliver(label, sender, values)
+                    owed += 1
+                if owed and (owed == ANSWERS_EVERY or not is_message):
+                    yield messages.count(owed)
+                    owed = 0
+            yield messages.count(owed)
+        except AtollError as error:
+            if owed:
+                yield messages.count(owed)
+            _abort(context, error)
+
+    def _invite(self, _: bytes, context: "Context") -> bytes:
+        """Where and with what key the caller may open a socket for the same messages."""
+        try:
+            return messages.invite(*self._bulk.invited(*self._admitted(context)))
         except AtollError as error:
             _abort(context, error)
 
@@ -144,7 +160,7 @@ class RankServer:
                 raise NotReady("this rank has nothing to read yet; call again")
             for piece in present.source.read(*messages.range_asked(request)):
                 for start in range(0, len(piece), READ_BYTES):
-                    self._check_present(present)
+                    self._door.check(present)
                     yield bytes(piece[start : start + READ_BYTES])
         except AtollError as error:
             _abort(context, error)
@@ -152,37 +168,13 @@ class RankServer:
             log.exception("a read met an unexpected error")
             _abort(context, Accident())
 
-    def _admitted(self, context: "Context") -> tuple[_Present, int]:
-        present = self._present
-        if present is None:
-            raise NotReady("this rank is in no group yet; call again")
+    def _admitted(self, context: "Context") -> tuple[Present, int]:
         shown = {str(k): str(v) for k, v in context.invocation_metadata() or ()}
         certificate: bytes | None = None
         if self._identity is not None:
             shown_pem: Any = context.auth_context().get("x509_pem_cert") or [b""]
             certificate = shown_pem[0]
-        try:
-            return present, present.group.sender(shown, certificate)
-        except AtollError as error:
-            about = {"peer": context.peer(), "code": error.code, "reason": str(error)}
-            log.warning("a rank was refused", extra=about)
-            raise
-
-    def _check_present(self, present: _Present) -> None:
-        """A stream outlives the group that it was opened in, its messages do not."""
-        now = self._present
-        if now is not present:
-            number = 0 if now is None else now.group.number
-            raise StaleGeneration(
-                f"group={present.group.number} of the stream is over; this rank is in {number}",
-                present=number,
-            )
-
-
-def _mailbox(present: _Present) -> Mailbox:
-    if present.mailbox is None:
-        raise NotReady(f"group {present.group.number} only measures as yet; call again")
-    return present.mailbox
+        return self._door.admitted(shown, certificate, peer=context.peer())
 
 
 def _abort(context: "Context", error: AtollError) -> NoReturn:
