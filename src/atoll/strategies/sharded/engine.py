@@ -234,10 +234,12 @@ class Engine:
     def before_backward(self, call: Call) -> None:
         """The gradient of one of the unit's outputs is there."""
         self._turn_back()
+        self._check_open(call.unit, self._name(call.unit))
         self._need(call.unit)
-        if call.unit not in self._resident:
+        if not call.began_backward and call.unit not in self._resident:
             self._turn += 1
             self._ahead(self._trace[::-1], self._turn, does=self._budget.gathers)
+        call.began_backward = True
 
     def after_backward(self, call: Call) -> None:
         """The gradients of all inputs of a call, and of the weights it used, are there."""
@@ -293,17 +295,20 @@ class Engine:
     def _arrived(self, unit: int, held: Held, _: nn.Parameter) -> None:
         """Autograd has left the gradient of a parameter."""
         self._turn_back()
-        if self._phase != "backward" or unit in self._reduced:
-            raise ConfigError(
-                f"the gradient of {held.spec.name!r} comes when its unit's is summed already; "
-                f"reentrant activation checkpointing and second backward passes do that; use "
-                f"checkpoint(..., use_reentrant=False) and one backward pass for a micro-batch"
-            )
+        self._check_open(unit, repr(held.spec.name))
         buffers = self.buffers[unit]
         if not buffers.has_gradient:
             self._settle(leaving=int(self._budget.reduces))
             buffers.open_gradient()
         buffers.add_gradient(held, scale=self._tokens)
+
+    def _check_open(self, unit: int, what: str) -> None:
+        if self._phase != "backward" or unit in self._reduced:
+            raise ConfigError(
+                f"a gradient of {what} comes when its unit's is summed already; reentrant "
+                f"activation checkpointing and second backward passes do that; use "
+                f"checkpoint(..., use_reentrant=False) and one backward pass for a micro-batch"
+            )
 
     def _reduce(self, unit: int) -> None:
         self._reduced.add(unit)
