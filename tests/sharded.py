@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,16 +73,23 @@ def filled(training: Training, *, rank: int, size: int, **options: Any) -> Shard
     """A rank's shard of the initial weights."""
     shard = Shard(training.units, rank=rank, size=size, dtype=training.dtype, **options)
     offsets = {t.name: t.offset for t in training.units.layout.tensors}
-    for name, values in training.initial().items():
-        shard.fill("weights", offsets[name], values.reshape(-1))
+    for name, values in init.initial_weights(training.units.layout, seed=1):
+        shard.fill("weights", offsets[name], values.reshape(-1).to(training.dtype))
     return shard
 
 
 def opened(
-    training: Training, ranks: Collectives, clock: Clock, *, group: int = 1, **options: Any
+    training: Training,
+    ranks: Collectives,
+    clock: Clock,
+    *,
+    group: int = 1,
+    directory: Path | None = None,
+    **options: Any,
 ) -> Step:
-    """A rank that is ready for its first step."""
-    shard = filled(training, rank=ranks.rank, size=ranks.size)
+    """A rank that is ready for its first step; with a `directory` its shard is on the disk."""
+    place: dict[str, Any] = {"offload": "disk", "directory": directory} if directory else {}
+    shard = filled(training, rank=ranks.rank, size=ranks.size, **place)
     model = training.hollow(training.model)
     engine = training.engine(model, shard, ranks, group=group, clock=clock, **options)
     return training.step(engine, RULE, clip=training.clip)

@@ -150,7 +150,7 @@ def test_disk_without_room_is_refused_with_the_way_out(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(offload.os, "posix_fallocate", full)
+    monkeypatch.setattr("os.posix_fallocate", full)
 
     with pytest.raises(StorageFull, match="offload to 'cpu'"):
         made(tmp_path, "disk")
