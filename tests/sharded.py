@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.clock import Clock
+from atoll.clock import Clock, SystemClock
 from atoll.collectives.base import Collectives
+from atoll.collectives.exchange import Way
 from atoll.models import gpt, init, registry
 from atoll.strategies.sharded import micro_batches
 from atoll.strategies.sharded.adamw import AdamW
@@ -17,11 +18,13 @@ from atoll.strategies.sharded.engine import Engine
 from atoll.strategies.sharded.shard import Section, Shard
 from atoll.strategies.sharded.step import Made, Step
 from atoll.strategies.sharded.units import Units
+from tests import rank_groups
 
 MODEL: dict[str, Any] = {
     "architecture": "gpt",
     **{"vocab": 40, "block": 8, "layers": 3, "heads": 2, "width": 16, "tied": True},
 }
+CHUNK_BYTES = 4_096  # a part of a unit is several
 RULE = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 
 
@@ -114,6 +117,39 @@ def trained(training: Training, **options: Any) -> Callable[[Collectives, Clock]
         return Rank(steps.engine.shard, made)
 
     return work
+
+
+Work = Callable[[Collectives, Clock], Any]
+
+
+def threads(
+    size: int,
+    work: Work,
+    *,
+    way: Way = "ring",
+    chunk_bytes: int = CHUNK_BYTES,
+    timeout_seconds: float = 30.0,
+) -> list[Any]:
+    """What each rank's work returned, each rank a thread with another for its collectives."""
+    options: dict[str, Any] = {"chunk_bytes": chunk_bytes, "timeout_seconds": timeout_seconds}
+    return rank_groups.threads(size, way, _clocked(work), **options)
+
+
+def fibers(
+    size: int,
+    work: Work,
+    *,
+    way: Way = "ring",
+    chunk_bytes: int = CHUNK_BYTES,
+    timeout_seconds: float = 30.0,
+) -> list[Any]:
+    """The same in fibers on a virtual clock, without a thread beside them."""
+    options: dict[str, Any] = {"chunk_bytes": chunk_bytes, "timeout_seconds": timeout_seconds}
+    return rank_groups.fibers(size, way, _clocked(work), **options)
+
+
+def _clocked(work: Work) -> Callable[[Collectives], Any]:
+    return lambda ranks: work(ranks, SystemClock())
 
 
 def whole(training: Training, shards: Sequence[Shard], section: Section = "weights") -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from atoll.clock import Clock
-from atoll.collectives.base import Collectives, Handle, Key
+from atoll.collectives.base import Collectives, Handle
 from atoll.errors import ConfigError, Diverged, EmptySum, MissingRanks, StaleGeneration
 from atoll.models import gpt, init, registry
 from atoll.models.gpt import GPT, GPTConfig
@@ -18,7 +18,7 @@ from atoll.strategies.sharded.engine import Engine
 from atoll.strategies.sharded.shard import Shard
 from atoll.strategies.sharded.step import Step
 from atoll.strategies.sharded.units import Units
-from tests import groups, sharded
+from tests import sharded
 from tests.sharded import Rank, Training
 
 SHORT = Training(steps=3, dtype=torch.float64)
@@ -29,7 +29,7 @@ def weights(training: Training, ranks: list[Rank]) -> Tensor:
 
 
 def away(training: Training, size: int, wanted: Mapping[str, Tensor]) -> float:
-    ranks = groups.threads(size, sharded.trained(training))
+    ranks = sharded.threads(size, sharded.trained(training))
     return sharded.differences(training, weights(training, ranks), dict(wanted))[1]
 
 
@@ -78,7 +78,7 @@ def test_reentrant_checkpointing_is_refused_by_name():
     training = Training(steps=1, hollow=partial(checkpointed, use_reentrant=True))
 
     with pytest.raises(ConfigError, match=r"'blocks\.0' trains .* use_reentrant=False"):
-        groups.threads(2, sharded.trained(training))
+        sharded.threads(2, sharded.trained(training))
 
 
 # Models
@@ -94,7 +94,7 @@ def test_frozen_tensors_keep_their_bits_and_the_others_train():
         return model
 
     training = Training(steps=3, hollow=hollow)
-    ranks = groups.threads(3, sharded.trained(training))
+    ranks = sharded.threads(3, sharded.trained(training))
 
     found = training.units.layout.views(weights(training, ranks))
     moved = {n for n, before in training.initial().items() if not torch.equal(found[n], before)}
@@ -121,7 +121,7 @@ def test_wholly_frozen_block_is_never_reduced():
             super()._reduce(unit)
 
     training = Training(steps=2, hollow=hollow, engine=Watching)
-    ranks = groups.threads(2, sharded.trained(training))
+    ranks = sharded.threads(2, sharded.trained(training))
 
     assert reduced == {0, 2, 3}
     found = training.units.layout.views(weights(training, ranks))
@@ -179,7 +179,7 @@ def one_step(model: nn.Module, real: nn.Module, size: int) -> tuple[dict[str, Te
         engine.finish()
         return shard
 
-    shards = groups.threads(size, work)
+    shards = sharded.threads(size, work)
     flat = torch.zeros(units.layout.size)
     for shard in shards:
         for unit, span in enumerate(shard.owned):
@@ -221,7 +221,7 @@ def test_block_that_shares_its_weights_is_refused_with_both_names():
     other.weight = model.get_submodule("blocks.0.mlp.expand").weight
 
     with pytest.raises(ConfigError, match=r"'blocks\.0\.mlp.*is 'blocks\.1\.mlp\.expand\.weight'"):
-        groups.threads(1, partial(alone_engine, model))
+        sharded.threads(1, partial(alone_engine, model))
 
 
 def test_buffer_without_values_is_refused_by_name():
@@ -229,7 +229,7 @@ def test_buffer_without_values_is_refused_by_name():
     model.register_buffer("table", torch.zeros(3, device="meta"))
 
     with pytest.raises(ConfigError, match="'table' is on the meta device"):
-        groups.threads(1, partial(alone_engine, model))
+        sharded.threads(1, partial(alone_engine, model))
 
 
 # Around a pass
@@ -244,7 +244,7 @@ def test_weights_are_with_their_owners_between_passes():
             steps.engine.model(torch.zeros(1, 8, dtype=torch.int64))
         return {p.device.type for p in steps.engine.model.parameters()}
 
-    assert groups.threads(2, work) == [{"meta"}, {"meta"}]
+    assert sharded.threads(2, work) == [{"meta"}, {"meta"}]
 
 
 def test_micro_batch_without_a_backward_pass_is_refused():
@@ -255,7 +255,7 @@ def test_micro_batch_without_a_backward_pass_is_refused():
         with pytest.raises(ConfigError, match="ends without a backward pass"):
             engine.finish()
 
-    groups.threads(2, work)
+    sharded.threads(2, work)
 
 
 def test_second_backward_pass_is_refused():
@@ -268,7 +268,7 @@ def test_second_backward_pass_is_refused():
             loss.backward()
         engine.abandon()
 
-    groups.threads(2, work)
+    sharded.threads(2, work)
 
 
 def test_step_without_rows_anywhere_changes_nothing():
@@ -278,7 +278,7 @@ def test_step_without_rows_anywhere_changes_nothing():
             steps.train(1, [(SHORT.rows(1)[:1], 0)], gpt.loss, lr=1e-3)
         return steps.engine.shard
 
-    shards = groups.threads(2, work)
+    shards = sharded.threads(2, work)
 
     before = [sharded.filled(SHORT, rank=rank, size=2) for rank in range(2)]
     assert torch.equal(sharded.whole(SHORT, shards), sharded.whole(SHORT, before))
@@ -302,8 +302,8 @@ def test_stand_in_that_overflows_counts_as_none():
             return "diverged"
         return "trained"
 
-    assert groups.threads(2, partial(work, tokens=0)) == ["trained"] * 2
-    assert groups.threads(2, partial(work, tokens=8)) == ["diverged"] * 2
+    assert sharded.threads(2, partial(work, tokens=0)) == ["trained"] * 2
+    assert sharded.threads(2, partial(work, tokens=8)) == ["diverged"] * 2
 
 
 # Held-out loss
@@ -332,8 +332,8 @@ def test_evaluation_is_the_loss_of_one_process_and_changes_nothing(size):
         return steps.engine.shard
 
     first: list[Tensor] = []
-    found = groups.threads(size, work)
-    wanted = groups.threads(size, plain)
+    found = sharded.threads(size, work)
+    wanted = sharded.threads(size, plain)
 
     assert sum(count for _, count, _ in found) == 2 * 8
     shards = [shard for _, _, shard in found]
@@ -362,11 +362,11 @@ class Failing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def all_gather(self, key: Key, shard: Tensor, out: Tensor) -> Handle:
-        return self._perhaps("gather", self._inner.all_gather(key, shard, out))
+    def all_gather(self, *args: Any, **options: Any) -> Handle:
+        return self._perhaps("gather", self._inner.all_gather(*args, **options))
 
-    def reduce_scatter(self, key: Key, values: Tensor, out: Tensor) -> Handle:
-        return self._perhaps("reduce", self._inner.reduce_scatter(key, values, out))
+    def reduce_scatter(self, *args: Any, **options: Any) -> Handle:
+        return self._perhaps("reduce", self._inner.reduce_scatter(*args, **options))
 
     def _perhaps(self, op: str, handle: Handle) -> Handle:
         self._left -= op == self._op
@@ -409,7 +409,7 @@ def test_step_after_an_abandoned_one_has_the_bits_of_an_untroubled_one(op, numbe
 
     def again(ranks: Collectives, clock: Clock) -> Shard:
         steps: Step = kept[ranks.rank]
-        steps.engine.collectives, steps.engine.group = ranks, 2
+        steps.engine.collectives = ranks  # of another group
         steps.train(2, sharded.own(SHORT, 2, ranks), gpt.loss, lr=1e-3)
         return steps.engine.shard
 
@@ -418,10 +418,10 @@ def test_step_after_an_abandoned_one_has_the_bits_of_an_untroubled_one(op, numbe
         steps.train(2, sharded.own(SHORT, 2, ranks), gpt.loss, lr=1e-3)
         return steps.engine.shard
 
-    kept = groups.threads(2, troubled)
-    found = groups.threads(2, again, group=2)
+    kept = sharded.threads(2, troubled)
+    found = sharded.threads(2, again)
 
-    wanted = groups.threads(2, untroubled)
+    wanted = sharded.threads(2, untroubled)
     for section in ("weights", "first_moments", "second_moments"):
         assert torch.equal(
             sharded.whole(SHORT, found, section), sharded.whole(SHORT, wanted, section)
@@ -438,23 +438,23 @@ def test_missing_rank_is_named_and_ends_the_pass():
         steps.abandon()
         return caught.value.ranks
 
-    assert groups.fibers(2, work, timeout_seconds=5.0) == [(1,), ()]
+    assert sharded.fibers(2, work, timeout_seconds=5.0) == [(1,), ()]
 
 
 def test_model_goes_on_in_a_group_of_another_size():
     """Another engine takes the same module over; its weights are those of the new shards."""
     models = [registry.hollow(SHORT.model) for _ in range(3)]
 
-    def work(ranks: Collectives, clock: Clock, group: int) -> Shard:
+    def work(ranks: Collectives, clock: Clock) -> Shard:
         shard = sharded.filled(SHORT, rank=ranks.rank, size=ranks.size)
-        engine = Engine(models[ranks.rank], shard, ranks, group=group, clock=clock)
+        engine = Engine(models[ranks.rank], shard, ranks, group=1, clock=clock)
         steps = Step(engine, sharded.RULE, clip=SHORT.clip)
         steps.train(1, sharded.own(SHORT, 1, ranks), gpt.loss, lr=SHORT.rate(1))
         engine.close()
         return shard
 
-    groups.threads(3, partial(work, group=1))
-    found = groups.threads(2, partial(work, group=2), group=2)
+    sharded.threads(3, work)
+    found = sharded.threads(2, work)
 
     one = Training(steps=1, dtype=torch.float64)
     wanted, _, _ = sharded.alone(one)
@@ -475,8 +475,8 @@ def test_passes_in_bf16_leave_the_master_and_the_sums_in_fp32():
             super()._arrived(unit, held, parameter)
 
     low = Training(steps=10, engine=Watching)
-    found = groups.threads(2, sharded.trained(low, computes=torch.bfloat16))
-    wanted = groups.threads(2, sharded.trained(training))
+    found = sharded.threads(2, sharded.trained(low, computes=torch.bfloat16))
+    wanted = sharded.threads(2, sharded.trained(training))
 
     assert dtypes == {torch.bfloat16}
     flat = weights(low, found)

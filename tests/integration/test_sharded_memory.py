@@ -16,7 +16,7 @@ from atoll.strategies.sharded.budget import Budget
 from atoll.strategies.sharded.engine import Engine
 from atoll.strategies.sharded.shard import SAVED
 from atoll.strategies.sharded.units import Units
-from tests import groups, sharded
+from tests import sharded
 from tests.sharded import Training
 
 SIZE = {"block": 8, "layers": 6, "heads": 2, "width": 32}  # a block has 12,352 elements
@@ -71,7 +71,7 @@ def most(made: Training, size: int) -> int:
         assert isinstance(steps.engine, Watched)
         return steps.engine.shard.nbytes + steps.engine.most
 
-    return int(max(groups.threads(size, work)))
+    return int(max(sharded.threads(size, work)))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -107,7 +107,7 @@ import json, sys
 from pathlib import Path
 import torch
 from atoll.models import gpt
-from tests import groups, sharded
+from tests import sharded
 from tests.sharded import Training
 
 torch.set_num_threads(1)
@@ -120,7 +120,7 @@ def highest():
     return int(line.split()[1]) * 1024
 
 def grown(work):
-    groups.threads(2, work)
+    sharded.threads(2, work, chunk_bytes=1 << 20)
     return highest() - before
 
 def trained(directory=None):
@@ -130,7 +130,7 @@ def trained(directory=None):
             steps.train(step, sharded.own(training, step, ranks), gpt.loss, lr=1e-3)
     return work
 
-groups.threads(2, sharded.trained(Training(steps=2)))  # code is loaded, pools are filled
+sharded.threads(2, sharded.trained(Training(steps=2)))  # code is loaded, pools are filled
 before = highest()
 disk = grown(trained(Path(sys.argv[1])))  # first: the highest mark never falls
 print(json.dumps({"disk": disk, "memory": grown(trained())}))
@@ -161,8 +161,8 @@ def test_process_takes_what_its_ranks_hold_and_little_with_the_shards_on_the_dis
 def test_shards_on_the_disk_train_to_the_same_bits(tmp_path):
     made = Training(steps=2)
 
-    found = groups.threads(2, sharded.trained(made, directory=tmp_path))
-    wanted = groups.threads(2, sharded.trained(made))
+    found = sharded.threads(2, sharded.trained(made, directory=tmp_path))
+    wanted = sharded.threads(2, sharded.trained(made))
 
     for section in SAVED:
         a, b = ([rank.shard for rank in ranks] for ranks in (found, wanted))
