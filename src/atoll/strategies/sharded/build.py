@@ -25,7 +25,12 @@ def step(
 ) -> Step:
     """The steps of one rank of a group; the engine takes `model` over."""
     engine = _engine(manifest, model, shard, collectives, group=group, clock=clock)
-    return Step(engine, rule(manifest.inner), clip=manifest.inner.clip)
+    return Step(
+        engine,
+        rule(manifest.inner),
+        clip=manifest.inner.clip,
+        onebit_warmup_steps=manifest.sharded.onebit_warmup_steps,
+    )
 
 
 def rule(settings: InnerSettings) -> AdamW:

@@ -6,7 +6,7 @@ that own it. What a step does with the sums is `step`'s.
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +89,8 @@ class Engine:
         self.collectives = collectives
         self.group = group
         self.seconds = Seconds(clock)
+        # Whoever takes this rank's gradients instead of sending them to their owners.
+        self.keeps: Callable[[int, Tensor], None] | None = None
         self._parameter_codec = parameter_codec
         self._gradient_codec = gradient_codec
         self._residuals = [
@@ -332,6 +334,9 @@ class Engine:
         if not self.buffers[unit].has_gradient:
             self._settle(leaving=0)
         gradient = self.buffers[unit].take_gradient()
+        if self.keeps is not None:
+            self.keeps(unit, gradient)
+            return
         own = self._parts[unit].of(gradient)
         key = Key(self.group, self._step, "reduce", self._micro, unit)
         handle = self.collectives.reduce_scatter(
