@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atoll.clock import Clock
+from atoll.clock import Clock, SystemClock
 from atoll.collectives.base import Collectives
+from atoll.collectives.exchange import Way
 from atoll.models import gpt, init, registry
 from atoll.strategies.sharded import micro_batches
 from atoll.strategies.sharded.adamw import AdamW
@@ -16,11 +18,13 @@ from atoll.strategies.sharded.engine import Engine
 from atoll.strategies.sharded.shard import Section, Shard
 from atoll.strategies.sharded.step import Made, Step
 from atoll.strategies.sharded.units import Units
+from tests import rank_groups
 
 MODEL: dict[str, Any] = {
     "architecture": "gpt",
     **{"vocab": 40, "block": 8, "layers": 3, "heads": 2, "width": 16, "tied": True},
 }
+CHUNK_BYTES = 4_096  # a part of a unit is several
 RULE = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 
 
@@ -72,16 +76,23 @@ def filled(training: Training, *, rank: int, size: int, **options: Any) -> Shard
     """A rank's shard of the initial weights."""
     shard = Shard(training.units, rank=rank, size=size, dtype=training.dtype, **options)
     offsets = {t.name: t.offset for t in training.units.layout.tensors}
-    for name, values in training.initial().items():
-        shard.fill("weights", offsets[name], values.reshape(-1))
+    for name, values in init.initial_weights(training.units.layout, seed=1):
+        shard.fill("weights", offsets[name], values.reshape(-1).to(training.dtype))
     return shard
 
 
 def opened(
-    training: Training, ranks: Collectives, clock: Clock, *, group: int = 1, **options: Any
+    training: Training,
+    ranks: Collectives,
+    clock: Clock,
+    *,
+    group: int = 1,
+    directory: Path | None = None,
+    **options: Any,
 ) -> Step:
-    """A rank that is ready for its first step."""
-    shard = filled(training, rank=ranks.rank, size=ranks.size)
+    """A rank that is ready for its first step; with a `directory` its shard is on the disk."""
+    place: dict[str, Any] = {"offload": "disk", "directory": directory} if directory else {}
+    shard = filled(training, rank=ranks.rank, size=ranks.size, **place)
     model = training.hollow(training.model)
     engine = training.engine(model, shard, ranks, group=group, clock=clock, **options)
     return training.step(engine, RULE, clip=training.clip)
@@ -106,6 +117,39 @@ def trained(training: Training, **options: Any) -> Callable[[Collectives, Clock]
         return Rank(steps.engine.shard, made)
 
     return work
+
+
+Work = Callable[[Collectives, Clock], Any]
+
+
+def threads(
+    size: int,
+    work: Work,
+    *,
+    way: Way = "ring",
+    chunk_bytes: int = CHUNK_BYTES,
+    timeout_seconds: float = 30.0,
+) -> list[Any]:
+    """What each rank's work returned, each rank a thread with another for its collectives."""
+    options: dict[str, Any] = {"chunk_bytes": chunk_bytes, "timeout_seconds": timeout_seconds}
+    return rank_groups.threads(size, way, _clocked(work), **options)
+
+
+def fibers(
+    size: int,
+    work: Work,
+    *,
+    way: Way = "ring",
+    chunk_bytes: int = CHUNK_BYTES,
+    timeout_seconds: float = 30.0,
+) -> list[Any]:
+    """The same in fibers on a virtual clock, without a thread beside them."""
+    options: dict[str, Any] = {"chunk_bytes": chunk_bytes, "timeout_seconds": timeout_seconds}
+    return rank_groups.fibers(size, way, _clocked(work), **options)
+
+
+def _clocked(work: Work) -> Callable[[Collectives], Any]:
+    return lambda ranks: work(ranks, SystemClock())
 
 
 def whole(training: Training, shards: Sequence[Shard], section: Section = "weights") -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from atoll.collectives.base import Handle, Key
 from atoll.strategies.sharded.engine import Engine
 from atoll.strategies.sharded.step import Step
-from tests import groups, sharded
+from tests import sharded
 from tests.sharded import Rank, Training
 
 # Whole model and worst tensor: what rounding alone may make of 20 steps. Adam turns the rounding
@@ -30,7 +30,7 @@ def reference(training: Training) -> tuple[dict[str, Tensor], list[float], list[
 
 @cache
 def in_threads(training: Training, size: int) -> list[Rank]:
-    return groups.threads(size, sharded.trained(training))
+    return sharded.threads(size, sharded.trained(training))
 
 
 def is_equal(training: Training, ranks: list[Rank]) -> bool:
@@ -78,8 +78,8 @@ def test_all_ranks_are_told_the_same(size):
 def test_threads_and_fibers_give_the_same_bits(size):
     short = Training(steps=4)
 
-    here = groups.threads(size, sharded.trained(short))
-    there = groups.fibers(size, sharded.trained(short))
+    here = sharded.threads(size, sharded.trained(short))
+    there = sharded.fibers(size, sharded.trained(short))
 
     for section in ("weights", "first_moments", "second_moments"):
         a, b = (sharded.whole(short, [r.shard for r in ranks], section) for ranks in (here, there))
@@ -90,7 +90,7 @@ def test_ring_and_direct_exchange_give_the_same_bits():
     short = Training(steps=3)
 
     a, b = (
-        sharded.whole(short, [r.shard for r in groups.threads(3, sharded.trained(short), way=way)])
+        sharded.whole(short, [r.shard for r in sharded.threads(3, sharded.trained(short), way=way)])
         for way in ("ring", "direct")
     )
 
@@ -106,13 +106,13 @@ def test_untied_model_without_clipping_in_one_micro_batch():
         dtype=torch.float64,
     )
 
-    assert is_equal(plain, groups.threads(3, sharded.trained(plain)))
+    assert is_equal(plain, sharded.threads(3, sharded.trained(plain)))
 
 
 def test_more_ranks_than_rows():
     few = Training(batch=2, steps=3, dtype=torch.float64)
 
-    assert is_equal(few, groups.threads(4, sharded.trained(few)))
+    assert is_equal(few, sharded.threads(4, sharded.trained(few)))
 
 
 # Controls: what must not pass
@@ -127,8 +127,8 @@ class Averaging:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def reduce_scatter(self, key: Key, values: Tensor, out: Tensor) -> Handle:
-        handle = self._inner.reduce_scatter(key, values, out)
+    def reduce_scatter(self, key: Key, values: Tensor, out: Tensor, **options: Any) -> Handle:
+        handle = self._inner.reduce_scatter(key, values, out, **options)
         size = self._inner.size
 
         class Divided:
@@ -200,7 +200,7 @@ def test_mutant_does_not_end_where_one_process_ends(size, mutant):
     wrong = Training(steps=SHORT.steps, **mutant)
     wanted, _, _ = reference(SHORT)
 
-    ranks = groups.threads(size, sharded.trained(wrong))
+    ranks = sharded.threads(size, sharded.trained(wrong))
 
     away, _ = sharded.differences(wrong, sharded.whole(wrong, [r.shard for r in ranks]), wanted)
     assert away > 10 * BOUNDS[torch.float32][0]

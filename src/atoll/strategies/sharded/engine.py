@@ -4,8 +4,9 @@ Owns which exchange happens when, and where a micro-batch's gradient goes: to th
 that own it. What a step does with the sums is `step`'s.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from atoll.clock import Clock
 from atoll.collectives import schedule
 from atoll.collectives.base import Collectives, Handle, Key
+from atoll.collectives.codecs import WireCodec
 from atoll.errors import ConfigError
 from atoll.models import fingerprint
 from atoll.strategies.sharded import hooks
@@ -26,6 +28,8 @@ from atoll.strategies.sharded.hooks import Call
 from atoll.strategies.sharded.seconds import Seconds
 from atoll.strategies.sharded.shard import Shard
 from atoll.strategies.sharded.units import ROOT, Unit
+
+log = logging.getLogger(__name__)
 
 Phase = Literal["idle", "forward", "backward", "evaluation"]
 
@@ -67,28 +71,34 @@ class Engine:
         group: int,
         clock: Clock,
         computes: torch.dtype | None = None,
-        parameter_codec: Any = None,
-        gradient_codec: Any = None,
+        parameter_codec: WireCodec | None = None,
+        gradient_codec: WireCodec | None = None,
+        residuals: bool = False,
     ) -> None:
         """`computes` is the dtype of the passes, the shard's own by default.
 
         A codec is handed to the collectives with every gather, or every reduction: all ranks
-        compute with what it makes of the weights, and the shard keeps what it has.
+        compute with what it makes of the weights, and the shard keeps what it has. `residuals`
+        keep what the gradients' codec dropped: two bytes on every rank for each element of the
+        whole model.
         """
         _check(model, shard, collectives)
-        if parameter_codec is not None and computes not in (None, shard.dtype):
-            raise ConfigError(
-                f"parameters are gathered by a codec and computed in {computes}; passes in "
-                f"{computes} gather it as it is, so leave the codec out"
-            )
+        _check_codecs(shard, computes, parameter_codec, gradient_codec, residuals=residuals)
         self.model = model
         self.shard = shard
         self.collectives = collectives
         self.group = group
         self.seconds = Seconds(clock)
-        self._is_cast = computes not in (None, shard.dtype)
-        self._parameter_codec = {} if parameter_codec is None else {"codec": parameter_codec}
-        self._gradient_codec = {} if gradient_codec is None else {"codec": gradient_codec}
+        # Whoever takes this rank's gradients instead of sending them to their owners.
+        self.keeps: Callable[[int, Tensor], None] | None = None
+        self._parameter_codec = parameter_codec
+        self._gradient_codec = gradient_codec
+        self._residuals = [
+            torch.zeros(unit.size, dtype=torch.bfloat16) if residuals else None
+            for unit in self._units
+        ]
+        if residuals:
+            log.info("residuals of gradients begin at zero", extra={"bytes": self.residual_nbytes})
         places = Places(model)
         dtype = computes or shard.dtype
         self.buffers: Sequence[UnitBuffers] = [
@@ -166,7 +176,8 @@ class Engine:
     def abandon(self) -> None:
         """Gives up the micro-batch, or what is left of it after an error; the shard is unchanged.
 
-        Waits for exchanges that are under way: abort the collectives before, and they end at once.
+        Residuals begin at zero again. Waits for exchanges that are under way: abort the collectives
+        before, and they end at once.
         """
         for handle in (*self._gathering.values(), *(r.handle for r in self._reducing)):
             try:
@@ -178,6 +189,9 @@ class Engine:
         for buffers in self.buffers:
             buffers.drop_gradient()
             buffers.free()
+        for residual in self._residuals:
+            if residual is not None:
+                residual.zero_()  # of a step that never was
         self._forget()
 
     def close(self) -> None:
@@ -191,6 +205,11 @@ class Engine:
         """Of gathered weights and gradients that are held now."""
         flying = sum(reducing.gradient.nbytes for reducing in self._reducing)
         return flying + sum(buffers.nbytes for buffers in self.buffers)
+
+    @property
+    def residual_nbytes(self) -> int:
+        """Of residuals, which are held all the time."""
+        return sum(0 if one is None else one.nbytes for one in self._residuals)
 
     # Moments of a pass
 
@@ -234,10 +253,12 @@ class Engine:
     def before_backward(self, call: Call) -> None:
         """The gradient of one of the unit's outputs is there."""
         self._turn_back()
+        self._check_open(call.unit, self._name(call.unit))
         self._need(call.unit)
-        if call.unit not in self._resident:
+        if not call.began_backward and call.unit not in self._resident:
             self._turn += 1
             self._ahead(self._trace[::-1], self._turn, does=self._budget.gathers)
+        call.began_backward = True
 
     def after_backward(self, call: Call) -> None:
         """The gradients of all inputs of a call, and of the weights it used, are there."""
@@ -270,14 +291,14 @@ class Engine:
         weights = buffers.allocate()
         master = self.shard.of(unit, "weights")
         own = self._parts[unit].of(weights)
-        if not self._parameter_codec:
+        codec = self._parameter_codec
+        if codec is None:
             own.copy_(master)  # rounded to what is computed in: as it is sent
             master = own
         # Counted, because passes, prefetching and recomputing gather a unit several times.
         key = Key(self.group, self._step, "gather", self._gathers[unit], unit)
         self._gathers[unit] += 1
-        handle = self.collectives.all_gather(key, master, weights, **self._parameter_codec)
-        self._gathering[unit] = handle
+        self._gathering[unit] = self.collectives.all_gather(key, master, weights, codec=codec)
 
     def _let_go(self, unit: int, *, unless: frozenset[int] = frozenset()) -> None:
         if unit in unless or not self.buffers[unit].has_weights:
@@ -293,26 +314,34 @@ class Engine:
     def _arrived(self, unit: int, held: Held, _: nn.Parameter) -> None:
         """Autograd has left the gradient of a parameter."""
         self._turn_back()
-        if self._phase != "backward" or unit in self._reduced:
-            raise ConfigError(
-                f"the gradient of {held.spec.name!r} comes when its unit's is summed already; "
-                f"reentrant activation checkpointing and second backward passes do that; use "
-                f"checkpoint(..., use_reentrant=False) and one backward pass for a micro-batch"
-            )
+        self._check_open(unit, repr(held.spec.name))
         buffers = self.buffers[unit]
         if not buffers.has_gradient:
             self._settle(leaving=int(self._budget.reduces))
             buffers.open_gradient()
         buffers.add_gradient(held, scale=self._tokens)
 
+    def _check_open(self, unit: int, what: str) -> None:
+        if self._phase != "backward" or unit in self._reduced:
+            raise ConfigError(
+                f"a gradient of {what} comes when its unit's is summed already; reentrant "
+                f"activation checkpointing and second backward passes do that; use "
+                f"checkpoint(..., use_reentrant=False) and one backward pass for a micro-batch"
+            )
+
     def _reduce(self, unit: int) -> None:
         self._reduced.add(unit)
         if not self.buffers[unit].has_gradient:
             self._settle(leaving=0)
         gradient = self.buffers[unit].take_gradient()
+        if self.keeps is not None:
+            self.keeps(unit, gradient)
+            return
         own = self._parts[unit].of(gradient)
         key = Key(self.group, self._step, "reduce", self._micro, unit)
-        handle = self.collectives.reduce_scatter(key, gradient, own, **self._gradient_codec)
+        handle = self.collectives.reduce_scatter(
+            key, gradient, own, codec=self._gradient_codec, residual=self._residuals[unit]
+        )
         self._reducing.append(_Reducing(unit, gradient, own, handle))
 
     def _settle(self, *, leaving: int) -> None:
@@ -392,3 +421,23 @@ def _check(model: nn.Module, shard: Shard, collectives: Collectives) -> None:
                 f"buffer {name!r} is on the meta device, so its values are unknown; build the "
                 f"model's buffers on the CPU and only its parameters on meta"
             )
+
+
+def _check_codecs(
+    shard: Shard,
+    computes: torch.dtype | None,
+    parameters: WireCodec | None,
+    gradients: WireCodec | None,
+    *,
+    residuals: bool,
+) -> None:
+    if parameters is not None and computes not in (None, shard.dtype):
+        raise ConfigError(
+            f"parameters travel as {parameters.name!r} and are computed in {computes}; passes in "
+            f"{computes} gather what they compute with, so leave the codec out"
+        )
+    for codec in (parameters, gradients):
+        if codec is not None and shard.dtype != torch.float32:
+            raise ConfigError(f"codec {codec.name!r} takes torch.float32, not {shard.dtype}")
+    if residuals and gradients is None:
+        raise ConfigError("residuals keep what a codec of gradients drops, and there is none")

@@ -26,7 +26,7 @@ class Moments(Protocol):
         ...
 
     def before_backward(self, call: "Call") -> None:
-        """The weights must be there again; told once for each call, however many outputs."""
+        """The weights must be there again; told for each output that the loss depends on."""
         ...
 
     def after_backward(self, call: "Call") -> None:
@@ -40,7 +40,7 @@ class Call:
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self.has_end = False  # whether `after_backward` will be told
-        self.began_backward = False
+        self.began_backward = False  # its first output has a gradient
 
 
 class _End(torch.autograd.Function):
@@ -69,19 +69,13 @@ def attach(module: nn.Module, unit: int, moments: Moments) -> list[RemovableHand
         call, current[0] = current[0], None
         if call is not None:
             for tensor in _with_gradients(output):
-                tensor.register_hook(lambda _: _begin(moments, call))
+                tensor.register_hook(lambda _: moments.before_backward(call))
         moments.after_forward(unit, call)
 
     return [
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
         module.register_forward_hook(after),
     ]
-
-
-def _begin(moments: Moments, call: Call) -> None:
-    if not call.began_backward:
-        call.began_backward = True
-        moments.before_backward(call)
 
 
 def _with_end(moments: Moments, call: Call, args: Any, kwargs: Any) -> Any:

@@ -20,8 +20,10 @@ from atoll.collectives.base import Key
 from atoll.compiled.base import compiled
 from atoll.errors import ConfigError, Diverged, EmptySum
 from atoll.layout import Span
+from atoll.strategies.sharded import onebit
 from atoll.strategies.sharded.adamw import AdamW
 from atoll.strategies.sharded.engine import Engine
+from atoll.strategies.sharded.onebit import Momenta
 from atoll.strategies.sharded.seconds import Split
 from atoll.strategies.sharded.shard import TILE_ELEMENTS, Section
 
@@ -52,11 +54,19 @@ class _Tile:
 class Step:
     """Steps of one rank, one after another: micro-batches, then `commit`."""
 
-    def __init__(self, engine: Engine, rule: AdamW, *, clip: float) -> None:
-        """`clip` is the largest norm of a step's mean gradient; 0 clips nothing."""
+    def __init__(
+        self, engine: Engine, rule: AdamW, *, clip: float, onebit_warmup_steps: int = 0
+    ) -> None:
+        """`clip` is the largest norm of a step's mean gradient; 0 clips nothing.
+
+        After `onebit_warmup_steps` (0: never) ranks send signs of their momenta, which cost every
+        rank memory for the whole model: see `onebit`. The exchange must be direct then.
+        """
         self.engine = engine
         self.rule = rule
         self.clip = clip
+        self._warmup = onebit_warmup_steps
+        self._momenta: Momenta | None = None
         self._tiles = _tiles(engine)
         compiled.prepare(engine.shard.elements)
         self._forget()
@@ -68,6 +78,11 @@ class Step:
         self._forget()
         self._number = step
         self.engine.seconds.begin()
+        if self._warmup and step > self._warmup:
+            if self._momenta is None:
+                self._momenta = Momenta(self.engine.shard, self.rule)
+                self.engine.keeps = self._momenta.add
+            self._momenta.begin()
 
     def begin_micro(self, tokens: int) -> None:
         """The next forward and backward pass are over `tokens` of this rank; 0: a stand-in."""
@@ -88,6 +103,8 @@ class Step:
             raise ConfigError(f"step {self._number} has no micro-batch; each rank computes one")
         self.engine.free()  # the weights are about to change
         loss_sum, tokens = self._totals()
+        if self._momenta is not None:
+            self._exchange_momenta(self._momenta, tokens)
         norm = self._mean_and_norm(tokens)
         with self.engine.seconds.of("step"):
             self._update(lr, _clipping(norm, self.clip))
@@ -133,6 +150,7 @@ class Step:
     def abandon(self) -> None:
         """Gives the step up; see `Engine.abandon`."""
         self.engine.abandon()
+        self.engine.keeps = self._momenta = None  # of a step that never was
         self._forget()
 
     # Its parts
@@ -146,6 +164,13 @@ class Step:
         if tokens == 0:
             raise EmptySum(f"no rank has rows of step {self._number}; the weights are unchanged")
         return totals[0].item(), tokens
+
+    def _exchange_momenta(self, momenta: Momenta, tokens: int) -> None:
+        engine = self.engine
+        with engine.seconds.of("reduce"):
+            momenta.exchange(
+                engine.collectives, group=engine.group, step=self._number, tokens=tokens
+            )
 
     def _mean_and_norm(self, tokens: int) -> float:
         """Makes the sums the mean, by the only division there is; the mean's norm."""
@@ -171,7 +196,17 @@ class Step:
             if scale != 1.0:
                 gradient.mul_(scale)
             state = (weights, gradient, first, second)
-            self.rule.update(state, lr=lr, step=self._number, decays=tile.decays)
+            if self._momenta is None:
+                self.rule.update(state, lr=lr, step=self._number, decays=tile.decays)
+            else:
+                onebit.update(
+                    self.rule,
+                    state,
+                    lr=lr,
+                    step=self._number,
+                    warmup=self._warmup,
+                    decays=tile.decays,
+                )
             for section in STATE:
                 shard.release(section, tile.span)
 
