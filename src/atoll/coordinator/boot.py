@@ -189,7 +189,7 @@ def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> 
     definition = _definition(run_file, known=None)
     data = DataSettings(definition=dict(run_file.data), identity=dataset.identity())
     model = ModelSettings(definition=definition, layout_digest="0" * 64, initial_digest="0" * 64)
-    strategy = strategies.of(run_file.manifest(model, data))
+    strategy = strategies.any_of(run_file.manifest(model, data))
     layout = run_layout(strategy, models.layout(definition))
     longest = models.longest(definition)
     if longest is not None and dataset.block > longest:

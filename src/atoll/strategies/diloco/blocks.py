@@ -39,16 +39,22 @@ def deal(layout: Layout, count: int, pattern: str) -> list[list[str]]:
     return [[t.name for t in sorted(part, key=lambda t: t.offset)] for part in fragments]
 
 
-def _units(layout: Layout) -> tuple[list[Unit], list[TensorSpec]]:
+def numbered(layout: Layout) -> tuple[list[Unit], list[TensorSpec]]:
     """The blocks in the order of their numbers, and the tensors that are in none."""
     blocks: dict[str, list[TensorSpec]] = {}
     others: list[TensorSpec] = []
     for tensor in layout.tensors:
         block = _block(tensor.name)
         (others if block is None else blocks.setdefault(block, [])).append(tensor)
-    if not blocks:
-        return [(tensor,) for tensor in sorted(others, key=lambda t: _natural(t.name))], []
     return [tuple(blocks[name]) for name in sorted(blocks, key=_natural)], others
+
+
+def _units(layout: Layout) -> tuple[list[Unit], list[TensorSpec]]:
+    """The same, where without blocks every tensor is one."""
+    blocks, others = numbered(layout)
+    if blocks:
+        return blocks, others
+    return [(tensor,) for tensor in sorted(others, key=lambda t: _natural(t.name))], []
 
 
 def _block(name: str) -> str | None:
