@@ -91,17 +91,16 @@ def serve(
                 t.credentials.set({role.value: hashes[role.value] for role in tokens})
             output.say(
                 f"run {manifest.name!r} ({coordinator.run_id}), "
-                f"version {coordinator.weights.current.version}, state in {str(directory)!r}"
+                f"version {coordinator.version}, state in {str(directory)!r}"
             )
             _announce(options, address, secured, tokens)
             started(server)
 
         stopping.EARLY.check()  # something on the way may have swallowed what was raised
         server.run(ready, signals=signals)
-        current = coordinator.weights.current
         output.say(
-            f"coordinator stopped at version {current.version}, "
-            f"params digest {current.digests.master.root}"
+            f"coordinator stopped at version {coordinator.version}, "
+            f"params digest {coordinator.digest}"
         )
 
 

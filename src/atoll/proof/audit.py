@@ -92,7 +92,9 @@ def audit(
     with ledger.reading() as t:
         run, recorded, rounds = t.run.get(), t.manifests.all(), t.rounds.all()
         assert run is not None, "a ledger without a run cannot be audited"
-        broken = chain.check_chain(run, recorded, rounds, t.contributions.of_round)
+        broken = chain.check_chain(
+            run, recorded, rounds, t.contributions.of_round, t.checkpoints.all()
+        )
         manifests = Manifests(recorded)
         start = retention.replay_start(t, retention.storage_of(t))
         workers = t.members.workers()

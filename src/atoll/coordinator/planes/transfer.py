@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from atoll.coordinator import handlers
 from atoll.coordinator.accept.admission import UploadRequest
+from atoll.coordinator.authority import Authority
 from atoll.coordinator.members.presence import Stream
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.service import Coordinator
@@ -55,7 +57,7 @@ class TransferService:
     Methods run on the event loop and call the coordinator on threads of the pool.
     """
 
-    def __init__(self, coordinator: Coordinator, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, coordinator: Authority, pool: ThreadPoolExecutor) -> None:
         self._coordinator = coordinator
         self._pool = pool
 
@@ -63,9 +65,10 @@ class TransferService:
         self, request: transfer_pb2.UploadOpen | None, context: "Context"
     ) -> transfer_pb2.UploadOffset:
         async with rpc.answering(context):
-            with self._coordinator.refusals():
+            coordinator = self._of_rounds("Offset")
+            with coordinator.refusals():
                 opened = _upload_request(rpc.readable(request))
-            offset = await self._run(self._coordinator.upload_offset, opened)
+            offset = await self._run(coordinator.upload_offset, opened)
         return transfer_pb2.UploadOffset(offset=offset)
 
     async def Upload(
@@ -81,10 +84,11 @@ class TransferService:
         )
 
     async def _receive(self, parts: AsyncIterator["Part"]) -> ContributionRecord:
+        coordinator = self._of_rounds("Upload")
         first = await anext(parts, NO_PART)
-        with self._coordinator.refusals():
+        with coordinator.refusals():
             opened = _opening(NO_PART if isinstance(first, memoryview) else rpc.readable(first))
-        stream = await self._run(self._coordinator.begin_upload, opened)
+        stream = await self._run(coordinator.begin_upload, opened)
         if isinstance(stream, ContributionRecord):
             return stream
         writing: Awaitable[None] | None = None
@@ -93,12 +97,12 @@ class TransferService:
             if writing is not None:
                 await writing
             if isinstance(part, memoryview):
-                writing = self._run(self._coordinator.write_upload, stream, part)
+                writing = self._run(coordinator.write_upload, stream, part)
                 continue
             kind = rpc.readable(part).WhichOneof("part")
             if kind != "commit":
                 raise FrameError(f"an upload goes on with `data` or `commit`, not {kind!r}")
-            return await self._run(self._coordinator.commit_upload, stream)
+            return await self._run(coordinator.commit_upload, stream)
         if writing is not None:
             await writing
         raise FrameError(
@@ -109,11 +113,12 @@ class TransferService:
         self, asked: transfer_pb2.DownloadRequest | None, context: "Context"
     ) -> AsyncIterator[transfer_pb2.DownloadPart | bytes]:
         async with rpc.answering(context):
-            with self._coordinator.refusals():
+            coordinator = self._of_rounds("Download")
+            with coordinator.refusals():
                 request = rpc.readable(asked)
                 identity = _identity(request.identity)
             wanted = {"round_number": request.round, "have_digest": request.have_digest}
-            spooled = await self._run(self._coordinator.download, identity, **wanted)
+            spooled = await self._run(coordinator.download, identity, **wanted)
             resumes = request.tag == spooled.tag and request.offset <= spooled.nbytes
             offset = request.offset if resumes else 0
             opened = transfer_pb2.DownloadOpen(
@@ -143,6 +148,11 @@ class TransferService:
                 await ended.wait()
             finally:
                 opening.add_done_callback(self._lost)
+
+    def _of_rounds(self, method: str) -> Coordinator:
+        """The coordinator of a run in rounds; ProtocolError names the method for any other."""
+        with self._coordinator.refusals():
+            return handlers.check_kind(self._coordinator, Coordinator, method)
 
     def _lost(self, opening: "asyncio.Future[Stream]") -> None:
         if not opening.cancelled() and opening.exception() is None:
