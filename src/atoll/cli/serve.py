@@ -75,7 +75,7 @@ def serve(
             _tell_manifest(_manifests(stores.ledger), recorded_before=before)
         tokens, hashes = _tokens(stores.ledger, renew=options.new_tokens)
         secured = certificate_for(options, directory)
-        coordinator = boot.open_coordinator(stores, clock, threads=min(4, os.cpu_count() or 1))
+        coordinator = boot.open_run(stores, clock, threads=min(4, os.cpu_count() or 1))
         listen = Listen(
             host=options.host,
             port=options.port,

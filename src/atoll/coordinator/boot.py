@@ -5,17 +5,16 @@ from typing import Any
 
 from atoll.clock import Clock
 from atoll.config import RunFile
+from atoll.coordinator import member_wiring
 from atoll.coordinator.accept.admission import Admission
 from atoll.coordinator.accept.uploads import Uploads
+from atoll.coordinator.authority import Authority
 from atoll.coordinator.changes import Changes
 from atoll.coordinator.counters import Counters
+from atoll.coordinator.member_wiring import Opened
+from atoll.coordinator.members import dialback
 from atoll.coordinator.members.barriers import Barriers
-from atoll.coordinator.members.control import Control
-from atoll.coordinator.members.dialback import Dialback
-from atoll.coordinator.members.heartbeats import Heartbeats
-from atoll.coordinator.members.membership import Membership
-from atoll.coordinator.members.presence import Presence
-from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.members.dialback import Dial
 from atoll.coordinator.rounds import dispatch
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
@@ -25,6 +24,8 @@ from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.sharded import wiring
+from atoll.coordinator.sharded.service import ShardedCoordinator
 from atoll.coordinator.shown.status import Report
 from atoll.coordinator.stores import Stores
 from atoll.data import registry as datasets
@@ -65,14 +66,38 @@ def create_or_check(
     return _create(stores, run_file, clock, run_id=new_run_id)
 
 
+def open_run(stores: Stores, clock: Clock, *, threads: int = 1) -> Authority:
+    """The coordinator of the run in `stores`, of the kind that its strategy asks for."""
+    if Manifests.of(stores.ledger).first.any_strategy.by_step:
+        return open_sharded(stores, clock)
+    return open_coordinator(stores, clock, threads=threads)
+
+
 def open_coordinator(
     stores: Stores, clock: Clock, *, layout: Layout | None = None, threads: int = 1
 ) -> Coordinator:
-    """The coordinator of the run in `stores`, with its weights restored and its parts wired.
+    """The coordinator of a run in rounds, with its weights restored and its parts wired.
 
     `layout` is the model's, where it cannot be built from its definition here. StateDamaged when
     what is stored is not what was written: nobody serves from it unseen.
     """
+    opened = _opened(stores, layout)
+    return _wired(stores, clock, opened, threads=threads)
+
+
+def open_sharded(
+    stores: Stores,
+    clock: Clock,
+    *,
+    layout: Layout | None = None,
+    dial: Dial = dialback.connect,
+) -> ShardedCoordinator:
+    """The coordinator of a sharded run, which holds no weights; `dial` is how ranks are tried."""
+    return wiring.wired(stores, clock, _opened(stores, layout), dial=dial)
+
+
+def _opened(stores: Stores, layout: Layout | None) -> Opened:
+    """What is recorded of the run in `stores`, once that is found to be what was written."""
     stores.check()
     stores.blobs.sweep()
     with stores.ledger.reading() as t:
@@ -80,21 +105,14 @@ def open_coordinator(
     assert run is not None, "a run is created before a coordinator opens it"
     manifests = Manifests.of(stores.ledger)
     layout = recorded.layout_of(manifests.newest.manifest) if layout is None else layout
-    return _wired(stores, clock, run=run, manifests=manifests, layout=layout, threads=threads)
+    return Opened(run, manifests, layout)
 
 
-def _wired(
-    stores: Stores,
-    clock: Clock,
-    *,
-    run: RunRecord,
-    manifests: Manifests,
-    layout: Layout,
-    threads: int,
-) -> Coordinator:
+def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coordinator:
     """Restores the weights of the run in `stores` and wires the parts together."""
     ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
-    membership = _membership(ledger, clock, run, manifests, layout, changed)
+    run, manifests, layout = opened.run, opened.manifests, opened.layout
+    membership = member_wiring.membership(ledger, clock, opened, changed)
     registry, heartbeats = membership.registry, membership.registry.heartbeats
     rounds = Rounds(ledger, registry, clock, manifests, layout)
     heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
@@ -151,37 +169,6 @@ def _wired(
             disk=disk,
         ),
     )
-
-
-def _membership(
-    ledger: Ledger,
-    clock: Clock,
-    run: RunRecord,
-    manifests: Manifests,
-    layout: Layout,
-    changed: Changes,
-) -> Membership:
-    """Who takes part, with what knows of it."""
-    heartbeats = Heartbeats(clock, timeout_seconds=manifests.newest.manifest.heartbeat_timeout)
-    registry = Registry(
-        ledger,
-        heartbeats,
-        clock,
-        run_id=run.run_id,
-        manifest=lambda: manifests.in_force.sha256,
-    )
-    membership = Membership(
-        registry,
-        Presence(clock),
-        Control(ledger),
-        Dialback(clock),
-        clock=clock,
-        manifests=manifests,
-        layout=layout,
-        changed=changed,
-    )
-    membership.finish_kicks()
-    return membership
 
 
 def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> Manifest:

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.sharded.service import ShardedCoordinator
 from atoll.errors import ProtocolError
-from atoll.protocol import control, messages, samples, work
+from atoll.protocol import control, messages, samples, sharded, work
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Done
 
@@ -79,6 +80,12 @@ only(Coordinator, messages.EvaluationReport, lambda c, m, _: c.evaluation(m))
 on(messages.BarrierRequest, lambda c, m, _: c.barrier(m))
 on(messages.LeaveRequest, lambda c, m, _: c.deregister(m.identity))
 on(samples.SamplesRequest, lambda c, m, _: c.keep_samples(m))
+
+only(ShardedCoordinator, sharded.GroupRequest, lambda c, m, a: c.group(m, begun=a.again))
+only(ShardedCoordinator, sharded.SaveReport, lambda c, m, _: c.saved(m))
+only(ShardedCoordinator, sharded.PartReport, lambda c, m, a: c.part(m, begun=a.again))
+only(ShardedCoordinator, sharded.BoundaryRequest, lambda c, m, a: c.boundary(m, begun=a.again))
+only(ShardedCoordinator, sharded.MissingReport, lambda c, m, _: c.missing(m))
 
 on(messages.StatusRequest, lambda c, _, __: c.status())
 on(messages.WorkersRequest, lambda c, _, __: c.workers())

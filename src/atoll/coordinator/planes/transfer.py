@@ -10,17 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
 from atoll.coordinator import handlers
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.members.presence import Stream
+from atoll.coordinator.planes import part_transfer, sent
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.service import Coordinator
-from atoll.errors import FrameError, ProtocolError, StoreError
+from atoll.coordinator.sharded.service import ShardedCoordinator
+from atoll.errors import FrameError, StoreError
 from atoll.ledger.records import ContributionRecord
-from atoll.protocol.messages import Identity
 from atoll.wire import chunks, rpc, schema
 from atoll.wire.proto import transfer_pb2
 
@@ -116,7 +115,7 @@ class TransferService:
             coordinator = self._of_rounds("Download")
             with coordinator.refusals():
                 request = rpc.readable(asked)
-                identity = _identity(request.identity)
+                identity = sent.identity(request.identity)
             wanted = {"round_number": request.round, "have_digest": request.have_digest}
             spooled = await self._run(coordinator.download, identity, **wanted)
             resumes = request.tag == spooled.tag and request.offset <= spooled.nbytes
@@ -131,12 +130,36 @@ class TransferService:
                     offset += nbytes
                     self._coordinator.sent(identity, nbytes)
 
+    async def PartOffset(
+        self, request: transfer_pb2.PartOpen | None, context: "Context"
+    ) -> transfer_pb2.UploadOffset:
+        async with rpc.answering(context):
+            coordinator = self._of_steps("PartOffset")
+            found = await part_transfer.offset(coordinator, request, self._run)
+        return transfer_pb2.UploadOffset(offset=found)
+
+    async def SendPart(
+        self, pieces: AsyncIterator["part_transfer.Piece"], context: "Context"
+    ) -> transfer_pb2.PartReceipt:
+        async with rpc.answering(context):
+            coordinator = self._of_steps("SendPart")
+            sha256 = await part_transfer.receive(coordinator, pieces, self._run)
+        return transfer_pb2.PartReceipt(sha256=sha256)
+
+    async def Fetch(
+        self, asked: transfer_pb2.FetchRequest | None, context: "Context"
+    ) -> AsyncIterator[bytes]:
+        async with rpc.answering(context):
+            coordinator = self._of_steps("Fetch")
+            async for part in part_transfer.fetch(coordinator, asked, self._run, self._run):
+                yield part
+
     async def Presence(
         self, asked: transfer_pb2.PresenceOpen | None, context: "Context"
     ) -> AsyncIterator[transfer_pb2.PresenceState]:
         async with rpc.answering(context):
             with self._coordinator.refusals():
-                identity = _identity(rpc.readable(asked).identity)
+                identity = sent.identity(rpc.readable(asked).identity)
             ended = asyncio.Event()
             close = partial(_set_soon, asyncio.get_running_loop(), ended)
             attending = self._run(self._coordinator.attend, identity, close=close)
@@ -153,6 +176,11 @@ class TransferService:
         """The coordinator of a run in rounds; ProtocolError names the method for any other."""
         with self._coordinator.refusals():
             return handlers.check_kind(self._coordinator, Coordinator, method)
+
+    def _of_steps(self, method: str) -> ShardedCoordinator:
+        """The coordinator of a sharded run; ProtocolError names the method for any other."""
+        with self._coordinator.refusals():
+            return handlers.check_kind(self._coordinator, ShardedCoordinator, method)
 
     def _lost(self, opening: "asyncio.Future[Stream]") -> None:
         if not opening.cancelled() and opening.exception() is None:
@@ -192,18 +220,10 @@ def _opening(part: transfer_pb2.UploadPart) -> UploadRequest:
     return _upload_request(part.open)
 
 
-def _upload_request(sent: transfer_pb2.UploadOpen) -> UploadRequest:
-    if not schema.SHA256.holds(sent.sha256):
+def _upload_request(told: transfer_pb2.UploadOpen) -> UploadRequest:
+    if not schema.SHA256.holds(told.sha256):
         raise FrameError(
-            f"sha256={sent.sha256[:80]!r} must be {schema.SHA256.text}: the name of the whole frame"
+            f"sha256={told.sha256[:80]!r} must be {schema.SHA256.text}: the name of the whole frame"
         )
-    identity = _identity(sent.identity)
-    return UploadRequest(identity, sent.preamble, sent.sha256, sent.nbytes, sent.offset)
-
-
-def _identity(message: transfer_pb2.Identity) -> Identity:
-    try:
-        return Identity(**{name: getattr(message, name) for name in Identity.model_fields})
-    except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        raise ProtocolError(f"identity.{first['loc'][0]}: {first['msg']}") from exc
+    identity = sent.identity(told.identity)
+    return UploadRequest(identity, told.preamble, told.sha256, told.nbytes, told.offset)
