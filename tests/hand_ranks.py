@@ -222,8 +222,9 @@ class HandRank:
         self.certificate = certificate
         self.incarnation = 0
         self.generation = 0
+        self.label = b"root"  # roots are made from
         self.disk: list[HeldSave] = []
-        self.formed: GroupReply | None = None
+        self.formed = GroupReply(action="wait")
         self.pings: Callable[[str], float | None] = lambda _: 1.0
         self._measured = 0
         self._pings: dict[str, float] = {}
@@ -248,7 +249,7 @@ class HandRank:
             )
         )
         self.incarnation, self.generation = reply.incarnation, reply.generation
-        self.formed = None
+        self.formed = GroupReply(action="wait")
         return self
 
     @property
@@ -273,16 +274,14 @@ class HandRank:
 
     @property
     def number(self) -> int:
-        return 0 if self.formed is None else self.formed.group
+        return self.formed.group
 
     @property
     def rank(self) -> int:
-        assert self.formed is not None
         return [m.worker_id for m in self.formed.members].index(self.name)
 
     @property
     def size(self) -> int:
-        assert self.formed is not None
         return len(self.formed.members)
 
     def question(self, **changes: Any) -> GroupRequest:
@@ -335,7 +334,7 @@ class HandRank:
         return b"".join(bytes(byte_view(s.of(flat).clone())) for flat in whole for s in shard)
 
     def root(self, step: int, *, rank: int | None = None) -> str:
-        return hashlib.sha256(b"root" + self.part(step, rank=rank)).hexdigest()
+        return hashlib.sha256(self.label + self.part(step, rank=rank)).hexdigest()
 
     def held(self, step: int) -> HeldSave:
         return HeldSave(
