@@ -16,7 +16,7 @@ from atoll.errors import (
 )
 from atoll.layout import byte_view
 from atoll.ledger import chain
-from atoll.ledger.records import LeaseState, RoundState
+from atoll.ledger.records import CheckpointRecord, LeaseState, RoundState
 from atoll.protocol.messages import Identity
 from atoll.protocol.sharded import SaveReport
 from atoll.sums import digest as digests
@@ -47,6 +47,11 @@ def restore_of(*ranks: HandRank):
 def digest_at(sea: Sea, step: int) -> str:
     """Of the weights after a step, by the whole buffer: nothing here is streamed."""
     return digests.digest(sea.layout, state_at(sea.layout, step)[0]).root
+
+
+def checkpoint(sea: Sea) -> CheckpointRecord:
+    """The newest."""
+    return alone(sea.ledger).checkpoints.all()[-1]
 
 
 # Saves
@@ -131,7 +136,7 @@ def test_two_neighbours_gone_go_back_to_the_checkpoint(sea):
     found = restore_of(a, d)
 
     assert (found.source, found.step, found.size) == ("checkpoint", 6, 4)
-    assert found.parts == alone(sea.ledger).checkpoints.newest().blobs
+    assert found.parts == checkpoint(sea).blobs
     assert found.tokens == 6 * 5 * 4
 
 
@@ -327,10 +332,10 @@ def test_checkpoint_is_recorded_in_one_transaction_with_what_it_holds(sea, trio)
     sea.trained(trio, 1)
 
     assert sea.settle() == 1
-    record, checkpoint = alone(sea.ledger).rounds.all()[0], alone(sea.ledger).checkpoints.get(1)
+    record, found = alone(sea.ledger).rounds.all()[0], checkpoint(sea)
     assert (record.state, record.master_digest) == (RoundState.PUBLISHED, digest_at(sea, 6))
-    assert (checkpoint.step, checkpoint.members) == (6, ("a", "b", "c"))
-    assert (checkpoint.rows, checkpoint.tokens) == (30, 120)
+    assert (found.step, found.members) == (6, ("a", "b", "c"))
+    assert (found.rows, found.tokens) == (30, 120)
     assert {x.state for x in alone(sea.ledger).leases.of_round(1)} == {LeaseState.DONE}
     assert {x.state for x in alone(sea.ledger).leases.of_round(2)} == {LeaseState.LEASED}
     assert [r.round for r in alone(sea.ledger).rounds.unpublished()] == [2, 3]
@@ -393,7 +398,7 @@ def test_new_group_uploads_the_checkpoint_that_a_death_kept_from_being_whole(sea
         rank.hand_in(1)
 
     assert sea.settle() == 1
-    assert alone(sea.ledger).checkpoints.get(1).members == ("a", "b")
+    assert checkpoint(sea).members == ("a", "b")
     assert sea.coordinator.digest == digest_at(sea, 6)
     assert sea.audit().clean
 
@@ -567,7 +572,7 @@ def test_retention_keeps_the_newest_checkpoints_and_drops_what_was_never_committ
 def test_audit_finds_a_changed_blob_a_changed_record_and_rows_that_are_not_done(sea, trio):
     sea.trained(trio, 1)
     sea.settle()
-    checkpoint = alone(sea.ledger).checkpoints.get(1)
+    found = checkpoint(sea)
     assert sea.audit().clean
 
     tamper(sea.ledger, "checkpoints", {"round": 1}, tokens=121)
@@ -578,7 +583,7 @@ def test_audit_finds_a_changed_blob_a_changed_record_and_rows_that_are_not_done(
     tamper(sea.ledger, "leases", {"round": 1}, state="done")
 
     sea.restart()
-    path = sea.home / "blobs" / checkpoint.blobs[1][:2] / checkpoint.blobs[1]
+    path = sea.home / "blobs" / found.blobs[1][:2] / found.blobs[1]
     data = bytearray(path.read_bytes())
     data[5] ^= 1
     path.write_bytes(bytes(data))
@@ -591,7 +596,7 @@ def test_audit_reads_the_weights_that_the_digest_is_of(sea, trio):
     sea.settle()
     record = alone(sea.ledger).rounds.all()[0]
     other = digests.digest(sea.layout, state_at(sea.layout, 7)[0])
-    checkpoint = alone(sea.ledger).checkpoints.get(1)
+    found = checkpoint(sea)
     forged = replace(record, master_digest=other.root)
     tamper(
         sea.ledger,
@@ -599,7 +604,7 @@ def test_audit_reads_the_weights_that_the_digest_is_of(sea, trio):
         {"round": 1},
         master_digest=other.root,
         leaves=other.leaves,
-        hash=chain.checkpoint_hash(forged, checkpoint),
+        hash=chain.checkpoint_hash(forged, found),
     )
 
     problems = {p.what: p.detail for p in sea.audit().problems}

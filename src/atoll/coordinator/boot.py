@@ -5,7 +5,7 @@ from typing import Any
 
 from atoll.clock import Clock
 from atoll.config import RunFile
-from atoll.coordinator import member_wiring
+from atoll.coordinator import initial, member_wiring
 from atoll.coordinator.accept.admission import Admission
 from atoll.coordinator.accept.uploads import Uploads
 from atoll.coordinator.authority import Authority
@@ -33,12 +33,11 @@ from atoll.errors import ConfigError
 from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
-from atoll.models import custom, init
+from atoll.models import custom
 from atoll.models import registry as models
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.strategies import registry as strategies
 from atoll.strategies.base import run_layout
-from atoll.sums import digest as digests
 from atoll.versions import manifest_change, recorded, weights, weights_file
 from atoll.versions.manifests import Manifests, Recorded
 from atoll.versions.replay import Replay
@@ -184,22 +183,16 @@ def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> 
             f"data.block={dataset.block} is longer than the {longest} tokens the model reads; "
             f"cut the data into shorter rows or give [model] more positions"
         )
-    flat = layout.zeros()
-    if run_file.start_from is not None:
-        flat.copy_(weights_file.read(run_file.start_from, layout))
-    else:
-        views = layout.views(flat)
-        seed = int(run_file.settings.get("seed", 0))
-        for name, value in init.initial(definition, layout, seed=seed):
-            views[name].copy_(value)
-    digest = digests.digest(layout, flat).root
+    tensors = initial.source(run_file, definition, layout, one_by_one=strategy.by_step)
+    # Made twice, since the blob begins with the digest: nothing is held but one tensor.
+    digest = weights.digest_each(tensors(), layout=layout)
     measured = {"layout_digest": layout.digest, "initial_digest": digest}
     manifest = run_file.manifest(model.model_copy(update=measured), data)
     dispatch.check(manifest)
     header = weights.weights_header(
         layout, run_id=run_id, manifest_sha256=manifest.sha256(), version=0, digest=digest
     )
-    sha256 = weights.store(stores.blobs, header, flat, layout=layout)
+    sha256 = weights.store_each(stores.blobs, header, tensors(), layout=layout)
     with stores.ledger.writing() as t:
         t.run.create(
             RunRecord(run_id, clock.wall(), sha256),

@@ -1,1 +1,1 @@
-"""Sharded training (ZeRO-3): every rank owns a shard of the model and all meet at every step."""
+"""Sharded training: every rank holds a part of the model, and gathers the rest when it needs it."""

@@ -7,12 +7,10 @@ round r is the steps ((r-1)*C, r*C], and leases C*B rows, B = inner.batch for al
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.collectives import schedule
 from atoll.layout import ELEMENT_BYTES, Layout, Span
-from atoll.layout import cut as fragments_of
 from atoll.protocol.manifest import Manifest, ShardedSettings
-from atoll.strategies.diloco import blocks
-from atoll.strategies.sharded import settings
+from atoll.strategies.sharded import settings, units
+from atoll.strategies.sharded.units import Units
 
 COPIES = 3  # in a save: weights, first and second moments
 _FREE = ("deadline_seconds",)  # what a new manifest version may change
@@ -42,10 +40,7 @@ class Sharded:
 
     def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
         """The units: the root, which holds all that is in no block, then one for each block."""
-        found, others = blocks.numbered(layout)
-        root = [tensor.name for tensor in others]
-        units = [[tensor.name for tensor in block] for block in found]
-        return [root, *units] if root else units
+        return units.names(layout)
 
     # Steps
 
@@ -64,18 +59,10 @@ class Sharded:
 
     # Shards
 
-    def units(self, layout: Layout) -> tuple[Span, ...]:
-        """Where each unit lies in the run's flat layout."""
-        return tuple(part.span for part in fragments_of(layout, self.cut(layout)))
-
     def shard(self, layout: Layout, rank: int, size: int) -> tuple[Span, ...]:
         """What a rank of `size` owns of each unit, in spans of the run's flat layout."""
-        return tuple(
-            Span(unit.start + own.start, unit.start + own.stop)
-            for unit in self.units(layout)
-            for own in [schedule.cut(len(unit), size)[rank]]
-        )
+        return Units.of(layout).owned(rank, size)
 
     def save_bytes(self, layout: Layout, rank: int, size: int) -> int:
         """How large a rank's save is: `COPIES` times its shard in fp32."""
-        return COPIES * ELEMENT_BYTES * sum(map(len, self.shard(layout, rank, size)))
+        return COPIES * ELEMENT_BYTES * Units.of(layout).shard_size(rank, size)
