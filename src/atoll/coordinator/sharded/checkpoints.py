@@ -78,39 +78,49 @@ class Checkpoints:
 
     def report(self, report: PartReport) -> PartReply:
         """Takes the word of a rank that its part is a blob; whether the checkpoint is recorded."""
-        if report.round <= self.intervals.committed:
+        expected = self._expected(report)
+        if expected is None:
             return PartReply(committed=True)
-        group, mine = self._groups.member(report.identity, report.group)
-        self._check_round(report.round)
+        # Outside the lock: a blob that an earlier life took in is read whole.
+        if not self.uploads.is_stored(report.blob, expected.nbytes):
+            raise BlobMissing(
+                f"blob={report.blob} of {expected.nbytes} bytes is not here; upload the part first"
+            )
+        with self._groups.lock:
+            expected = self._expected(report)  # it may have been recorded meanwhile
+            if expected is None:
+                return PartReply(committed=True)
+            with self.ledger.writing() as t:
+                t.checkpoints.report(expected)
+        if self.is_due():
+            self.changed()
+        return PartReply(committed=False)
+
+    def _expected(self, report: PartReport) -> PartRecord | None:
+        """What is recorded of a part; None when its checkpoint is recorded already."""
+        with self._groups.lock:  # under which checkpoints are recorded
+            if report.round <= self.intervals.committed:
+                return None
+            group, mine = self._groups.member(report.identity, report.group)
+            self._check_round(report.round)
         _, last = self.intervals.asked.steps(report.round)
         if report.step != last:
             raise WrongRound(
                 f"step={report.step} of the part is not the last of round {report.round}, {last}"
             )
-        nbytes = self.intervals.asked.save_bytes(self.layout, mine.rank, len(group.members))
-        if not self.uploads.is_stored(report.blob, nbytes):
-            raise BlobMissing(
-                f"blob={report.blob} of {nbytes} bytes is not here; upload the part first"
-            )
-        part = PartRecord(
+        return PartRecord(
             round=report.round,
             group_number=group.number,
             rank=mine.rank,
             worker_id=mine.worker_id,
             part=report.part,
             blob=report.blob,
-            nbytes=nbytes,
+            nbytes=self.intervals.asked.save_bytes(self.layout, mine.rank, len(group.members)),
             loss_sum=report.loss_sum,
             tokens=report.tokens,
             evaluation_loss=report.evaluation_loss,
             evaluation_tokens=report.evaluation_tokens,
         )
-        with self.ledger.writing() as t:
-            t.checkpoints.report(part)
-            whole = len(t.checkpoints.parts(report.round, group.number)) == len(group.members)
-        if whole:
-            self.changed()
-        return PartReply(committed=False)
 
     def is_due(self) -> bool:
         """Whether a checkpoint has all its parts and is not recorded yet."""
