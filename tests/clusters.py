@@ -54,7 +54,7 @@ from atoll.ledger.records import (
 from atoll.ledger.tables import schema
 from atoll.models import init
 from atoll.proof import audit as auditing
-from atoll.proof.audit import AuditReport
+from atoll.proof.report import AuditReport
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.protocol.messages import Assignment, Identity, Info, RegisterRequest, Telemetry
 from atoll.strategies.base import Fragments

@@ -61,7 +61,7 @@ class InnerSettings(Settings):
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.1
     momentum: Fraction = 0.0  # sgd only
-    batch: Count = 8  # rows per step and island
+    batch: Count = 8  # rows per step: of an island, or of all ranks where they meet at every step
     clip: NotNegative = 1.0  # global gradient norm; 0 switches clipping off
     precision: Literal["fp32", "bf16"] = "fp32"  # of the forward and backward pass
     threads: Annotated[int, Field(ge=1, le=1024)] = 1  # two threads change bits
@@ -170,7 +170,7 @@ class Manifest(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     strategy: Word = "diloco"  # what it and those up to `staleness_weighting` mean, its modes know
     mode: Word = "sync"
-    sync_every: Count
+    sync_every: Count = 1  # a run file in rounds states it; without rounds it means nothing
     num_fragments: Count = 1
     fragment_pattern: Literal["strided", "sequential"] = "strided"  # which blocks go together
     delay_steps: Annotated[int, Field(ge=0)] = 0  # inner steps from a hand-in to its merge

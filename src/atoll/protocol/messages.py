@@ -343,6 +343,10 @@ class Status(Message):
     bytes_sent: int
     refused_queues: tuple[str, ...] = ()  # entries that were damaged when the coordinator started
     storage_full: str = ""  # why nothing can be written, while the disk has no room
+    group: Whole = 0  # of a sharded run: the one that trains; 0: none does
+    ring: tuple[WorkerName, ...] = ()  # its members, by rank
+    consistent: Whole = 0  # the newest step that all of it have saved
+    checkpoint: Whole = 0  # the step of the newest checkpoint
 
 
 class StatusRequest(Ask[Status], route=Route("GET", "/status")):

@@ -42,9 +42,10 @@ class HeldSave(Message):
 class Restore(Message):
     """What all ranks of a new group load before they go on.
 
-    `initial`: the blob `parts[0]` of the initial weights, moments zero. `checkpoint`: blobs, one
-    for each rank of the group that saved it. `save`: the same parts on the disks of ranks;
-    `holders` says for each part which ranks of the new group have it.
+    `initial`: the blob `parts[0]` of the initial weights, from byte `offset` on fp32 in the order
+    of the layout; moments are zero. `checkpoint`: blobs, one for each rank of the group that saved
+    it, by the sha256 that `Fetch` takes. `save`: parts on the disks of ranks, by the hashes of
+    their saves; `holders` says for each part which ranks of the new group have it.
     """
 
     source: Literal["initial", "save", "checkpoint"]
@@ -70,7 +71,8 @@ class Interval(Message):
 class GroupReply(Message):
     """`wait`: ask again. `measure`: ping these members and ask again with what was found.
 
-    `train`: restore, and go on with the step after it. `stop`: the run is over.
+    `train`: restore, and go on with the step after it. `stop`: the run is over. A candidate to
+    `measure` has a secret of its own and an order that is not the ring's yet.
     """
 
     action: Literal["wait", "measure", "train", "stop"]
@@ -85,7 +87,9 @@ class GroupReply(Message):
 class GroupRequest(Waiting[GroupReply], route=Route("POST", "/workers/{worker_id}/group")):
     """Which group am I in? Asked by a rank without one, and by one that watches its own.
 
-    Held back until the answer is another one than `group`.
+    Held back until the answer is another one than `group`. Who has entered a group asks with its
+    number until the answer is another; who gives it up for a reason of its own registers again,
+    which ends the group for all.
     """
 
     identity: Identity
