@@ -90,12 +90,12 @@ class StandIn:
         self.committed = 0  # rounds
         self.losses: dict[int, PartReport] = {}
         self.blobs: dict[str, bytes] = {}
-        self.initial = self._store(bytes(memory.bytes_of(initial)))
+        self.initial = self.store(bytes(memory.bytes_of(initial)))
         self.consistent: tuple[int, int, tuple[str, ...]] | None = None  # step, size, parts
         self.checkpoint: tuple[int, int, tuple[str, ...]] | None = None
         self.formed: list[Formed] = []
 
-    def _store(self, data: bytes) -> str:
+    def store(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
         self.blobs[sha256] = data
         return sha256
@@ -165,22 +165,21 @@ class StandIn:
             return GroupReply(
                 action="measure", group=self.generation, members=members, secret="s" * 40
             )
-        self._form(members)
-        assert self.group is not None
-        return self._told(self.group)
+        return self._told(self._form(members))
 
     @property
     def _is_finished(self) -> bool:
         return self.committed >= self.manifest.stop.rounds
 
-    def _form(self, members: tuple[RankMember, ...]) -> None:
+    def _form(self, members: tuple[RankMember, ...]) -> Formed:
         held = [_asked(self.workers[m.worker_id]).held for m in members]
         for member in members:
             self.workers[member.worker_id].asks = None
         self.generation += 1
-        self.group = Formed(self.generation, members, self._restore(held))
-        self.formed.append(self.group)
+        self.group = formed = Formed(self.generation, members, self._restore(held))
+        self.formed.append(formed)
         self.boundaries.clear()
+        return formed
 
     def _restore(self, held: list[tuple[HeldSave, ...]]) -> Restore:
         if self.consistent is not None:
@@ -324,7 +323,8 @@ class StandInLink:
     def attend(self, identity: Any) -> Any:
         raise AssertionError("nobody attends here")
 
-    upload = download = attend
+    upload: Any = attend
+    download: Any = attend
 
     def close(self) -> None:
         """Nothing is open."""

@@ -91,6 +91,7 @@ class World:
         )
 
     def weights(self):
+        assert self.coordinator.checkpoint is not None
         step, size, blobs = self.coordinator.checkpoint
         parts = [self.coordinator.blobs[sha256] for sha256 in blobs]
         return step, whole_weights(parts, self.units, size)
@@ -156,7 +157,7 @@ def continued(world, group, home, tmp_path, *, until):
     calm.coordinator.committed = restore.step // steps
     if restore.source == "save":
         shards = [SHARDS[root] for root in restore.parts]
-        parts = tuple(calm.coordinator._store(shard) for shard in shards)
+        parts = tuple(calm.coordinator.store(shard) for shard in shards)
         calm.coordinator.checkpoint = restore.step, restore.size, parts
     elif restore.source == "checkpoint":
         calm.coordinator.blobs.update(world.coordinator.blobs)

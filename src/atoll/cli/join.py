@@ -18,7 +18,6 @@ from atoll.island import trainer
 from atoll.island.participant import Participant
 from atoll.island.ranks import parallel
 from atoll.island.run import Run
-from atoll.island.sharded import trainer as rank_trainer
 from atoll.island.sharded.run import ShardedRun
 from atoll.launch import joining, placement
 
@@ -50,10 +49,7 @@ def join(options: JoinOptions) -> None:
         torch_threads.use(run.manifest.inner.threads)
         if run.group.is_leader and not options.as_json:
             output.say(f"island {run.worker_id!r} joins run {run.manifest.name!r}")
-        if isinstance(run, ShardedRun):
-            rank_trainer.train(run, location=options.data, model=model)
-        else:
-            trainer.train(run, location=options.data, device=device, model=model, kind=kind)
+        trainer.train(run, location=options.data, device=device, model=model, kind=kind)
         if run.group.is_leader:
             _tell(run, as_json=options.as_json)
     except KeyboardInterrupt:

@@ -18,7 +18,6 @@ from atoll.island import trainer
 from atoll.island.participant import Participant
 from atoll.island.presence import Attending
 from atoll.island.run import Run
-from atoll.island.sharded import trainer as rank_trainer
 from atoll.island.sharded.run import ShardedRun
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.protocol.messages import Status
@@ -208,35 +207,26 @@ class SimulatedCluster:
         with closing(IslandStore(self._home / name)) as store:
             seconds = self.step_seconds[index % len(self.step_seconds)]
             after_step = partial(self._after_step, seconds)
-            train = self._rank if self.coordinator.by_step else self._island_of_rounds
-            train(index, store, after_step)
+            run = self._joined(index, store)
+            with self._alive(run, name):
+                trainer.train(run, location=self._location, after_step=after_step)
 
-    def _island_of_rounds(
-        self, index: int, store: IslandStore, after_step: Callable[[], None]
-    ) -> None:
-        run = Run(
-            *(self._link(), store, self.scheduler),
-            identity=_identity(index),
-            jitter=random.Random(index),
-            spawn=partial(self._spawn, worker_name(index)),
-        )
-        with self._alive(run, worker_name(index)):
-            trainer.train(run, location=self._location, after_step=after_step)
-
-    def _rank(self, index: int, store: IslandStore, after_step: Callable[[], None]) -> None:
+    def _joined(self, index: int, store: IslandStore) -> Run | ShardedRun:
+        link = MemoryLink(self.coordinator.reach, self.scheduler)
+        identity, jitter = _identity(index), random.Random(index)
+        spawn = partial(self._spawn, worker_name(index))
+        if not self.coordinator.by_step:
+            return Run(
+                *(link, store, self.scheduler), identity=identity, jitter=jitter, spawn=spawn
+            )
         sea = self._sea = self._sea or Sea(self.scheduler, latencies=_by_name(self.latencies))
-        run = ShardedRun(
-            *(self._link(), store.directory, self.scheduler),
-            identity=_identity(index),
-            jitter=random.Random(index),
+        return ShardedRun(
+            *(link, store.directory, self.scheduler),
+            identity=identity,
+            jitter=jitter,
             host=sea.host(),
-            spawn=partial(self._spawn, worker_name(index)),
+            spawn=spawn,
         )
-        with self._alive(run, worker_name(index)):
-            rank_trainer.train(run, location=self._location, after_step=after_step)
-
-    def _link(self) -> MemoryLink:
-        return MemoryLink(self.coordinator.reach, self.scheduler)
 
     @contextmanager
     def _alive(self, run: Participant, name: str) -> Iterator[None]:

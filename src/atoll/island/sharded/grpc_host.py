@@ -3,8 +3,8 @@
 import datetime
 
 from atoll.clock import Clock
-from atoll.collectives.grpc import pings
 from atoll.collectives.grpc.member import RankMember
+from atoll.collectives.grpc.pings import measured
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import Identity, Member, RankGroup
 from atoll.collectives.peers import Peers, Pings, Source
@@ -38,7 +38,7 @@ class GrpcHost:
     def measure(self, candidate: GroupReply, rank: int) -> Pings:
         group = _group(candidate)
         self._server.enter(group)
-        return pings.measured(group, rank, identity=self._identity, clock=self._clock)
+        return measured(group, rank, identity=self._identity, clock=self._clock)
 
     def enter(
         self, formed: GroupReply, rank: int, *, source: Source, settings: ShardedSettings
@@ -52,6 +52,7 @@ class GrpcHost:
             way=settings.exchange,
             timeout_seconds=settings.deadline_seconds,
             source=source,
+            bulk=settings.bulk,
         )
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""The built-in training loop of a rank: the manifest's model and data; the optimizer is the run's."""
+"""The built-in training loop of a rank: the manifest's model and data.
+
+The optimizer is the run's.
+"""
 
 from collections.abc import Callable
 
