@@ -22,7 +22,7 @@ def train(
 ) -> None:
     """Trains until the run is finished; `model`, if given, is this machine's own."""
     if model is None:
-        model = models.on_meta(run.manifest.model.definition)
+        model = models.hollow(run.manifest.model.definition)
     dataset = datasets.open_dataset(run.manifest.data.definition, location=location)
     run.load(model, evaluate=gpt.loss_sum)
     for rows in run.batches(dataset):

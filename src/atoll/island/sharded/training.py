@@ -24,13 +24,11 @@ from atoll.island.sharded.watch import Place
 from atoll.layout import Span
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.sharded import BoundaryReply, BoundaryRequest, Interval, Restore
-from atoll.strategies.sharded import micro_batches
-from atoll.strategies.sharded.adamw import AdamW
-from atoll.strategies.sharded.engine import Engine
+from atoll.strategies.sharded import build, micro_batches
 from atoll.strategies.sharded.holding import Holding
 from atoll.strategies.sharded.saves import CHUNK_BYTES, NO_NOTES, Notes, Saves
 from atoll.strategies.sharded.shard import SAVED, Shard
-from atoll.strategies.sharded.step import Made, Step
+from atoll.strategies.sharded.step import Made
 from atoll.strategies.sharded.units import Units
 
 log = logging.getLogger(__name__)
@@ -89,10 +87,9 @@ class Training:
             offload=settings.offload,
             directory=home,
         )
-        self._engine = Engine(
-            loaded.model, self._shard, self._shield, group=place.number, clock=clock
+        self._step = build.step(
+            manifest, loaded.model, self._shard, self._shield, group=place.number, clock=clock
         )
-        self._step = Step(self._engine, _rule(manifest), clip=manifest.inner.clip)
         self._saving = Saving(kept, offered, place, before=before, clock=clock, spawn=spawn)
         self._notes = NO_NOTES
         self.given: Given | None = None
@@ -246,12 +243,5 @@ class Training:
         """Leaves the group; what is not saved is given up."""
         self._saving.close()
         self.place.leave()
-        self._engine.close()
+        self._step.engine.close()
         self._shard.close()
-
-
-def _rule(manifest: Manifest) -> AdamW:
-    inner = manifest.inner
-    return AdamW(
-        beta1=inner.beta1, beta2=inner.beta2, eps=inner.eps, weight_decay=inner.weight_decay
-    )

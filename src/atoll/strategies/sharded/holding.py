@@ -26,7 +26,9 @@ class Holding:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise ConfigError(f"rank={self.rank} is not one of size={self.size} ranks")
+            raise ConfigError(
+                f"rank={self.rank} is not one of size={self.size} ranks, 0 to {self.size - 1}"
+            )
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:

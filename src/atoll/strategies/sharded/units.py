@@ -9,10 +9,9 @@ unit is one span of the flat buffer, and each rank owns an even part of every un
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.collectives import schedule
-from atoll.errors import ConfigError
 from atoll.layout import Fragment, Layout, Span, TensorSpec, cut
 from atoll.strategies import blocks
+from atoll.strategies.sharded.holding import Holding
 
 ROOT = ""  # the name of the module that the root is
 
@@ -91,13 +90,7 @@ class Units:
 
         One after another, in this order, they are the rank's shard.
         """
-        if not 0 <= rank < size:
-            raise ConfigError(f"rank={rank} is not one of size={size} ranks, 0 to {size - 1}")
-        return tuple(
-            Span(unit.span.start + part.start, unit.span.start + part.stop)
-            for unit in self.units
-            for part in (schedule.cut(unit.size, size)[rank],)
-        )
+        return Holding(tuple(unit.span for unit in self.units), size, rank).spans
 
     def shard_size(self, rank: int, size: int) -> int:
         """Elements that `rank` of `size` owns."""
