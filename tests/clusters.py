@@ -52,8 +52,9 @@ from atoll.ledger.records import (
     RunRecord,
 )
 from atoll.ledger.tables import schema
+from atoll.models import init
 from atoll.proof import audit as auditing
-from atoll.proof.audit import AuditReport
+from atoll.proof.report import AuditReport
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.protocol.messages import Assignment, Identity, Info, RegisterRequest, Telemetry
 from atoll.strategies.base import Fragments
@@ -128,6 +129,8 @@ def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:
         "model": {},
         "data": {},
     }
+    if (changes or {}).get("strategy") == "sharded":
+        del table["sync_every"]
     for name, value in (changes or {}).items():
         *sections, last = name.split(".")
         place = table
@@ -135,6 +138,20 @@ def run_file(changes: Mapping[str, Any] | None = None) -> RunFile:
             place = place.setdefault(section, {})
         place[last] = copy.deepcopy(value)
     return config.parse(table)
+
+
+def sharded_manifest(home: Path, changes: Mapping[str, Any]) -> tuple[Manifest, Tensor, Layout]:
+    """The manifest of a new sharded run, its initial weights, flat, and its layout."""
+    table = run_file({"stop.rounds": 1, **changes})
+    stores = stores_in(home)
+    manifest = boot.create_or_check(stores, table, ManualClock(), new_run_id="by-hand")
+    layout = recorded.layout_of(manifest)
+    flat = layout.zeros()
+    views = layout.views(flat)
+    for name, value in init.initial(manifest.model.definition, layout, seed=manifest.seed):
+        views[name].copy_(value)
+    stores.ledger.close()
+    return manifest, flat, layout
 
 
 def stores_in(home: Path, *, ledger: str | None = None) -> Stores:

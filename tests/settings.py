@@ -49,6 +49,13 @@ OTHERS: dict[str, object] = {
     "storage.retain": "snapshots",
     "work.policy": "at_most_once",
     "work.lease_seconds": 60.0,
+    "sharded.transport": "torch_dist",
+    "sharded.bulk": "tcp",
+    "sharded.exchange": "direct",
+    "sharded.gradients": "int8",
+    "sharded.parameters": "bf16",
+    "sharded.offload": "disk",
+    "sharded.commit": "quorum",
 }
 # Settings that name the class of their section: another one has other fields.
 CHOICES: dict[str, type[Choice]] = {

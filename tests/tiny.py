@@ -9,7 +9,7 @@ from atoll.simulate.cluster import Simulated
 from tests import clusters
 
 ROUNDS = 3
-SIZE = {"vocab": 16, "block": 8, "layers": 1, "heads": 2, "width": 8}
+SIZE: dict[str, Any] = {"vocab": 16, "block": 8, "layers": 1, "heads": 2, "width": 8}
 MODEL: dict[str, Any] = {"architecture": "gpt", **SIZE}
 TABLE: dict[str, Any] = {
     "seed": 3,

@@ -77,7 +77,9 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
         raise _unknown([name])
     stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
     known = DataSettings(definition=data, identity={})
-    strategies.of(_validated({**settings, "model": stand_in, "data": known}))
+    made = _validated({**settings, "model": stand_in, "data": known})
+    strategies.check_stated(settings)
+    strategies.any_of(made)
     return RunFile(
         settings=settings,
         model=model,

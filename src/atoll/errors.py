@@ -203,6 +203,10 @@ class StaleGeneration(WorkError, code="STALE_GENERATION"):
         self.present = present  # the number to repeat the message with
 
 
+class StaleGroup(WorkError, code="STALE_GROUP"):
+    """The rank group that the message is of is over, or the sender is not in it; ask for one."""
+
+
 class MissingRanks(WorkError, code="MISSING_RANKS"):
     """Values of other ranks did not come in time; the step is given up and nothing is filled in."""
 

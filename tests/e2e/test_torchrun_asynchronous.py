@@ -17,7 +17,7 @@ from atoll.coordinator.planes.access import Role
 from atoll.island import trainer
 from atoll.launch import joining
 from atoll.ledger.records import ContributionRecord
-from atoll.proof.audit import AuditReport
+from atoll.proof.report import AuditReport
 from atoll.protocol.messages import Status
 from tests import clusters, served, torchruns
 from tests.ledgers import alone

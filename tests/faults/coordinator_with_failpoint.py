@@ -128,7 +128,7 @@ def idle(round_number: int, die: Die) -> None:
 
     Coordinator.begin_upload = begun  # type: ignore[method-assign] # the point of this program
     Coordinator.assignment = assigned  # type: ignore[method-assign] # the point of this program
-    Coordinator.advance = advanced  # type: ignore[method-assign] # the point of this program
+    Coordinator.advance = advanced  # type: ignore[method-assign, assignment] # the point of this program
     ClosingThread.start = started  # type: ignore[method-assign] # the point of this program
 
 

@@ -261,7 +261,7 @@ def ack_before_commit() -> None:
         return advance(self)
 
     Rounds.accept = early  # type: ignore[method-assign] # the point of this program
-    Coordinator.advance = late  # type: ignore[method-assign] # the point of this program
+    Coordinator.advance = late  # type: ignore[method-assign, assignment] # the point of this program
 
 
 def _replace(owner: object, name: str, value: object) -> None:

@@ -11,7 +11,7 @@ import pytest
 from atoll.layout import LEAF_ELEMENTS
 from atoll.ledger import chain
 from atoll.ledger.records import RoundState
-from atoll.proof.audit import AuditReport
+from atoll.proof.report import AuditReport
 from atoll.sums.digest import LEAF_DIGEST_BYTES, root_of
 from atoll.versions import weights
 from tests import clusters

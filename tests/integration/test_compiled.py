@@ -20,7 +20,7 @@ from atoll.codecs.base import Codec
 from atoll.codecs.bf16.codec import Bf16
 from atoll.codecs.int4.codec import Int4
 from atoll.codecs.int8.codec import Int8
-from atoll.codecs.noise import Noise
+from atoll.codecs.noise import HashedNoise, Noise
 from atoll.codecs.sign.codec import Sign
 from atoll.codecs.topk import chunks
 from atoll.codecs.topk import loops as topk_loops
@@ -95,6 +95,7 @@ def both(monkeypatch):
         fast = computation()
         with monkeypatch.context() as patch:
             patch.setattr(base.compiled, "ready", lambda _: False)
+            patch.setattr(base.compiled, "ready_for_any", lambda: False)
             return fast, computation()
 
     return run
@@ -111,6 +112,19 @@ def test_values_are_encoded_to_the_same_bytes(both, codec, size):
     fast, plain = both(lambda: codec.encode(values, noise=None, first_group=0))
 
     assert bits(fast) == bits(plain)
+
+
+@pytest.mark.parametrize("block", [16, 256, GROUP_ELEMENTS])
+@pytest.mark.parametrize("size", [1, 300, GROUP_ELEMENTS + 7, *SIZES])
+def test_hashed_draws_round_to_the_same_bytes(both, block, size):
+    """Also the small tiles, for which no other loop is taken."""
+    codec, noise = Int8(block, "stochastic"), HashedNoise(1, 2, "lane")
+    values = numbers(size)
+
+    fast, plain = both(lambda: codec.encode(values, noise=noise, first_group=3))
+
+    assert bits(fast) == bits(plain)
+    assert bits(fast) != bits(codec.encode(values, noise=noise, first_group=4)) or size == 1
 
 
 @every_piece

@@ -13,8 +13,9 @@ import torch
 from atoll.clock import SystemClock
 from atoll.collectives.base import Key, Label
 from atoll.collectives.grpc import messages
+from atoll.collectives.grpc.dial import SERVICE
 from atoll.collectives.grpc.member import RankMember
-from atoll.collectives.grpc.server import SERVICE, RankServer
+from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import (
     COMMON_NAME,
     GROUP_KEY,
@@ -101,7 +102,7 @@ def send(
     with channel:
         deliver: Any = channel.stream_stream(f"/{SERVICE}/Deliver")
         try:
-            return len(list(deliver(chain(parts, then), metadata=shown, timeout=20)))
+            return sum(map(ord, deliver(chain(parts, then), metadata=shown, timeout=20)))
         except grpc.RpcError as error:
             raise rpc.error_of(error) from None
 

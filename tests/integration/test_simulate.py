@@ -192,7 +192,7 @@ def test_random_numbers_of_an_island_do_not_depend_on_the_others_turns(monkeypat
     monkeypatch.setattr(
         simulation.SimulatedCluster,
         "_after_step",
-        lambda self, _: self._scheduler.sleep(next(steps)),
+        lambda self, _: self.scheduler.sleep(next(steps)),
     )
 
     assert simulate(**FEW).digest == expected

@@ -31,7 +31,9 @@ URL, OTHER_PROTOCOL = sys.argv[2:]
 
 
 def join(url: str = URL, token: str = os.environ["ATOLL_TOKEN"]) -> Run:
-    return atoll.join(url, token=token, worker_id="island", state=FOLDER / "state")
+    run = atoll.join(url, token=token, worker_id="island", state=FOLDER / "state")
+    assert isinstance(run, Run)
+    return run
 
 
 def model_of(run: Run, **changes: int) -> nn.Module:

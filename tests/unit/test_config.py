@@ -138,7 +138,6 @@ def test_what_is_not_a_choice_cannot_be_set(name):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"strategy": "sharded"}, "strategy='sharded'"),
         ({"strategy": "gather"}, "strategy='gather'"),
         ({"strategy": "pools"}, "strategy='pools'"),
     ],

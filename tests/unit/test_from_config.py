@@ -88,6 +88,19 @@ def test_built_model_gives_the_librarys_logits_bit_for_bit(config):
 
 
 @every_config
+def test_hollow_model_has_the_librarys_buffers_and_parameters_without_storage(config):
+    wanted = theirs(config)
+
+    model = registry.hollow(definition(config))
+
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    found = dict(model.named_buffers())
+    assert found.keys() == dict(wanted.named_buffers()).keys()
+    assert all(torch.equal(found[name], buffer) for name, buffer in wanted.named_buffers())
+    assert registry.layout_of(model) == registry.layout(definition(config))
+
+
+@every_config
 def test_built_model_has_the_librarys_buffers(config):
     """They are no parameters, so nobody sends them: rotary frequencies must be right at once."""
     expected = dict(theirs(config).named_buffers())

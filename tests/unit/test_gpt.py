@@ -231,6 +231,45 @@ def test_width_that_heads_do_not_divide_is_refused():
         registry.build({**DEFINITION, "heads": 3})
 
 
+# Tied
+
+
+TIED = {**DEFINITION, "tied": True}
+
+
+@pytest.mark.parametrize("made", [registry.build, registry.on_meta, registry.hollow])
+def test_tied_head_has_the_weight_of_the_tokens_and_no_name(made):
+    model = made(TIED)
+
+    assert model.get_parameter("head.weight") is model.get_parameter("tokens.weight")
+    names = [t.name for t in registry.layout_of(model).tensors]
+    assert names == [t.name for t in registry.layout(DEFINITION).tensors if "head" not in t.name]
+
+
+def test_tied_weight_is_trained_from_both_ends():
+    model = registry.build(TIED)
+    for name, values in init.initial_weights(registry.layout_of(model), seed=1):
+        model.get_parameter(name).data.copy_(values)
+
+    gpt.loss(model, some_rows()).backward()
+
+    # Of an untied model only the tokens that were read have a gradient.
+    gradient = model.get_parameter("tokens.weight").grad
+    assert gradient is not None and gradient.ne(0).any(dim=1).all()
+
+
+def test_definition_without_tied_is_that_of_an_untied_model():
+    plain = {key: value for key, value in DEFINITION.items() if key != "tied"}
+
+    assert registry.layout(plain) == registry.layout(DEFINITION)
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", None])
+def test_tied_that_is_no_truth_value_is_refused_by_name(value):
+    with pytest.raises(ConfigError, match=r"model\.tied=.* must be true or false"):
+        registry.build({**DEFINITION, "tied": value})
+
+
 # Bits
 
 TRAIN = """

@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
     "stop": {"rounds": 15, "tokens": 10**6},
 }
 # It is stamped on every message of a run: another value for the same settings is a new protocol.
-GOLDEN = "dffa5ff91ce5c4c44a3da1b6b7790bce08452c26dd3de93f231906dd62cad6b2"
+GOLDEN = "52094e5bb79e8a77ef60167e901f2972b2b539d3635fba8d981f64e2165794f5"
 
 
 WHOLE = Manifest.model_validate(BASE).model_dump(mode="json")

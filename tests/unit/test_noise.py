@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from atoll.codecs.noise import Noise
+from atoll.codecs.noise import HashedNoise, Noise
 from atoll.layout import GROUP_ELEMENTS
 
 NOISE = Noise(seed=1, round=2, lane="island-0")
@@ -83,3 +83,55 @@ def test_noise_gives_exactly_the_count_asked_for(count):
 
     assert drawn.dtype == np.uint16
     assert drawn.shape == (count,)
+
+
+# Hashed
+
+HASHED = HashedNoise(seed=1, round=2, lane="reduce/0/3/1/0")
+
+
+def mixed(x: int) -> int:
+    """lowbias32, by Python's own integers."""
+    x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+    x = (x ^ x >> 15) * 0x846CA68B % 2**32
+    return x ^ x >> 16
+
+
+def test_hashed_noise_is_a_counter_hashed_between_two_words_of_its_group():
+    digest = hashlib.sha256(b'[1,2,"reduce/0/3/1/0"]').digest()
+    a, b = (int.from_bytes(digest[at : at + 4], "little") for at in (0, 8))
+    first, second = mixed((a + 5 * 0x9E3779B9) % 2**32), mixed(b ^ mixed(5))
+
+    drawn = HASHED.bits16(5, 40)
+
+    expected = []
+    for i in range(40):
+        x = (i + first) % 2**32
+        x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+        x = (x ^ x >> 15 ^ second) * 0x846CA68B % 2**32
+        expected.append(x >> 16)
+    assert drawn.tolist() == expected
+
+
+def test_hashed_noise_is_uniform_and_its_neighbours_do_not_go_together():
+    drawn = np.stack([HASHED.bits16(group, GROUP_ELEMENTS) for group in range(16)]) / 65536
+
+    count = drawn.size
+    assert abs(drawn.mean() - 0.5) < 5 * np.sqrt(1 / 12 / count)  # 5 standard errors
+    assert abs(drawn.var() - 1 / 12) < 5 * np.sqrt(1 / 180 / count)
+    centred = (drawn - 0.5) * np.sqrt(12)
+    for along in (centred[:, 1:] * centred[:, :-1], centred[1:] * centred[:-1]):
+        assert abs(along.mean()) < 5 / np.sqrt(along.size)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        HashedNoise(seed=2, round=2, lane="reduce/0/3/1/0"),
+        HashedNoise(seed=1, round=3, lane="reduce/0/3/1/0"),
+        HashedNoise(seed=1, round=2, lane="reduce/0/3/1/1"),
+    ],
+)
+def test_hashed_noise_differs_by_seed_round_lane_and_group(other):
+    assert not np.array_equal(other.bits16(0, 64), HASHED.bits16(0, 64))
+    assert len({HASHED.bits16(group, 64).tobytes() for group in range(200)}) == 200

@@ -42,7 +42,7 @@ def test_unknown_strategy_is_refused_with_what_is_known():
 
     said = str(refused.value)
     assert said.startswith("strategy='unheard-of' is not installed here; ")
-    assert "it runs strategy 'diloco' in mode 'async', 'streaming' or 'sync'" in said
+    assert "it runs strategy 'sharded', strategy 'diloco' in mode 'async', 'streaming' or" in said
     assert "entry-point group 'atoll.strategies'" in said
 
 
@@ -56,7 +56,7 @@ def test_unknown_mode_is_refused_with_what_is_known():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"strategy": "sharded"}, {"strategy": "gather"}],
+    [{"strategy": "pools"}, {"strategy": "gather"}],
 )
 def test_what_is_to_come_is_refused_as_not_built(settings):
     with pytest.raises(ConfigError, match="is not built in this version; it runs strategy"):

@@ -20,12 +20,14 @@ CHOICE = re.compile(r"(.*\.)?(strategy|mode)")  # also as the end of a dotted na
 # Where the names may stand as strings, and what is assigned there: who writes a choice reads none.
 MAY_NAME = {
     "protocol/manifest.py": {"FIXED"},
+    "strategies/sharded/settings.py": {"FOREIGN"},
     "simulate/faults/scenario.py": {"settings"},
     "simulate/faults/seeds.py": {"given"},
 }
 NUMBERS = {"lead", "num_fragments"}
 SEQUENCES = {"fragments", "parts"}
-CLASSES = {"Strategy", "Sync"}
+CLASSES = {"Strategy", "AnyStrategy", "Sync", "Sharded"}
+MAKERS = {f"{module}.{name}" for module in ("registry", "strategies") for name in ("of", "any_of")}
 LOOKS = {"type", "isinstance", "issubclass", "hasattr", "getattr", "vars", "dir"}
 INSIDES = {"name", "__class__", "__dict__"}
 
@@ -176,7 +178,7 @@ class Names:
             return self.is_strategy(node.value)
         if isinstance(node, ast.Call):
             made = ast.unparse(node.func)
-            return made.endswith("strategy_of") or made in ("registry.of", "strategies.of")
+            return made.endswith("strategy_of") or made in MAKERS
         name = _last(node)
         return name.endswith("strategy") or name == "asked" or name in self._strategies
 
@@ -285,6 +287,7 @@ def test_reading_the_choice_is_found(line):
         "x = len(strategy.cut(layout)) > 1",
         "x = type(s.strategy_of(1))",
         "x = type(registry.of(manifest))",
+        "x = isinstance(strategies.any_of(manifest), Other)",
         "x = type(adopted.asked)",
         "x = isinstance(self.run_strategy, Other)",
         "x = hasattr(strategy, 'merge')",

@@ -20,6 +20,7 @@ from atoll.layout import Layout
 from atoll.ledger import engines
 from atoll.ledger.ledger import Ledger
 from atoll.proof import audit as auditing
+from atoll.proof.report import AuditReport
 from atoll.proof.residuals import LostResidual
 from atoll.protocol.manifest import Manifest
 from atoll.versions import recorded
@@ -80,7 +81,7 @@ def opened(records: Records) -> Iterator[Opened]:
         yield Opened(ledger, blobs, manifest, recorded.layout_of(manifest))
 
 
-def _show(report: auditing.AuditReport) -> None:
+def _show(report: AuditReport) -> None:
     replayed = "not asked for (--replay)"
     if report.replayed_from is not None:
         snapshot = f"the snapshot of round {report.replayed_from} (older blobs are pruned)"

@@ -15,8 +15,10 @@ from atoll.cli.link import required_token
 from atoll.cli.options import JoinOptions
 from atoll.errors import ConfigError
 from atoll.island import trainer
+from atoll.island.participant import Participant
 from atoll.island.ranks import parallel
 from atoll.island.run import Run
+from atoll.island.sharded.run import ShardedRun
 from atoll.launch import joining, placement
 
 STOPPED = 130  # what shells report for a command ended by a signal from the keyboard
@@ -39,6 +41,8 @@ def join(options: JoinOptions) -> None:
         state=options.state,
         home=Path(state_home) / "atoll" if state_home else joining.DEFAULT_HOME,
         group_timeout=options.group_timeout,
+        listen=options.listen,
+        advertise=options.advertise,
     )
     _heed_signals(run)
     try:
@@ -73,7 +77,7 @@ def _end_rank() -> None:
     os._exit(os.EX_OK)
 
 
-def _heed_signals(run: Run) -> None:
+def _heed_signals(run: Participant) -> None:
     if run.group.size == 1:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # of one rank under torchrun too
         return
@@ -101,13 +105,18 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda" if local_rank is None else f"cuda:{local_rank}")
 
 
-def _tell(run: Run, *, as_json: bool) -> None:
+def _tell(run: Run | ShardedRun, *, as_json: bool) -> None:
     telemetry = run.telemetry()
+    about: dict[str, object]
+    if isinstance(run, ShardedRun):
+        about = {"version": run.version, "step": telemetry.step, "steps": run.steps}
+        ended = f"ended at step {telemetry.step}, checkpoint {run.version}"
+    else:
+        about = {"version": run.version, "digest": run.digest, "stale_rounds": run.stale_rounds}
+        ended = f"ended at version {run.version}, published weights {run.digest}"
     summary = {
         "worker_id": run.worker_id,
-        "version": run.version,
-        "digest": run.digest,
-        "stale_rounds": run.stale_rounds,
+        **about,
         **telemetry.model_dump(
             include={"tokens", "tokens_per_second", "bytes_sent", "bytes_received"}
         ),
@@ -116,7 +125,6 @@ def _tell(run: Run, *, as_json: bool) -> None:
         output.print_json(summary)
     else:
         output.say(
-            f"ended at version {run.version}, published weights {run.digest}; "
-            f"sent {output.size(telemetry.bytes_sent)}, "
+            f"{ended}; sent {output.size(telemetry.bytes_sent)}, "
             f"received {output.size(telemetry.bytes_received)}"
         )

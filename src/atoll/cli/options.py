@@ -114,6 +114,16 @@ class JoinOptions(Target):
     group_timeout: float | None = _option(
         None, "Under torchrun: seconds after which a silent rank is given up [120]."
     )
+    listen: str | None = _option(
+        None,
+        "In a sharded run: where other ranks reach this one [any free port].",
+        metavar="HOST:PORT",
+    )
+    advertise: str | None = _option(
+        None,
+        "In a sharded run: the address told to them, if it is another.",
+        metavar="HOST[:PORT]",
+    )
     log_level: str = _option("info", _LOG_LEVELS)
 
 
@@ -139,6 +149,11 @@ class SimulateOptions:
     )
     speeds: str | None = _option(
         None, "Steps each island makes while others make one, such as 4,1 [all alike]."
+    )
+    latencies: str | None = _option(
+        None,
+        "Sharded: milliseconds between ranks, one way; 20, or rows such as 0,20;20,0 [0].",
+        metavar="MATRIX",
     )
     follow: Path | None = _option(
         None, "Train what this state directory records once more, and compare the weights."

@@ -75,7 +75,7 @@ def serve(
             _tell_manifest(_manifests(stores.ledger), recorded_before=before)
         tokens, hashes = _tokens(stores.ledger, renew=options.new_tokens)
         secured = certificate_for(options, directory)
-        coordinator = boot.open_coordinator(stores, clock, threads=min(4, os.cpu_count() or 1))
+        coordinator = boot.open_run(stores, clock, threads=min(4, os.cpu_count() or 1))
         listen = Listen(
             host=options.host,
             port=options.port,
@@ -91,17 +91,16 @@ def serve(
                 t.credentials.set({role.value: hashes[role.value] for role in tokens})
             output.say(
                 f"run {manifest.name!r} ({coordinator.run_id}), "
-                f"version {coordinator.weights.current.version}, state in {str(directory)!r}"
+                f"version {coordinator.version}, state in {str(directory)!r}"
             )
             _announce(options, address, secured, tokens)
             started(server)
 
         stopping.EARLY.check()  # something on the way may have swallowed what was raised
         server.run(ready, signals=signals)
-        current = coordinator.weights.current
         output.say(
-            f"coordinator stopped at version {current.version}, "
-            f"params digest {current.digests.master.root}"
+            f"coordinator stopped at version {coordinator.version}, "
+            f"params digest {coordinator.digest}"
         )
 
 

@@ -52,6 +52,7 @@ def simulate(options: SimulateOptions) -> None:
         directory=options.directory,
         progress=progress,
         speeds=speeds,
+        latencies=_latencies(options.latencies, islands),
     )
     if options.as_json:
         status = result.status.model_dump(mode="json")
@@ -76,6 +77,28 @@ def _speeds(text: str | None) -> list[float]:
             f"makes four steps while the second makes one"
         )
     return found
+
+
+def _latencies(text: str | None, islands: int) -> list[list[float]]:
+    """Seconds from each rank to each other one, of milliseconds that are one for all or a row each.
+
+    The way of a rank to itself takes no time.
+    """
+    if text is None:
+        return []
+    try:
+        rows = [[float(part) for part in row.split(",")] for row in text.split(";")]
+    except ValueError:
+        rows = [[math.nan]]
+    if len(rows) == len(rows[0]) == 1:
+        rows = [rows[0] * islands] * islands
+    are_right = len(rows) == islands and all(len(row) == islands for row in rows)
+    if not are_right or not all(0 <= ms < math.inf for row in rows for ms in row):
+        raise ConfigError(
+            f"--latencies {text!r} is neither one number of milliseconds nor {islands} rows of "
+            f"{islands}; write 20, or 0,20;20,0 for two ranks"
+        )
+    return [[0.0 if a == b else ms / 1000 for b, ms in enumerate(r)] for a, r in enumerate(rows)]
 
 
 def _follow(options: SimulateOptions, directory: Path, location: str | None) -> None:

@@ -43,8 +43,11 @@ class Blocks:
         return f"{self.name}_{self.block}"
 
     def fused(self, payload: Tensor, elements: int) -> PieceFused | None:
-        is_fit = buffers.is_aligned(payload) and compiled.ready(elements)
+        is_fit = self._suits_loops(payload, elements)
         return PieceFused(self, self.piece_loops, self.block) if is_fit else None
+
+    def _suits_loops(self, payload: Tensor, elements: int) -> bool:
+        return buffers.is_aligned(payload) and compiled.ready(elements)
 
     def encoded_bytes(self, elements: int) -> int:
         # Blocks divide a group, so the last group alone can hold a short one.
@@ -56,8 +59,7 @@ class Blocks:
         buffers.check_values(values)
         elements = values.numel()
         payload = buffers.new_or(out, size=self.encoded_bytes(elements), dtype=torch.uint8)
-        if self.fused(payload, elements) is not None:
-            self.piece_loops.encode(values.numpy(), payload.numpy(), self.block)
+        if self._encode_in_a_loop(values, payload, noise, first_group):
             return payload
         # One run of groups, or all of a smaller span, in whole blocks.
         scratch = torch.empty(min(elements + self.block, buffers.RUN_GROUPS * GROUP_ELEMENTS))
@@ -66,6 +68,16 @@ class Blocks:
             draws = self._draws(noise, first_group + span.first_group, len(span))
             self._encode_groups(span.of(values), scratch, place, draws)
         return payload
+
+    def _encode_in_a_loop(
+        self, values: Tensor, payload: Tensor, noise: Noise | None, first_group: int
+    ) -> bool:
+        """Whether a compiled loop has done it all."""
+        del noise, first_group
+        if not self._suits_loops(payload, values.numel()):
+            return False
+        self.piece_loops.encode(values.numpy(), payload.numpy(), self.block)
+        return True
 
     def _encode_groups(
         self, values: Tensor, scratch: Tensor, place: Tensor, draws: Tensor | None
@@ -121,7 +133,7 @@ class Blocks:
     def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
         self.check(payload, elements)
         values = buffers.new_or(out, size=elements, dtype=torch.float32)
-        if self.fused(payload, elements) is not None:
+        if self._suits_loops(payload, elements):
             self.piece_loops.decode(payload.numpy(), values.numpy(), self.block)
             return values
         for span in _runs(elements):

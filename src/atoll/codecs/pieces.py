@@ -13,7 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.compiled.arrays import BYTES, FLOATS, HALVES, INTEGER, NUMBER, Bytes, Floats, Halves
+from atoll.compiled.arrays import (
+    BYTES,
+    FLOATS,
+    HALVES,
+    INTEGER,
+    NUMBER,
+    PAIRS,
+    Bytes,
+    Floats,
+    Halves,
+    Words,
+)
 from atoll.compiled.bits import carried, nearest
 from atoll.compiled.jit import Loop, loop
 from atoll.layout import GROUP_ELEMENTS
@@ -30,6 +41,11 @@ class PieceLoops(NamedTuple):
     feed: Loop[[Floats, Halves, Bytes, int, np.float32], None]
     publish: Loop[[Floats, Floats, Bytes, int], None]
     square_sum: Loop[[Bytes, int, int], float]
+    # With `codecs.noise.HashedNoise`: the pairs are its groups' seeds. None: no loop draws.
+    encode_drawn: Loop[[Floats, Bytes, int, Words], None] | None
+
+
+PackDrawn = Callable[[Floats, Bytes, Bytes, int, np.uint32, np.uint32], None]
 
 
 def loops_of(
@@ -39,11 +55,14 @@ def loops_of(
     pack: Callable[[Floats, Bytes, Bytes], None],
     unpack: Callable[[Bytes, Bytes, Floats], None],
     squares: Callable[[Bytes, Bytes, int], float],
+    pack_drawn: PackDrawn | None = None,
 ) -> PieceLoops:
     """The loops of a codec; its own, all of them loops, see one piece each.
 
     `body_bytes(elements)`, `pack(values, head, body)`, `unpack(head, body, values)` and
     `squares(head, body, elements)`, which is `codecs.finite.square_sum` of the decoded piece.
+    `pack_drawn(values, head, body, index, s0, s1)` rounds by draws; `index` is the first value's
+    place in its group.
     """
 
     @loop()
@@ -111,7 +130,22 @@ def loops_of(
             total += squares(head, body, min(piece, elements - first))
         return total
 
-    return PieceLoops(encode, decode, feed, publish, square_sum)
+    drawn = None if pack_drawn is None else _drawn_of(place, pack_drawn)
+    return PieceLoops(encode, decode, feed, publish, square_sum, drawn)
+
+
+def _drawn_of(
+    place: Callable[[Bytes, int, int, int], tuple[Bytes, Bytes]], pack: PackDrawn
+) -> Loop[[Floats, Bytes, int, Words], None]:
+    @loop(FLOATS, BYTES, INTEGER, PAIRS)
+    def encode_drawn(values: Floats, payload: Bytes, piece: int, seeds: Words) -> None:
+        for first in range(0, values.size, piece):
+            head, body = place(payload, first, values.size, piece)
+            pair = seeds[first // GROUP_ELEMENTS]
+            index = first % GROUP_ELEMENTS
+            pack(values[first : first + piece], head, body, index, pair[0], pair[1])
+
+    return encode_drawn
 
 
 class Checking(Protocol):

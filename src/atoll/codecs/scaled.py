@@ -15,12 +15,14 @@ from torch import Tensor
 from atoll.codecs import buffers
 from atoll.codecs import noise as noises
 from atoll.codecs.blocks import Blocks
-from atoll.codecs.noise import Noise
+from atoll.codecs.noise import HashedNoise, Noise
 from atoll.codecs.pieces import PieceFused
 from atoll.codecs.settings import Rounding
 from atoll.compiled.arrays import Floats
+from atoll.compiled.base import compiled
 from atoll.compiled.bits import INFINITY_BITS, largest_bits
 from atoll.compiled.jit import loop
+from atoll.layout import GROUP_ELEMENTS
 
 # Between these an absmax has a normal scale that does not overflow, and a quotient is at most one
 # fp32 beyond `most`: the nearest integer is `most`, and a draw, at most 1 - 2^-16, does not lift it
@@ -29,11 +31,14 @@ from atoll.compiled.jit import loop
 _EASY_MIN = 2.0**-110
 _EASY_MAX = 2.0**120
 
-_F, _I = np.float32, np.int32
+_F, _I, _U = np.float32, np.int32, np.uint32
 _INFINITY = _I(INFINITY_BITS)
 _NAN, _ZERO = _F(np.nan), _F(0.0)
 # 1.5 * 2^23: what is below 2^22 becomes an integer when this is added, ties to even.
 _ROUNDER = _F(12582912.0)
+_UNIT = _F(2.0**-16)  # of 16 random bits as a fraction
+_FIRST, _SECOND = _U(0x7FEB352D), _U(0x846CA68B)  # of `HashedNoise`
+_HALF, _FIFTEEN = _U(16), _U(15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,22 @@ class Scaled(Blocks):
         return plain if self.rounding == "nearest" else f"{plain}_{self.rounding}"
 
     def fused(self, payload: Tensor, elements: int) -> PieceFused | None:
-        # Noise is drawn group by group from numpy, which no loop can do.
+        # Noise is drawn group by group from numpy, which no loop of these can do.
         return Blocks.fused(self, payload, elements) if self.rounding == "nearest" else None
+
+    def _encode_in_a_loop(
+        self, values: Tensor, payload: Tensor, noise: Noise | None, first_group: int
+    ) -> bool:
+        if self.rounding == "nearest":
+            return Blocks._encode_in_a_loop(self, values, payload, noise, first_group)
+        drawn = self.piece_loops.encode_drawn
+        # Draws cost more than all the rest, so a small tile gains by the loop, too.
+        is_fit = buffers.is_aligned(payload) and compiled.ready_for_any()
+        if drawn is None or not isinstance(noise, HashedNoise) or not is_fit:
+            return False
+        groups = -(-values.numel() // GROUP_ELEMENTS)
+        drawn(values.numpy(), payload.numpy(), self.block, noise.seeds(first_group, groups))
+        return True
 
     def _draws(self, noise: Noise | None, first_group: int, elements: int) -> Tensor | None:
         if self.rounding == "nearest":
@@ -126,6 +145,26 @@ def level(value: np.float32, divisor: np.float32, most: np.int32) -> np.int32:
     # The rounding of a subnormal or clamped scale can push a quotient past `most`.
     found = most if found > most else found
     return -most if found < -most else found
+
+
+@loop()
+def drawn_level(
+    value: np.float32, divisor: np.float32, most: np.float32, draw: np.float32
+) -> np.float32:
+    """The level below the quotient plus a draw of [0, 1)."""
+    found = np.floor(_F(value / divisor) + draw)
+    found = most if found > most else found
+    return -most if found < -most else found
+
+
+@loop()
+def draw_of(count: np.uint32, second: np.uint32) -> np.float32:
+    """What `HashedNoise` draws where its counter, place plus s0, is `count`; as a fraction."""
+    x = count
+    x = _U(_U(x ^ _U(x >> _HALF)) * _FIRST)
+    x = _U(_U(x ^ _U(x >> _FIFTEEN)) ^ second)
+    x = _U(_U(x * _SECOND) >> _HALF)
+    return _F(_I(x)) * _UNIT
 
 
 @loop()

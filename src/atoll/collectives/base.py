@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from atoll.collectives.codecs import WireCodec
 from atoll.layout import Span
 
 Op = Literal["gather", "reduce", "save", "control"]
@@ -51,6 +52,8 @@ class Collectives(Protocol):
 
     Tensors are flat, contiguous and on the CPU, of one dtype and length on all ranks. A result has
     the same bits on every transport. Nothing may touch the tensors until the handle was waited for.
+
+    With a `codec` fp32 values travel as its bytes; all ranks give the same one.
     """
 
     @property
@@ -59,22 +62,37 @@ class Collectives(Protocol):
     @property
     def size(self) -> int: ...
 
-    def all_gather(self, key: Key, shard: Tensor, out: Tensor) -> Handle:
+    def all_gather(
+        self, key: Key, shard: Tensor, out: Tensor, *, codec: WireCodec | None = None
+    ) -> Handle:
         """`out` becomes the shards of all ranks one after another, cut as `schedule.cut` says.
 
-        `shard` may be this rank's part of `out` itself.
+        `shard` may be this rank's part of `out` itself. Not so with a codec: `out` becomes what the
+        bytes say on all ranks, the owner too, and `shard` must stay as it is.
         """
         ...
 
-    def reduce_scatter(self, key: Key, values: Tensor, out: Tensor) -> Handle:
+    def reduce_scatter(
+        self,
+        key: Key,
+        values: Tensor,
+        out: Tensor,
+        *,
+        codec: WireCodec | None = None,
+        residual: Tensor | None = None,
+    ) -> Handle:
         """`out` becomes this rank's part of the SUM over all ranks' `values`.
 
-        `values` are used up: they hold something else afterwards, and `out` may be part of them.
+        `values` are used up: they hold something else afterwards, and `out` may be this rank's part
+        of them. With a codec each rank's values are rounded once by direct exchange, the owner's
+        too, and a partial sum at every hop of a ring. A `residual` (bf16, as long as `values`,
+        zeros at first) is added to what is rounded and takes what that dropped, for the next call;
+        after an error it is of no more use.
         """
         ...
 
-    def all_reduce(self, key: Key, values: Tensor) -> Handle:
-        """`values` become the SUM over all ranks, in place."""
+    def all_reduce(self, key: Key, values: Tensor, *, codec: WireCodec | None = None) -> Handle:
+        """`values` become the SUM over all ranks, in place; with a codec rounded once more."""
         ...
 
     def broadcast(self, key: Key, values: Tensor, *, source: int) -> Handle:

@@ -16,6 +16,14 @@ from atoll.collectives.base import Key, Label
 from atoll.errors import Forbidden, MissingRanks, ProtocolError, StaleGeneration
 
 Bytes = bytes | bytearray | memoryview
+# A message by its sender and all that its label says but the group, step first. Plain numbers and
+# no objects: thousands are remembered, and the garbage collector would visit each.
+What = tuple[int, int, int, str, int, int, int, int]
+
+
+def _what(label: Label, sender: int) -> What:
+    key, span = label.key, label.span
+    return key.step, sender, key.micro, key.op, key.unit, label.phase, span.start, span.stop
 
 
 class Mailbox:
@@ -31,22 +39,25 @@ class Mailbox:
         self._clock = clock
         self._limit = limit_bytes  # of one sender's messages
         self._changed = threading.Condition()
-        self._waiting: dict[tuple[int, Label], Bytes] = {}
+        self._waiting: dict[What, Bytes] = {}
+        self._due: dict[What, float] = {}  # of those that are still under way
         self._held = dict.fromkeys(self._senders, 0)  # bytes
-        self._taken: deque[tuple[int, set[tuple[int, Label]]]] = deque()  # by step, oldest first
+        self._taken: deque[tuple[int, set[What]]] = deque()  # by step, oldest first
         self._floor = 0
         self._error: Exception | None = None
 
     # Delivery
 
-    def deliver(self, label: Label, sender: int, data: Bytes) -> Literal["taken", "repeated"]:
-        """Takes a message in, once there is room for it.
+    def deliver(
+        self, label: Label, sender: int, data: Bytes, *, due: float = 0.0
+    ) -> Literal["taken", "repeated"]:
+        """Takes a message in, once there is room for it; it is not read before the time `due`.
 
         Forbidden for a stranger, StaleGeneration for another group, ProtocolError for a step that
         is over: nothing changes then.
         """
         self._check(label.key, sender)
-        what = (sender, label)
+        what = _what(label, sender)
 
         def settled() -> bool:
             over = self._error is not None or label.key.step < self._floor
@@ -58,13 +69,19 @@ class Mailbox:
             if self._is_known(what):
                 return "repeated"
             self._waiting[what] = data
+            if due:
+                self._due[what] = due
             self._held[sender] += len(data)
             self._changed.notify_all()
         return "taken"
 
-    def _check(self, key: Key, sender: int) -> None:
+    def check_open(self) -> None:
+        """Raises what the mailbox was aborted with."""
         if self._error is not None:
             raise self._error
+
+    def _check(self, key: Key, sender: int) -> None:
+        self.check_open()
         if sender not in self._senders:
             raise Forbidden(
                 f"sender={sender} has no message for this rank; ranks {sorted(self._senders)} do"
@@ -80,7 +97,7 @@ class Mailbox:
                 f"step={key.step} of the message is over, this rank is at {self._floor}; drop it"
             )
 
-    def _is_known(self, what: tuple[int, Label]) -> bool:
+    def _is_known(self, what: What) -> bool:
         return what in self._waiting or any(what in taken for _, taken in self._taken)
 
     def _has_room(self, sender: int, nbytes: int) -> bool:
@@ -94,16 +111,17 @@ class Mailbox:
 
         ProtocolError when it is not of the size that it must have.
         """
-        what = (sender, label)
+        what = _what(label, sender)
         self._clock.wait_for(
             lambda: self._error is not None or what in self._waiting,
             self._changed,
             seconds=max(0.0, until - self._clock.now()),
         )
+        if self._due:
+            self._wait_until_due(what, until)
         with self._changed:
-            if self._error is not None:
-                raise self._error
-            data = self._waiting.pop(what, None)
+            self.check_open()
+            data = self._waiting.pop(what, None) if what not in self._due else None
             if data is None:
                 raise MissingRanks(f"{label.key}: nothing came from rank {sender} in time")
             self._held[sender] -= len(data)
@@ -116,10 +134,22 @@ class Mailbox:
             )
         return data
 
+    def _wait_until_due(self, what: What, until: float) -> None:
+        due = self._due.get(what, 0.0)
+        left = max(0.0, min(due, until) - self._clock.now())
+        if left:
+            self._clock.wait_for(lambda: self._error is not None, self._changed, seconds=left)
+        if due <= until:
+            self._due.pop(what, None)
+
     def missing(self, wanted: Iterable[tuple[Label, int]]) -> list[int]:
         """Of these messages, the senders of those that have not come."""
+
+        def is_here(what: What) -> bool:
+            return self._is_known(what) and self._due.get(what, 0.0) <= self._clock.now()
+
         with self._changed:
-            found = {sender for label, sender in wanted if not self._is_known((sender, label))}
+            found = {sender for label, sender in wanted if not is_here(_what(label, sender))}
         return sorted(found)
 
     def advance(self, step: int) -> None:
@@ -128,8 +158,9 @@ class Mailbox:
             self._floor = max(self._floor, step - 1)
             while self._taken and self._taken[0][0] < self._floor:
                 self._taken.popleft()
-            for sender, label in [w for w in self._waiting if w[1].key.step < self._floor]:
-                self._held[sender] -= len(self._waiting.pop((sender, label)))
+            for what in [what for what in self._waiting if what[0] < self._floor]:
+                self._held[what[1]] -= len(self._waiting.pop(what))
+                self._due.pop(what, None)
             self._changed.notify_all()
 
     def abort(self, error: Exception) -> None:
@@ -137,10 +168,11 @@ class Mailbox:
         with self._changed:
             self._error = self._error or error
             self._waiting.clear()
+            self._due.clear()
             self._changed.notify_all()
 
-    def _remember(self, what: tuple[int, Label]) -> None:
-        step = what[1].key.step
+    def _remember(self, what: What) -> None:
+        step = what[0]
         for known, taken in self._taken:
             if known == step:
                 taken.add(what)

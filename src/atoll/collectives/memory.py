@@ -32,6 +32,13 @@ def tensor_of(data: bytes | bytearray | memoryview, dtype: torch.dtype) -> Tenso
     return torch.frombuffer(found, dtype=dtype)
 
 
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two contiguous tensors share memory."""
+    first, second = one.data_ptr(), other.data_ptr()
+    ends = first + one.numel() * one.element_size(), second + other.numel() * other.element_size()
+    return max(first, second) < min(ends)
+
+
 def _view(address: int, nbytes: int, *, keeps: object) -> memoryview:
     array = (ctypes.c_ubyte * nbytes).from_address(address)
     array.keeps = keeps  # type: ignore[attr-defined]  # alive as long as the view is

@@ -42,7 +42,11 @@ class Compiled:
 
     def ready(self, elements: int) -> bool:
         """Whether loops should do a tile of so many elements: it is large and they are compiled."""
-        if elements < FULL_TILE_ELEMENTS or self._thread is None:
+        return elements >= FULL_TILE_ELEMENTS and self.ready_for_any()
+
+    def ready_for_any(self) -> bool:
+        """Whether loops are compiled, for what they gain by on a small tile, too."""
+        if self._thread is None:
             return False
         if self._count < len(jit.LOOPS):
             self._begin()  # a codec that the run changed to has brought its own

@@ -5,17 +5,16 @@ from typing import Any
 
 from atoll.clock import Clock
 from atoll.config import RunFile
+from atoll.coordinator import initial, member_wiring
 from atoll.coordinator.accept.admission import Admission
 from atoll.coordinator.accept.uploads import Uploads
+from atoll.coordinator.authority import Authority
 from atoll.coordinator.changes import Changes
 from atoll.coordinator.counters import Counters
+from atoll.coordinator.member_wiring import Opened
+from atoll.coordinator.members import dialback
 from atoll.coordinator.members.barriers import Barriers
-from atoll.coordinator.members.control import Control
-from atoll.coordinator.members.dialback import Dialback
-from atoll.coordinator.members.heartbeats import Heartbeats
-from atoll.coordinator.members.membership import Membership
-from atoll.coordinator.members.presence import Presence
-from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.members.dialback import Dial
 from atoll.coordinator.rounds import dispatch
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
@@ -25,6 +24,8 @@ from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.service import Coordinator
+from atoll.coordinator.sharded import wiring
+from atoll.coordinator.sharded.service import ShardedCoordinator
 from atoll.coordinator.shown.status import Report
 from atoll.coordinator.stores import Stores
 from atoll.data import registry as datasets
@@ -32,12 +33,11 @@ from atoll.errors import ConfigError
 from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord, RunRecord
-from atoll.models import custom, init
+from atoll.models import custom
 from atoll.models import registry as models
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
 from atoll.strategies import registry as strategies
 from atoll.strategies.base import run_layout
-from atoll.sums import digest as digests
 from atoll.versions import manifest_change, recorded, weights, weights_file
 from atoll.versions.manifests import Manifests, Recorded
 from atoll.versions.replay import Replay
@@ -65,14 +65,38 @@ def create_or_check(
     return _create(stores, run_file, clock, run_id=new_run_id)
 
 
+def open_run(stores: Stores, clock: Clock, *, threads: int = 1) -> Authority:
+    """The coordinator of the run in `stores`, of the kind that its strategy asks for."""
+    if Manifests.of(stores.ledger).first.any_strategy.by_step:
+        return open_sharded(stores, clock)
+    return open_coordinator(stores, clock, threads=threads)
+
+
 def open_coordinator(
     stores: Stores, clock: Clock, *, layout: Layout | None = None, threads: int = 1
 ) -> Coordinator:
-    """The coordinator of the run in `stores`, with its weights restored and its parts wired.
+    """The coordinator of a run in rounds, with its weights restored and its parts wired.
 
     `layout` is the model's, where it cannot be built from its definition here. StateDamaged when
     what is stored is not what was written: nobody serves from it unseen.
     """
+    opened = _opened(stores, layout)
+    return _wired(stores, clock, opened, threads=threads)
+
+
+def open_sharded(
+    stores: Stores,
+    clock: Clock,
+    *,
+    layout: Layout | None = None,
+    dial: Dial = dialback.connect,
+) -> ShardedCoordinator:
+    """The coordinator of a sharded run, which holds no weights; `dial` is how ranks are tried."""
+    return wiring.wired(stores, clock, _opened(stores, layout), dial=dial)
+
+
+def _opened(stores: Stores, layout: Layout | None) -> Opened:
+    """What is recorded of the run in `stores`, once that is found to be what was written."""
     stores.check()
     stores.blobs.sweep()
     with stores.ledger.reading() as t:
@@ -80,21 +104,14 @@ def open_coordinator(
     assert run is not None, "a run is created before a coordinator opens it"
     manifests = Manifests.of(stores.ledger)
     layout = recorded.layout_of(manifests.newest.manifest) if layout is None else layout
-    return _wired(stores, clock, run=run, manifests=manifests, layout=layout, threads=threads)
+    return Opened(run, manifests, layout)
 
 
-def _wired(
-    stores: Stores,
-    clock: Clock,
-    *,
-    run: RunRecord,
-    manifests: Manifests,
-    layout: Layout,
-    threads: int,
-) -> Coordinator:
+def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coordinator:
     """Restores the weights of the run in `stores` and wires the parts together."""
     ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
-    membership = _membership(ledger, clock, run, manifests, layout, changed)
+    run, manifests, layout = opened.run, opened.manifests, opened.layout
+    membership = member_wiring.membership(ledger, clock, opened, changed)
     registry, heartbeats = membership.registry, membership.registry.heartbeats
     rounds = Rounds(ledger, registry, clock, manifests, layout)
     heartbeats.timeout_seconds = manifests.in_force.manifest.heartbeat_timeout
@@ -153,43 +170,12 @@ def _wired(
     )
 
 
-def _membership(
-    ledger: Ledger,
-    clock: Clock,
-    run: RunRecord,
-    manifests: Manifests,
-    layout: Layout,
-    changed: Changes,
-) -> Membership:
-    """Who takes part, with what knows of it."""
-    heartbeats = Heartbeats(clock, timeout_seconds=manifests.newest.manifest.heartbeat_timeout)
-    registry = Registry(
-        ledger,
-        heartbeats,
-        clock,
-        run_id=run.run_id,
-        manifest=lambda: manifests.in_force.sha256,
-    )
-    membership = Membership(
-        registry,
-        Presence(clock),
-        Control(ledger),
-        Dialback(clock),
-        clock=clock,
-        manifests=manifests,
-        layout=layout,
-        changed=changed,
-    )
-    membership.finish_kicks()
-    return membership
-
-
 def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> Manifest:
     dataset = datasets.open_dataset(run_file.data, location=run_file.data_location)
     definition = _definition(run_file, known=None)
     data = DataSettings(definition=dict(run_file.data), identity=dataset.identity())
     model = ModelSettings(definition=definition, layout_digest="0" * 64, initial_digest="0" * 64)
-    strategy = strategies.of(run_file.manifest(model, data))
+    strategy = strategies.any_of(run_file.manifest(model, data))
     layout = run_layout(strategy, models.layout(definition))
     longest = models.longest(definition)
     if longest is not None and dataset.block > longest:
@@ -197,22 +183,16 @@ def _create(stores: Stores, run_file: RunFile, clock: Clock, *, run_id: str) -> 
             f"data.block={dataset.block} is longer than the {longest} tokens the model reads; "
             f"cut the data into shorter rows or give [model] more positions"
         )
-    flat = layout.zeros()
-    if run_file.start_from is not None:
-        flat.copy_(weights_file.read(run_file.start_from, layout))
-    else:
-        views = layout.views(flat)
-        seed = int(run_file.settings.get("seed", 0))
-        for name, value in init.initial(definition, layout, seed=seed):
-            views[name].copy_(value)
-    digest = digests.digest(layout, flat).root
+    tensors = initial.source(run_file, definition, layout, one_by_one=strategy.by_step)
+    # Made twice, since the blob begins with the digest: nothing is held but one tensor.
+    digest = weights.digest_each(tensors(), layout=layout)
     measured = {"layout_digest": layout.digest, "initial_digest": digest}
     manifest = run_file.manifest(model.model_copy(update=measured), data)
     dispatch.check(manifest)
     header = weights.weights_header(
         layout, run_id=run_id, manifest_sha256=manifest.sha256(), version=0, digest=digest
     )
-    sha256 = weights.store(stores.blobs, header, flat, layout=layout)
+    sha256 = weights.store_each(stores.blobs, header, tensors(), layout=layout)
     with stores.ledger.writing() as t:
         t.run.create(
             RunRecord(run_id, clock.wall(), sha256),

@@ -20,18 +20,17 @@ T = TypeVar("T")
 
 
 def batches(
-    dataset: Dataset, ranges: Sequence[RowRange], *, batch: int, seed: int
+    dataset: Dataset, ranges: Sequence[RowRange], *, batch: int, seed: int, skip: int = 0
 ) -> Iterator[Tensor]:
-    """The rows of `ranges` in order, as int64 tensors [batch, block + 1].
+    """The rows of `ranges` in order, as int64 tensors [batch, block + 1], but for the first `skip`.
 
     Rows of several datasets take turns (`mixture.turns`). Batches run across the borders of ranges
     and epochs. Where the rows do not divide evenly the last batch is smaller: no row is repeated or
     dropped to fill it.
     """
     _check_batch(batch)
-    return (
-        _stack(_rows(chunk, seed=seed)) for chunk in _chunks(mixture.turns(dataset, ranges), batch)
-    )
+    places = islice(mixture.turns(dataset, ranges), skip * batch, None)
+    return (_stack(_rows(chunk, seed=seed)) for chunk in _chunks(places, batch))
 
 
 def held_out_batches(dataset: Dataset, indices: Iterable[int], *, batch: int) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from atoll.rows import RowRange
 
 DEPTH = 2  # batches in memory beside the one that is trained
 
-Key = tuple[tuple[RowRange, ...], int, int]  # ranges, batch, seed
+Key = tuple[tuple[RowRange, ...], int, int, int]  # ranges, batch, seed, skip
 
 
 class RowPrefetch:
@@ -27,20 +27,22 @@ class RowPrefetch:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows-ahead")
         self._read: deque[Future[Tensor | None]] = deque()
 
-    def begin(self, ranges: Sequence[RowRange], *, batch: int, seed: int) -> None:
+    def begin(self, ranges: Sequence[RowRange], *, batch: int, seed: int, skip: int = 0) -> None:
         """Reads the first batches of `ranges`, unless they are being read already."""
-        key = (tuple(ranges), batch, seed)
+        key = (tuple(ranges), batch, seed, skip)
         if key == self._key:
             return
         self._drop()
         self._key = key
-        self._source = batches.batches(self._dataset, ranges, batch=batch, seed=seed)
+        self._source = batches.batches(self._dataset, ranges, batch=batch, seed=seed, skip=skip)
         for _ in range(DEPTH):
             self._submit()
 
-    def batches(self, ranges: Sequence[RowRange], *, batch: int, seed: int) -> Iterator[Tensor]:
-        """The batches of `ranges` in order, each read while the one before it is used."""
-        self.begin(ranges, batch=batch, seed=seed)
+    def batches(
+        self, ranges: Sequence[RowRange], *, batch: int, seed: int, skip: int = 0
+    ) -> Iterator[Tensor]:
+        """The batches of `ranges` after the first `skip`, each read while one before it is used."""
+        self.begin(ranges, batch=batch, seed=seed, skip=skip)
         self._key = None  # what is handed out is not begun a second time
         while self._read:
             found = self._read.popleft().result()

@@ -9,8 +9,8 @@ import threading
 
 from atoll.errors import AtollError, Fenced
 from atoll.island.link.base import Attendance
+from atoll.island.participant import Participant
 from atoll.island.pulse import Repeating
-from atoll.island.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ LONGEST_SECONDS = 2.0
 class Attending:
     """Opens the stream again whenever it ended; a thread, or a simulated fiber, repeats `once`."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Participant) -> None:
         self._run = run
         self._lock = threading.Lock()
         self._open: Attendance | None = None
@@ -58,7 +58,7 @@ class Attending:
                 self._open.close()
 
 
-def presence(run: Run) -> Repeating:
+def presence(run: Participant) -> Repeating:
     """Keeps the stream open; once it is stopped, an island that has not left is missed."""
     attending = Attending(run)
     return Repeating("presence", attending.once, end=attending.end)

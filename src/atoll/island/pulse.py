@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from atoll.errors import AtollError
-from atoll.island.run import Run
+from atoll.island.participant import Participant
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Repeating:
                 pause = self._broken()
 
 
-def pulse(run: Run) -> Repeating:
+def pulse(run: Participant) -> Repeating:
     """Beats every interval; a missed beat is logged and the next one tries again."""
 
     def interval() -> float:

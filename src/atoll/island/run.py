@@ -9,11 +9,9 @@
 Everything that must match comes from the coordinator; nothing of it can be set here.
 """
 
-import logging
 import random
-import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -23,16 +21,14 @@ from torch.optim import Optimizer
 from atoll.clock import Clock
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import ConfigError
 from atoll.island import collective, inner_optimizer
-from atoll.island.conversation import session as sessions
-from atoll.island.conversation.beside import Beside
 from atoll.island.conversation.intents import Partial, Trained
 from atoll.island.conversation.rounds import Rounds
-from atoll.island.conversation.session import Session
 from atoll.island.conversation.transfers import Transfers
 from atoll.island.driver import Driver
-from atoll.island.link.base import Attendance, Link
+from atoll.island.link.base import Link
+from atoll.island.participant import Participant, Spawn, in_a_thread
 from atoll.island.prefetch import RowPrefetch
 from atoll.island.ranks import combine
 from atoll.island.ranks.batch_slice import BatchSlice
@@ -41,21 +37,12 @@ from atoll.island.state.base import Store
 from atoll.island.state.continuity import Continuity, Part
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
-from atoll.island.telemetry import Meter, Samples
 from atoll.models import fingerprint
-from atoll.protocol.manifest import Manifest
-from atoll.protocol.messages import Assignment, EvaluationTask, Telemetry
+from atoll.protocol.messages import Assignment, EvaluationTask
 from atoll.versions import recorded
 
-log = logging.getLogger(__name__)
-
 Evaluate = Callable[[nn.Module, Tensor], tuple[float, int]]
-Spawn = Callable[[str, Callable[[], None]], object]
 _NOTHING = Trained(0.0, 0, 0)
-
-
-def _in_a_thread(name: str, work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name=name, daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -85,8 +72,8 @@ class _Round:
     awaits_step: bool = False  # a batch is handed out and not stepped on yet
 
 
-class Run:
-    """This process's part in a run. Not thread-safe, except `beat` and `attend`."""
+class Run(Participant):
+    """This process's part in a run of rounds. Not thread-safe, except `beat` and `attend`."""
 
     def __init__(
         self,
@@ -97,33 +84,14 @@ class Run:
         identity: IslandIdentity,
         jitter: random.Random,
         group: Group = SOLO,
-        spawn: Spawn = _in_a_thread,
+        spawn: Spawn = in_a_thread,
     ) -> None:
-        self.group = group
+        super().__init__(link, clock, identity=identity, jitter=jitter, group=group, spawn=spawn)
         self._store = store
-        self._spawn = spawn  # begins what goes on beside the training
-        self._driver = Driver(link, clock, group)
         self._beside_driver = Driver(link, clock, alone=True)
-        info = self._driver.run(sessions.look(jitter))
-        self._session = Session(identity, info, jitter, group=group)
         self._rounds: Rounds | None = None
         self._loaded: _Loaded | None = None
         self._round: _Round | None = None
-        self._meter = Meter(clock)
-        self._samples = Samples(clock)
-        self._beside = Beside(self._session, self.telemetry, self._samples)
-        self._held = ExitStack()
-        log.info("settings adopted from the coordinator", extra={"manifest": self.manifest.body()})
-
-    @property
-    def manifest(self) -> Manifest:
-        """The settings of the round under way; another object after a new version was adopted."""
-        return self._session.adopted.manifest
-
-    @property
-    def worker_id(self) -> str:
-        """Who this island is in the run."""
-        return self._session.standing.island.worker_id
 
     @property
     def version(self) -> int | None:
@@ -227,41 +195,6 @@ class Run:
         number = current.assignment.round or 0
         self._meter.step(number, current.steps, tokens=done.tokens, loss=done.loss)
         self._samples.add(self.telemetry())
-
-    def close(self) -> None:
-        """Leaves the run and lets go of what it holds; harmless when repeated."""
-        self._driver.run(self._session.leave())
-        self.release()
-
-    def leave_now(self) -> None:
-        """Tells the coordinator once that this island goes; says nothing when it is away."""
-        if not self.group.is_leader:
-            return
-        try:
-            with self.group.alone():
-                self._driver.run(self._session.leave_once())
-        except AtollError as error:
-            log.warning("left without a word", extra={"code": error.code, "reason": str(error)})
-
-    def release(self) -> None:
-        """Lets go without a word to the coordinator, as a crash does; this island may come back."""
-        self._held.close()
-
-    def hold(self, held: ExitStack) -> None:
-        """What to let go when the run is closed or released."""
-        self._held = held
-
-    def beat(self) -> None:
-        """One heartbeat; called from a thread of its own."""
-        self._driver.run(self._beside.beat())
-
-    def attend(self) -> Attendance | None:
-        """Opens the presence stream, from a thread of its own; None before and after the run."""
-        return self._driver.run(self._beside.attend())
-
-    def telemetry(self) -> Telemetry:
-        """What this island tells about itself."""
-        return self._meter.telemetry(self._driver.link.traffic)
 
     def _must_be_loaded(self) -> _Loaded:
         if self._loaded is None:

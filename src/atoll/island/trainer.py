@@ -11,6 +11,8 @@ from atoll.island import inner_optimizer
 from atoll.island.ranks import parallel
 from atoll.island.ranks.parallel import Parallel
 from atoll.island.run import Run
+from atoll.island.sharded import trainer as ranks
+from atoll.island.sharded.run import ShardedRun
 from atoll.models import fingerprint, gpt
 from atoll.models import registry as models
 from atoll.protocol.manifest import InnerSettings
@@ -18,7 +20,7 @@ from atoll.versions import recorded
 
 
 def train(
-    run: Run,
+    run: Run | ShardedRun,
     *,
     location: str | None = None,
     device: torch.device | None = None,
@@ -30,6 +32,9 @@ def train(
 
     In a torchrun group the model is spread by `kind`.
     """
+    if isinstance(run, ShardedRun):
+        ranks.train(run, location=location, model=model, after_step=after_step)
+        return
     manifest = run.manifest
     if model is None:
         model = models.build(manifest.model.definition)

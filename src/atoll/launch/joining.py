@@ -18,8 +18,12 @@ from atoll.island.presence import presence
 from atoll.island.pulse import pulse
 from atoll.island.ranks.group import Group
 from atoll.island.run import Run
+from atoll.island.sharded.grpc_host import GrpcHost
+from atoll.island.sharded.run import ShardedRun
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import memory, placement
+from atoll.protocol.manifest import Manifest
+from atoll.strategies import registry
 
 MAX_SLOTS = 256
 NO_KEY = "0" * 64
@@ -35,7 +39,9 @@ def join(
     state: str | Path | None = None,
     home: Path = DEFAULT_HOME,
     group_timeout: float | None = None,
-) -> Run:
+    listen: str | None = None,
+    advertise: str | None = None,
+) -> Run | ShardedRun:
     """Takes part in the run at `url`; nothing that must match can be set here.
 
     `state` is where this island keeps its checkpoint; without it a directory below `home` is
@@ -43,6 +49,9 @@ def join(
 
     Under torchrun all ranks call this and are one island: rank 0 alone talks to the coordinator. A
     rank that is silent for `group_timeout` seconds is given up, with GroupBroken on the others.
+
+    In a sharded run the others dial this process: it listens at `listen` (HOST:PORT, any free port
+    by default) and tells them `advertise` (HOST[:PORT]), where that is another address.
     """
     if worker_id is not None:
         ids.worker_id(worker_id)
@@ -54,17 +63,52 @@ def join(
         held.callback(group.close)
         link: Link = group.together(lambda: _open_link(group, url, token, fingerprint))
         held.callback(link.close)
-        run_id = Driver(link, clock, group).run(look(jitter)).run_id
-        base = home.expanduser() / run_id
+        info = Driver(link, clock, group).run(look(jitter))
+        is_rank = registry.any_of(info.manifest()).by_step
+        check_place(info.manifest(), group, is_rank=is_rank, listen=listen, advertise=advertise)
+        base = home.expanduser() / info.run_id
         store, identity = _hold_state(group, state, base=base, worker_id=worker_id)
         held.callback(store.close)
-        run = Run(link, store, clock, identity=identity, jitter=jitter, group=group)
+        run: Run | ShardedRun
+        if is_rank:
+            assert isinstance(link, NetworkLink), "a rank is one process"
+            # Before it registers: the coordinator dials it, and the others may at once.
+            host = GrpcHost(listen=listen, advertise=advertise, secure=link.is_secure, clock=clock)
+            held.callback(host.close)
+            run = ShardedRun(
+                link, store.directory, clock, identity=identity, jitter=jitter, host=host
+            )
+        else:
+            run = Run(link, store, clock, identity=identity, jitter=jitter, group=group)
         if group.is_leader:
             for beside in (pulse(run), presence(run)):
                 beside.start()
                 held.callback(beside.stop)
         run.hold(held.pop_all())
     return run
+
+
+def check_place(
+    manifest: Manifest, group: Group, *, is_rank: bool, listen: str | None, advertise: str | None
+) -> None:
+    """ConfigError for options, or a torchrun group, that do not go with the run's strategy."""
+    for name, given in (("listen", listen), ("advertise", advertise)):
+        if given is not None and not is_rank:
+            raise ConfigError(
+                f"--{name} {given!r} in a run whose islands only dial out; only ranks of a "
+                f"sharded run listen, so leave it out"
+            )
+    transport = manifest.sharded.transport
+    if is_rank and transport == "grpc" and group.size > 1:
+        raise ConfigError(
+            f"torchrun with {group.size} processes in a run with sharded.transport='grpc': there "
+            f"a rank is one process of its own; start `atoll join` once for each, without torchrun"
+        )
+    if is_rank and transport != "grpc":
+        raise ConfigError(
+            f"sharded.transport={transport!r} cannot be joined by this version; start the run with "
+            f"sharded.transport = 'grpc'"
+        )
 
 
 def _open_link(group: Group, url: str, token: str, fingerprint: str | None) -> Link:

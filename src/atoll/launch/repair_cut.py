@@ -67,7 +67,9 @@ def _heal_chain(t: Transaction, report: RepairReport) -> bool:
     run, manifests = t.run.get(), t.manifests.all()
     if run is None:
         return False
-    broken = chain.check_chain(run, manifests, t.rounds.all(), t.contributions.of_round)
+    broken = chain.check_chain(
+        run, manifests, t.rounds.all(), t.contributions.of_round, t.checkpoints.all()
+    )
     if broken is None:
         return True
     report.damages.append(f"the ledger's hash chain, {broken.field}: {broken.reason}")
@@ -75,7 +77,12 @@ def _heal_chain(t: Transaction, report: RepairReport) -> bool:
     if broken.round == 0 or is_first or (broken.round == 1 and broken.field == "prev_hash"):
         return False
     truncation.truncate(t, last_round=broken.round - 1)
-    return chain.check_chain(run, manifests, t.rounds.all(), t.contributions.of_round) is None
+    return (
+        chain.check_chain(
+            run, manifests, t.rounds.all(), t.contributions.of_round, t.checkpoints.all()
+        )
+        is None
+    )
 
 
 def _renew_work(t: Transaction) -> None:

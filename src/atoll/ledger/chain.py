@@ -16,7 +16,13 @@ from operator import attrgetter
 
 from atoll import canonical
 from atoll.ledger import records
-from atoll.ledger.records import ContributionRecord, ManifestRecord, RoundRecord, RunRecord
+from atoll.ledger.records import (
+    CheckpointRecord,
+    ContributionRecord,
+    ManifestRecord,
+    RoundRecord,
+    RunRecord,
+)
 
 _PUBLISHED = records.RoundState.PUBLISHED
 
@@ -52,6 +58,25 @@ def round_hash(record: RoundRecord, contributions: Sequence[ContributionRecord])
     return canonical.sha256(hashed | ({"fragment": record.fragment} if record.fragment else {}))
 
 
+def checkpoint_hash(record: RoundRecord, checkpoint: CheckpointRecord) -> str:
+    """The hash that a round of a sharded run adds; it has its prev_hash and digest already."""
+    return canonical.sha256(
+        {
+            "kind": "checkpoint",
+            "prev": record.prev_hash,
+            "round": record.round,
+            "manifest": record.manifest_sha256,
+            "step": checkpoint.step,
+            "group": checkpoint.group_number,
+            "members": list(checkpoint.members),
+            "parts": [list(pair) for pair in zip(checkpoint.parts, checkpoint.blobs, strict=True)],
+            "rows": checkpoint.rows,
+            "tokens": checkpoint.tokens,
+            "master": record.master_digest,
+        }
+    )
+
+
 def _hashed(c: ContributionRecord, round_number: int) -> list[object]:
     """What the hash of the round that folds a contribution covers of it."""
     made = [c.round, c.first]
@@ -64,11 +89,14 @@ def check_chain(
     manifests: Sequence[ManifestRecord],
     rounds: Sequence[RoundRecord],
     contributions_of: Callable[[int], Sequence[ContributionRecord]],
+    checkpoints: Iterable[CheckpointRecord] = (),
 ) -> Break | None:
     """The first break of the chain over all `rounds` of the run, or None when it holds.
 
-    `manifests` and `rounds` come oldest first, as the ledger gives them.
+    `manifests` and `rounds` come oldest first, as the ledger gives them; `checkpoints` are those of
+    a sharded run, whose rounds end with one each.
     """
+    whole = {checkpoint.round: checkpoint for checkpoint in checkpoints}
     if not manifests:
         return Break(0, "manifests", f"run {run.run_id!r} has no manifest; it must have one")
     for manifest in manifests:
@@ -83,7 +111,8 @@ def check_chain(
     for expected, record in enumerate(rounds, start=1):
         broken = _check_place(rounds, manifests, expected=expected)
         if broken is None and record.state is _PUBLISHED:
-            broken = _check_hash(record, contributions_of(record.round), prev_hash=prev_hash)
+            folded, checkpoint = contributions_of(record.round), whole.get(record.round)
+            broken = _check_hash(record, folded, checkpoint, prev_hash=prev_hash)
         if broken is not None:
             return broken
         prev_hash = record.hash or prev_hash
@@ -130,7 +159,11 @@ def _check_place(
 
 
 def _check_hash(
-    record: RoundRecord, contributions: Sequence[ContributionRecord], *, prev_hash: str
+    record: RoundRecord,
+    contributions: Sequence[ContributionRecord],
+    checkpoint: CheckpointRecord | None,
+    *,
+    prev_hash: str,
 ) -> Break | None:
     """Whether a published round's own fields give its hash."""
     broken = _differs(record, "prev_hash", prev_hash)
@@ -140,7 +173,12 @@ def _check_hash(
         if getattr(record, field) is None:
             reason = f"round {record.round} is published without {field}; every one has it"
             return Break(record.round, field, reason)
-    return _differs(record, "hash", round_hash(record, contributions))
+    right = (
+        round_hash(record, contributions)
+        if checkpoint is None
+        else checkpoint_hash(record, checkpoint)
+    )
+    return _differs(record, "hash", right)
 
 
 def _differs(record: RoundRecord, field: str, right: str) -> Break | None:

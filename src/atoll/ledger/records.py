@@ -64,6 +64,7 @@ class MemberRecord:
     incarnation: int
     ip_address: str  # where the worker says it is reached; "" when it was never told
     port: int  # 0: it only dials out
+    certificate: str = ""  # PEM that the others trust; "" without TLS or where nobody dials it
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,73 @@ class SnapshotRecord:
     master_sha256: str
     published_sha256: str
     slots_sha256: tuple[tuple[str, str], ...]  # (slot name, blob) of the outer optimizer's state
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """A worker's place in a rank group, and how the others reach it."""
+
+    rank: int
+    worker_id: str
+    incarnation: int
+    address: str  # host:port
+    certificate: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """An ordered membership that trains together, step by step, until it is over."""
+
+    number: int  # at least that of the generation it was formed in; numbers only grow
+    created_wall: float
+    members: tuple[RankRecord, ...]  # by rank, which is the order of the ring
+    step: int  # the last one in what it set out from
+    decided: int = 0  # the newest round at whose end it was told how to go on; 0: none
+    goes_on: bool = True  # what it was told then
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """A rank's shard of a step, and that of the rank before it, are on its disk."""
+
+    group_number: int
+    step: int
+    rank: int
+    own: str  # hashes
+    predecessor: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """A rank's part of a checkpoint that is a blob, and what the rank measured in its round."""
+
+    round: int
+    group_number: int
+    rank: int
+    worker_id: str
+    part: str  # hash of the save
+    blob: str
+    nbytes: int
+    loss_sum: float  # of the round, over `tokens`
+    tokens: int
+    evaluation_loss: float  # the rank's share of the held-out loss, as a sum
+    evaluation_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A save of all ranks of a group as blobs: what a round of a sharded run ends with."""
+
+    round: int
+    step: int
+    group_number: int
+    members: tuple[str, ...]  # by rank
+    parts: tuple[str, ...]  # hashes of their saves
+    blobs: tuple[str, ...]
+    rows: int  # that are done by it
+    tokens: int
+    loss_sum: float  # over `tokens`
 
 
 @dataclass(frozen=True, slots=True)

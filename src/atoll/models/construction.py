@@ -46,6 +46,28 @@ def bounded() -> Iterator[None]:
         handle.remove()
 
 
+@contextmanager
+def without_storage() -> Iterator[None]:
+    """Moves each parameter to the meta device as soon as a module gets it; buffers stay.
+
+    So the storage of one parameter exists at a time. Modules of other threads are left alone.
+    """
+    mine = threading.get_ident()
+
+    def emptied(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        # One that is there already is tied: it must stay the same object.
+        if threading.get_ident() != mine or parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+    # Its annotation leaves out that a hook may return another parameter in place of the given one.
+    handle = register_module_parameter_registration_hook(emptied)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def check_size(tensors: int, elements: int, name: str) -> None:
     """ConfigError when a model of this size is too large; `name` is its last parameter so far."""
     if tensors > MAX_TENSORS or elements > MAX_ELEMENTS:

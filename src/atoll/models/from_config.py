@@ -70,6 +70,14 @@ def build(definition: Mapping[str, object]) -> nn.Module:
     return _built(definition, construction.own_randomness(0), construction.NoInit())
 
 
+def hollow(definition: Mapping[str, object]) -> nn.Module:
+    """The model with its buffers computed on the CPU and its parameters on the meta device."""
+    on_meta(definition)  # within the limits, before anything is allocated
+    _same_version(definition)
+    own, empty = construction.own_randomness(0), construction.without_storage()
+    return _built(definition, own, construction.NoInit(), empty)
+
+
 def initialized(definition: Mapping[str, object], *, seed: int) -> nn.Module:
     """The model on the CPU with the initial weights its own architecture prescribes."""
     on_meta(definition)

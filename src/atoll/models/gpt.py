@@ -26,9 +26,15 @@ class GPTConfig:
     layers: int
     heads: int
     width: int
+    tied: bool = False  # the head shares the tokens' weight
 
     def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self)):
+        if type(self.tied) is not bool:
+            raise ConfigError(
+                f"model.tied={self.tied!r} must be true or false: whether the head shares the "
+                f"tokens' weight"
+            )
+        for name in (field.name for field in fields(self) if field.name != "tied"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:  # True is an int to isinstance
                 raise ConfigError(
@@ -90,9 +96,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer with learned positions and an untied head.
+    """A decoder-only transformer with learned positions.
 
-    Untied, so that every parameter has exactly one name and one place in the layout.
+    A tied head has no tensor of its own: its weight is named, and lies in the layout, as the
+    tokens' alone.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -103,6 +110,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=NORM_EPS)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [B, T, vocab] for the token after each of `tokens` [B, T]."""

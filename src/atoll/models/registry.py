@@ -33,7 +33,9 @@ def build(definition: Mapping[str, object]) -> nn.Module:
     if architecture_of(definition) == from_config.NAME:
         model = from_config.build(definition)
     else:
-        model = on_meta(definition).to_empty(device="cpu")
+        on_meta(definition)  # within the limits, before anything is allocated
+        with construction.NoInit():
+            model = GPT(_gpt(definition)).to(torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -55,6 +57,16 @@ def on_meta(definition: Mapping[str, object]) -> nn.Module:
         raise ConfigError(
             f"[model] {asdict(config)} is beyond what a tensor can hold; make it smaller"
         ) from exc
+
+
+def hollow(definition: Mapping[str, object]) -> nn.Module:
+    """The model with its buffers computed and its parameters on the meta device.
+
+    For whoever gives each parameter its storage when it is needed; never all of them at once.
+    """
+    if architecture_of(definition) == from_config.NAME:
+        return from_config.hollow(definition)
+    return on_meta(definition)  # has no buffers
 
 
 def layout(definition: Mapping[str, object]) -> Layout:
@@ -109,6 +121,6 @@ def architecture_of(definition: Mapping[str, object]) -> str:
 
 
 def _gpt(definition: Mapping[str, Any]) -> GPTConfig:
-    """The size of a GPT; GPTConfig refuses a key that is missing, as one that is no number."""
+    """The size of a GPT; GPTConfig refuses a size that is missing, as one that is no number."""
     sizes: dict[str, Any] = {key: definition.get(key) for key in ARCHITECTURES["gpt"]}
-    return GPTConfig(**sizes)
+    return GPTConfig(**{**sizes, "tied": definition.get("tied", False)})

@@ -4,9 +4,7 @@ Reads a ledger and blobs; changes neither. Finds problems instead of raising the
 first round and tensor that differ.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
 
 from atoll.blobs.base import Blobs
 from atoll.errors import AtollError
@@ -20,10 +18,9 @@ from atoll.ledger.records import (
     RoundRecord,
     RoundState,
 )
-from atoll.proof import balance, pairs, residuals, retention
-from atoll.proof.balance import EpochBalance
-from atoll.proof.pairs import FragmentBalance
-from atoll.proof.residuals import LostResidual
+from atoll.proof import balance, checkpoints, pairs, residuals, retention
+from atoll.proof import rows as row_checks
+from atoll.proof.report import AuditReport, Problem, Progress
 from atoll.strategies.base import Strategy
 from atoll.sums import digest as digests
 from atoll.versions.manifests import Manifests, Recorded
@@ -36,49 +33,6 @@ _IN_BOTH = {name: name for name in ("round", "worker_id", "weight", "rows", "tok
 _IN_BOTH |= {name: name for name in ("first", "fragment", "residual", "carried")}
 _IN_BOTH |= {"base_digest": "base"}
 
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that does not hold."""
-
-    round: int
-    what: str
-    detail: str
-
-
-@dataclass
-class AuditReport:
-    """What was checked and what was found."""
-
-    run_id: str
-    rounds: int = 0
-    contributions: int = 0
-    pruned: int = 0  # contributions whose blobs retention removed; their rows are in the chain
-    rows: int = 0
-    tokens: int = 0
-    staleness: int = 0  # the highest: rounds from the one a contribution was made for to its own
-    replayed_from: int | None = None
-    replayed_rounds: int = 0
-    digest: str | None = None
-    balance: list[EpochBalance] = field(default_factory=list)
-    fragments: list[FragmentBalance] = field(default_factory=list)  # empty: there is one
-    residuals: list[LostResidual] = field(default_factory=list)  # no problem: islands may die
-    problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def clean(self) -> bool:
-        return not self.problems
-
-    def add(self, round_number: int, what: str, detail: str) -> None:
-        """Something does not hold in that round."""
-        self.problems.append(Problem(round_number, what, detail))
-
-    def as_json(self) -> dict[str, object]:
-        """The report as plain values."""
-        return {**asdict(self), "clean": self.clean}
-
 
 def audit(
     ledger: Ledger,
@@ -88,14 +42,31 @@ def audit(
     with_replay: bool = False,
     progress: Progress = lambda *_: None,
 ) -> AuditReport:
-    """Checks the whole run; with `with_replay` also rebuilds the weights of every round."""
+    """Checks the whole run; with `with_replay` also rebuilds the weights of every round.
+
+    Of a sharded run the weights are not rebuilt but read: every checkpoint that is kept.
+    """
     with ledger.reading() as t:
         run, recorded, rounds = t.run.get(), t.manifests.all(), t.rounds.all()
         assert run is not None, "a ledger without a run cannot be audited"
-        broken = chain.check_chain(run, recorded, rounds, t.contributions.of_round)
+        broken = chain.check_chain(
+            run, recorded, rounds, t.contributions.of_round, t.checkpoints.all()
+        )
         manifests = Manifests(recorded)
         start = retention.replay_start(t, retention.storage_of(t))
         workers = t.members.workers()
+    if manifests.first.any_strategy.by_step:
+        found = AuditReport(run.run_id)
+        checkpoints.audit(
+            found,
+            ledger,
+            blobs,
+            layout=layout,
+            broken=broken,
+            with_digests=with_replay,
+            progress=progress,
+        )
+        return found
     published = [r for r in rounds if r.state is RoundState.PUBLISHED]
     report = AuditReport(run.run_id, rounds=len(published))
     replay = Replay(ledger, blobs, manifests=manifests, layout=layout)
@@ -123,9 +94,9 @@ def audit(
     for number, given in held.items():
         _check_leases(report, number, counted.get(number, {}), given)
     leases = [lease for given in held.values() for lease in given]
-    _check_rows(report, leases, rounds)
+    row_checks.check_rows(report, leases, rounds)
     report.problems += misnamed
-    _check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
+    row_checks.check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
     if with_replay:
         _replay(report, replay, start=start, progress=progress)
     if not report.problems:
@@ -253,68 +224,6 @@ def _check_fragments(
         if not found.holds:
             said = f"{found.twice} rows are in two contributions of fragment {found.fragment}"
             report.add(rounds[-1].round, "row and fragment twice", said)
-
-
-def _check_rows(
-    report: AuditReport, leases: Sequence[LeaseRecord], rounds: Sequence[RoundRecord]
-) -> None:
-    """Every row ever issued is in exactly one lease: done, leased, open again or given up."""
-    current = [lease for lease in leases if lease.state is not LeaseState.TAKEN]
-    current.sort(key=lambda lease: (lease.dataset_id, lease.start, lease.stop))
-    reached = sum(
-        _check_sequence(report, mine, rounds)
-        for _, mine in groupby(current, key=lambda lease: lease.dataset_id)
-    )
-    cursor = rounds[-1].cursor if rounds else 0
-    if reached < cursor:
-        _report_lost(report, rounds, reached, cursor)
-    if reached > cursor:
-        said = f"rows up to {reached} are leased, the newest round's cursor is {cursor}"
-        report.add(rounds[-1].round, "cursor", said)
-
-
-def _check_sequence(
-    report: AuditReport, leases: Iterable[LeaseRecord], rounds: Sequence[RoundRecord]
-) -> int:
-    """Finds rows of one dataset that are in no lease or in two; returns where its leases end."""
-    reached, before = 0, None
-    for lease in leases:
-        if lease.start > reached:
-            _report_lost(report, rounds, reached, lease.start)
-        if before is not None and lease.start < reached:
-            report.add(
-                max(lease.round, before.round),
-                "row twice",
-                f"rows [{before.start}, {before.stop}) of round {before.round} and "
-                f"[{lease.start}, {lease.stop}) of round {lease.round} overlap",
-            )
-        if lease.stop > reached:
-            reached, before = lease.stop, lease
-    return reached
-
-
-def _check_work(
-    report: AuditReport, ledger: Ledger, leases: Sequence[LeaseRecord], *, newest: int
-) -> None:
-    """The balance of rows, and queues that are damaged or say something else than the leases."""
-    with ledger.reading() as t:
-        datasets, queues = t.datasets.all(), t.queues.all()
-    report.balance = balance.balance(leases, datasets)
-    for epoch in report.balance:
-        if not epoch.holds:
-            report.add(
-                newest,
-                f"row balance of {epoch.dataset_id} epoch {epoch.epoch}",
-                f"{epoch.done_twice} rows are done twice; {epoch.missing} are missing, of "
-                f"which {epoch.open} are open and {epoch.given_up} given up",
-            )
-    for name, wrong in balance.check_queues(queues, leases, datasets):
-        report.add(newest, f"queue {name}", wrong)
-
-
-def _report_lost(report: AuditReport, rounds: Sequence[RoundRecord], start: int, stop: int) -> None:
-    planned = next((r.round for r in rounds if r.cursor > start), rounds[-1].round)
-    report.add(planned, "row lost", f"rows [{start}, {stop}) are in no lease of any round")
 
 
 def _replay(report: AuditReport, replay: Replay, *, start: int, progress: Progress) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Set
 
 from atoll.blobs.base import Blobs
 from atoll.ledger.ledger import Ledger
+from atoll.ledger.records import CheckpointRecord
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import StorageSettings
 from atoll.versions.manifests import Manifests
@@ -48,7 +49,16 @@ def referenced(t: Transaction, storage: StorageSettings | None) -> set[str]:
     for snapshot in t.snapshots.all():
         names |= {snapshot.master_sha256, snapshot.published_sha256}
         names |= {sha256 for _, sha256 in snapshot.slots_sha256}
+    names |= {blob for checkpoint in kept_checkpoints(t, storage) for blob in checkpoint.blobs}
+    names |= {part.blob for part in t.checkpoints.every_part()}
     return names | t.contributions.blobs(first=kept_from(t, storage) + 1)
+
+
+def kept_checkpoints(t: Transaction, storage: StorageSettings | None) -> list[CheckpointRecord]:
+    """Checkpoints of a sharded run whose blobs are kept, oldest first."""
+    pruned = storage is not None and storage.retain == "snapshots"
+    found = t.checkpoints.all()
+    return found[-storage.keep_snapshots :] if storage is not None and pruned else found
 
 
 def prune(

@@ -138,7 +138,9 @@ def _records(t: Transaction) -> list[Damage]:
     manifests, rounds = t.manifests.all(), t.rounds.all()
     # Not round by round: a restart has seconds, whatever its history.
     with closing(t.contributions.every()) as contributions:
-        broken = chain.check_chain(run, manifests, rounds, chain.in_order(contributions))
+        broken = chain.check_chain(
+            run, manifests, rounds, chain.in_order(contributions), t.checkpoints.all()
+        )
     found = []
     if broken is not None:
         part = f"the ledger's hash chain, {broken.field}"

@@ -61,7 +61,7 @@ class InnerSettings(Settings):
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.1
     momentum: Fraction = 0.0  # sgd only
-    batch: Count = 8  # rows per step and island
+    batch: Count = 8  # rows per step: of an island, or of all ranks where they meet at every step
     clip: NotNegative = 1.0  # global gradient norm; 0 switches clipping off
     precision: Literal["fp32", "bf16"] = "fp32"  # of the forward and backward pass
     threads: Annotated[int, Field(ge=1, le=1024)] = 1  # two threads change bits
@@ -136,6 +136,29 @@ class StorageSettings(Settings):
     keep_snapshots: Annotated[int, Field(ge=1)] = 2  # with retain = "snapshots"
 
 
+class ShardedSettings(Settings):
+    """What strategy "sharded" does at every step, and how often it saves; others ignore it."""
+
+    transport: Literal["grpc", "torch_dist"] = "grpc"
+    bulk: Literal["grpc", "tcp"] = "grpc"  # what carries the chunks that a gRPC call opened
+    exchange: Literal["ring", "direct"] = "ring"
+    gradients: Literal["fp32", "int8"] = "fp32"
+    parameters: Literal["fp32", "bf16", "int8"] = "fp32"  # as they are gathered; the master is fp32
+    residuals: bool = False  # error feedback of lossy gradients
+    micro_batches: Count = 1  # of each rank's rows of a step
+    offload: Literal["none", "cpu", "disk"] = "none"  # where master, moments and sums are
+    save_every: Count = 10  # steps
+    checkpoint_every: Count = 10  # saves
+    commit: Literal["strict", "quorum"] = "strict"
+    deadline_seconds: Positive = 60.0  # of a collective
+    onebit_warmup_steps: Limit = 0  # then gradients travel as signs of momentum; 0: never
+
+    @property
+    def round_steps(self) -> int:
+        """Steps between two checkpoints."""
+        return self.save_every * self.checkpoint_every
+
+
 class Manifest(Settings):
     """The run's settings, whole."""
 
@@ -147,7 +170,7 @@ class Manifest(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     strategy: Word = "diloco"  # what it and those up to `staleness_weighting` mean, its modes know
     mode: Word = "sync"
-    sync_every: Count
+    sync_every: Count = 1  # a run file in rounds states it; without rounds it means nothing
     num_fragments: Count = 1
     fragment_pattern: Literal["strided", "sequential"] = "strided"  # which blocks go together
     delay_steps: Annotated[int, Field(ge=0)] = 0  # inner steps from a hand-in to its merge
@@ -163,6 +186,7 @@ class Manifest(Settings):
     membership: MembershipSettings = MembershipSettings()
     outer: SerializeAsAny[OuterSettings] = NesterovSettings()
     inner: InnerSettings = InnerSettings()
+    sharded: ShardedSettings = ShardedSettings()
     model: ModelSettings
     data: DataSettings
     work: WorkSettings = WorkSettings()

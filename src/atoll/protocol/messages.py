@@ -56,6 +56,7 @@ class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register
     hostname: Annotated[str, Field(max_length=255)] = ""
     ip_address: Host | None = None  # where others reach it; without one, where it speaks from
     port: Port = 0  # 0: it only dials out
+    certificate: Annotated[str, Field(max_length=8192)] = ""  # PEM, where ranks dial each other
     layout_digest: Sha256
     data_identity: dict[str, Any]
     # The settings the worker has adopted: a hash that differs is told by the first field.
@@ -342,6 +343,10 @@ class Status(Message):
     bytes_sent: int
     refused_queues: tuple[str, ...] = ()  # entries that were damaged when the coordinator started
     storage_full: str = ""  # why nothing can be written, while the disk has no room
+    group: Whole = 0  # of a sharded run: the one that trains; 0: none does
+    ring: tuple[WorkerName, ...] = ()  # its members, by rank
+    consistent: Whole = 0  # the newest step that all of it have saved
+    checkpoint: Whole = 0  # the step of the newest checkpoint
 
 
 class StatusRequest(Ask[Status], route=Route("GET", "/status")):

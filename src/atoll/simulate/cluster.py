@@ -1,8 +1,8 @@
 """One coordinator and N islands in one process, on a virtual clock."""
 
 import random
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,21 +10,21 @@ from tempfile import TemporaryDirectory
 
 from atoll import files as filesystem
 from atoll import torch_threads
-from atoll.blobs.directory import DirectoryBlobs
 from atoll.config import RunFile
-from atoll.coordinator import boot
-from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.stores import Stores
-from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
+from atoll.errors import AtollError, ConfigError
 from atoll.island import trainer
+from atoll.island.participant import Participant
 from atoll.island.presence import Attending
 from atoll.island.run import Run
+from atoll.island.sharded.run import ShardedRun
 from atoll.island.state.store import IslandIdentity, IslandStore
-from atoll.ledger import engines
 from atoll.protocol.messages import Status
-from atoll.simulate.fibers import Scheduler
+from atoll.simulate.coordinator import SimulatedCoordinator, stores_in
+from atoll.simulate.fibers import Fiber, Scheduler
 from atoll.simulate.link import MemoryLink
+from atoll.simulate.sea import Sea
 
 STEP_SECONDS = 0.1  # virtual time of one inner step
 TICK_SECONDS = 0.05
@@ -69,10 +69,12 @@ def simulate(
     progress: Progress = lambda _: None,
     outage: Outage | None = None,
     speeds: Sequence[float] = (),
+    latencies: Sequence[Sequence[float]] = (),
 ) -> Simulated:
     """Runs `run_file` with so many islands to its end; keeps the state in `directory` if given.
 
     `speeds` say how many steps each island makes while others make one, in turn; none: all alike.
+    `latencies[a][b]` are the seconds from rank a to rank b of a sharded run; none: all are near.
     """
     if rounds is not None:
         stop = {**run_file.settings.get("stop", {}), "rounds": rounds}
@@ -83,6 +85,7 @@ def simulate(
         with filesystem.naming("make", directory):
             directory.mkdir(parents=True, exist_ok=True)
         cluster = SimulatedCluster(run_file, directory, location, outage)
+        cluster.latencies = latencies
         cluster.step_seconds = [STEP_SECONDS / speed for speed in speeds or (1.0,)]
         return cluster.run(islands, progress)
 
@@ -91,122 +94,174 @@ class SimulatedCluster:
     """One run's coordinator and islands as fibers of one scheduler, so one runs at a time."""
 
     def __init__(
-        self, run_file: RunFile, home: Path, location: str | None, outage: Outage | None
+        self,
+        run_file: RunFile,
+        home: Path,
+        location: str | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self._outage = outage
-        self._scheduler = Scheduler()
+        self.scheduler = Scheduler()
         self._home = home
         self._location = location
-        self._stores = self._open_stores()
-        self._is_away = False
-        manifest = boot.create_or_check(
-            self._stores, run_file, self._scheduler, new_run_id="simulated"
-        )
+        self.coordinator = SimulatedCoordinator(run_file, self.scheduler, self._open_stores)
+        manifest = self.coordinator.manifest
         wait_seconds = manifest.heartbeat_timeout + manifest.membership.grace_seconds
+        wait_seconds += manifest.sharded.deadline_seconds if self.coordinator.by_step else 0.0
         wait_seconds += 0.0 if outage is None else outage.seconds
         self._stuck_seconds = 2 * wait_seconds + STUCK_SECONDS
         self._moved_at = 0.0
         self.step_seconds = [STEP_SECONDS]  # of each island in turn
-        self._coordinator = boot.open_coordinator(self._stores, self._scheduler)
+        self.latencies: Sequence[Sequence[float]] = ()  # between ranks, by their islands' numbers
+        self._sea: Sea | None = None
+        self._fibers: dict[str, list[Fiber]] = {}  # of each island, its training first
+        self.runs: dict[str, Participant] = {}
         torch_threads.use(manifest.inner.threads)
 
     def _open_stores(self) -> Stores:
-        return Stores(
-            engines.open_ledger(self._home / "ledger.sqlite"),
-            DirectoryBlobs(self._home / "blobs"),
-            Spool(self._home / "spool"),
-        )
-
-    def _reach(self) -> Coordinator:
-        if self._is_away:
-            raise CoordinatorUnreachable("the simulated coordinator is away")
-        return self._coordinator
-
-    def _go_away(self, seconds: float) -> None:
-        """Dies without a word, keeping only what is durable, and comes back."""
-        self._is_away = True
-        self._close_stores()
-        self._scheduler.sleep(seconds)
-        self._stores = self._open_stores()
-        self._coordinator = boot.open_coordinator(self._stores, self._scheduler)
-        self._is_away = False
-
-    def _close_stores(self) -> None:
-        self._stores.ledger.close()
-        self._stores.blobs.close()
+        return stores_in(self._home)
 
     def run(self, islands: int, progress: Progress) -> Simulated:
-        spawn, needed = self._scheduler.spawn, self._coordinator.manifest.membership.min_workers
+        """Runs so many islands until all have ended."""
+        needed = self.coordinator.manifest.membership.min_workers
         try:
             if islands < needed:
                 raise ConfigError(
                     f"islands={islands} is below membership.min_workers={needed}; no round would "
                     f"ever begin, so simulate at least {needed}"
                 )
-            spawn("coordinator", lambda: self._close_rounds(progress))
-            fibers = [spawn(worker_name(i), partial(self._island, i)) for i in range(islands)]
-            self._scheduler.run_until(
-                lambda: all(fiber.done for fiber in fibers), limit_seconds=LIMIT_SECONDS
-            )
-            digests, status = self._coordinator.weights.current.digests, self._coordinator.status()
-            now = self._scheduler.now()
-            return Simulated(digests.master.root, digests.published.root, now, status)
+            self.scheduler.spawn("coordinator", lambda: self._close_rounds(progress))
+            for index in range(islands):
+                self.start(index)
+            self.scheduler.run_until(self._is_over, limit_seconds=LIMIT_SECONDS)
+            coordinator = self.coordinator.now
+            master = published = coordinator.digest
+            if isinstance(coordinator, Coordinator):
+                published = coordinator.weights.current.digests.published.root
+            return Simulated(master, published, self.scheduler.now(), coordinator.status())
         finally:
-            self._close_stores()
+            self.coordinator.close_stores()
+
+    def _is_over(self) -> bool:
+        return all(fibers[0].done for fibers in self._fibers.values())
+
+    # Islands
+
+    def start(self, index: int) -> None:
+        """Begins an island, or its next life."""
+        name = worker_name(index)
+        self._fibers[name] = []
+        self._spawn(name, "training", partial(self._island, index))
+
+    def kill(self, index: int) -> None:
+        """Ends an island at once, as a killed process ends."""
+        for fiber in self._fibers[worker_name(index)]:
+            self.scheduler.stop(fiber)
+
+    def freeze(self, index: int) -> None:
+        """Nothing of the island goes on until `thaw`, as that of a stopped process."""
+        for fiber in self._fibers[worker_name(index)]:
+            self.scheduler.freeze(fiber)
+
+    def thaw(self, index: int) -> None:
+        """The island goes on, as a continued process does."""
+        for fiber in self._fibers[worker_name(index)]:
+            self.scheduler.thaw(fiber)
+
+    def _spawn(self, name: str, part: str, work: Callable[[], None]) -> None:
+        self._fibers[name].append(self.scheduler.spawn(f"{name} {part}", work))
+
+    # The coordinator
 
     def _close_rounds(self, progress: Progress) -> None:
         while True:
-            while self._coordinator.advance():
-                self._moved_at = self._scheduler.now()
-                progress(self._coordinator.status())
-                outage, current = self._outage, self._coordinator.weights.current
-                if outage is not None and current.version == outage.version:
+            while not self.coordinator.is_away and self.coordinator.now.advance():
+                self._moved_at = self.scheduler.now()
+                progress(self.coordinator.now.status())
+                outage = self._outage
+                if outage is not None and self.coordinator.now.version == outage.version:
                     self._outage = None
-                    self._go_away(outage.seconds)
-            if self._scheduler.now() - self._moved_at > self._stuck_seconds:
-                status = self._coordinator.status()
-                live = [worker.worker_id for worker in status.workers if worker.live]
-                raise AtollError(
-                    f"the simulation is stuck: no step and no closed round in "
-                    f"{self._stuck_seconds:.0f} virtual seconds; version {status.version}, live "
-                    f"islands {live}, waiting for {list(status.waiting_for)}, min_workers="
-                    f"{self._coordinator.manifest.membership.min_workers}"
-                )
-            self._scheduler.sleep(TICK_SECONDS)
+                    self.coordinator.go_away(outage.seconds)
+            if self.scheduler.now() - self._moved_at > self._stuck_seconds:
+                raise self._stuck()
+            self.scheduler.sleep(TICK_SECONDS)
+
+    def _stuck(self) -> AtollError:
+        status = self.coordinator.now.status()
+        live = [worker.worker_id for worker in status.workers if worker.live]
+        return AtollError(
+            f"the simulation is stuck: no step and no closed round in "
+            f"{self._stuck_seconds:.0f} virtual seconds; version {status.version}, live "
+            f"islands {live}, waiting for {list(status.waiting_for)}, min_workers="
+            f"{self.coordinator.manifest.membership.min_workers}"
+        )
+
+    # One island
 
     def _after_step(self, seconds: float) -> None:
-        self._moved_at = self._scheduler.now()
-        self._scheduler.sleep(seconds)
+        self._moved_at = self.scheduler.now()
+        self.scheduler.sleep(seconds)
 
     def _island(self, index: int) -> None:
         name = worker_name(index)
-        identity = IslandIdentity(name, random.Random(f"island key {index}").randbytes(32).hex())
         with closing(IslandStore(self._home / name)) as store:
-            link, jitter = MemoryLink(self._reach, self._scheduler), random.Random(index)
-            run = Run(
-                *(link, store, self._scheduler),
-                identity=identity,
-                jitter=jitter,
-                spawn=lambda part, work: self._scheduler.spawn(f"{name} {part}", work),
-            )
-            pulse = self._scheduler.spawn(f"{name} pulse", partial(self._pulse, run))
-            presence = self._scheduler.spawn(f"{name} presence", partial(self._presence, run))
-            try:
-                seconds = self.step_seconds[index % len(self.step_seconds)]
-                after_step = partial(self._after_step, seconds)
+            seconds = self.step_seconds[index % len(self.step_seconds)]
+            after_step = partial(self._after_step, seconds)
+            run = self._joined(index, store)
+            with self._alive(run, name):
                 trainer.train(run, location=self._location, after_step=after_step)
-            finally:
-                self._scheduler.stop(pulse)
-                self._scheduler.stop(presence)
 
-    def _pulse(self, run: Run) -> None:
+    def _joined(self, index: int, store: IslandStore) -> Run | ShardedRun:
+        link = MemoryLink(self.coordinator.reach, self.scheduler)
+        identity, jitter = _identity(index), random.Random(index)
+        spawn = partial(self._spawn, worker_name(index))
+        if not self.coordinator.by_step:
+            return Run(
+                *(link, store, self.scheduler), identity=identity, jitter=jitter, spawn=spawn
+            )
+        sea = self._sea = self._sea or Sea(self.scheduler, latencies=_by_name(self.latencies))
+        return ShardedRun(
+            *(link, store.directory, self.scheduler),
+            identity=identity,
+            jitter=jitter,
+            host=sea.host(),
+            spawn=spawn,
+        )
+
+    @contextmanager
+    def _alive(self, run: Participant, name: str) -> Iterator[None]:
+        """Its heart beats and its presence is known while it trains."""
+        self.runs[name] = run
+        first = len(self._fibers[name])
+        self._spawn(name, "pulse", partial(self._pulse, run))
+        self._spawn(name, "presence", partial(self._presence, run))
+        beside = self._fibers[name][first : first + 2]
+        try:
+            yield
+        finally:
+            for fiber in beside:
+                self.scheduler.stop(fiber)
+
+    def _pulse(self, run: Participant) -> None:
         while True:
-            self._scheduler.sleep(run.manifest.heartbeat_interval)
+            self.scheduler.sleep(run.manifest.heartbeat_interval)
             # As in a process: the training fiber meets the same error and acts on it.
             with suppress(AtollError):
                 run.beat()
 
-    def _presence(self, run: Run) -> None:
+    def _presence(self, run: Participant) -> None:
         attending = Attending(run)
         while True:
-            self._scheduler.sleep(attending.once())
+            self.scheduler.sleep(attending.once())
+
+
+def _identity(index: int) -> IslandIdentity:
+    key = random.Random(f"island key {index}").randbytes(32).hex()
+    return IslandIdentity(worker_name(index), key)
+
+
+def _by_name(matrix: Sequence[Sequence[float]]) -> dict[str, dict[str, float]]:
+    return {
+        worker_name(a): {worker_name(b): seconds for b, seconds in enumerate(row)}
+        for a, row in enumerate(matrix)
+    }

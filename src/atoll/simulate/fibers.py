@@ -29,6 +29,7 @@ class Fiber:
         self.error: BaseException | None = None
         self.done = False
         self.stopping = False
+        self.is_frozen = False  # it gets no turn
         self._scheduler = scheduler
         self._work = work
         self.pauses = 0  # how often it paused: a wake-up is for one pause only
@@ -77,6 +78,7 @@ class Scheduler:
         self._main = threading.Semaphore(0)
         self._running: Fiber | None = None
         self._fibers: list[Fiber] = []
+        self._missed: list[tuple[Fiber, int]] = []  # turns of frozen ones, with the pause
 
     def now(self) -> float:
         return self._now
@@ -121,6 +123,19 @@ class Scheduler:
     def stop(self, fiber: Fiber) -> None:
         """Ends a fiber at its next turn, as a killed process ends."""
         fiber.stopping = True
+        self.thaw(fiber)
+
+    def freeze(self, fiber: Fiber) -> None:
+        """The fiber gets no turn until `thaw`, while time goes on, as for a stopped process."""
+        fiber.is_frozen = True
+
+    def thaw(self, fiber: Fiber) -> None:
+        """The fiber goes on; a turn that it missed comes now."""
+        fiber.is_frozen = False
+        for missed, pause in [m for m in self._missed if m[0] is fiber]:
+            if missed.pauses == pause:
+                self._push(self._now, missed)
+        self._missed = [m for m in self._missed if m[0] is not fiber]
 
     def give_back(self) -> None:
         """The running fiber pauses or is done."""
@@ -158,6 +173,9 @@ class Scheduler:
         if fiber.pauses != pause:
             return  # what it waited for came before
         self._now = max(self._now, when)
+        if fiber.is_frozen and not fiber.stopping:
+            self._missed.append((fiber, pause))
+            return
         self._run(fiber)
         if fiber.error is not None:
             raise fiber.error
@@ -165,6 +183,7 @@ class Scheduler:
     def _unwind(self) -> None:
         for fiber in self._fibers:
             fiber.stopping = True
+            self.thaw(fiber)
         self._wake()
         while self._queue:
             _, _, fiber, _ = heapq.heappop(self._queue)

@@ -2,6 +2,7 @@
 
 A strategy is a frozen value made from a manifest (`registry.of`). It decides who trains what, which
 part of the model a round carries, when a round closes and how its contributions move the weights.
+Every strategy answers `AnyStrategy`; those that train in rounds of contributions answer `Strategy`.
 It knows no ledger, clock, network or file: what it needs to know is an argument, so the same
 question has the same answer live, in replay and in a proof. Whoever asks must not look behind the
 answer: no other module knows which strategy it is talking to.
@@ -30,8 +31,12 @@ class RoundView:
 Lease = tuple[int, str]  # the round it was given for, and the worker_id
 
 
-class Strategy(Protocol):
-    """One way to train a model together."""
+class AnyStrategy(Protocol):
+    """One way to train a model together: what is asked of every one."""
+
+    @property
+    def by_step(self) -> bool:
+        """Whether ranks meet at every step; else islands hand in contributions round by round."""
 
     @property
     def lead(self) -> int:
@@ -52,6 +57,20 @@ class Strategy(Protocol):
         """
 
     @property
+    def rows_each(self) -> int:
+        """The most rows that a round leases in one worker's name."""
+
+    def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
+        """The names of each fragment's tensors: a pure function of names and sizes.
+
+        The run's layout holds its tensors in this order, whatever order the model has them in.
+        """
+
+
+class Strategy(AnyStrategy, Protocol):
+    """One that trains in rounds of contributions."""
+
+    @property
     def in_flight(self) -> int:
         """How many hand-ins of an island may be without an answer while it trains on."""
 
@@ -70,12 +89,6 @@ class Strategy(Protocol):
         """
 
     # The model
-
-    def cut(self, layout: Layout) -> Sequence[Sequence[str]]:
-        """The names of each fragment's tensors: a pure function of names and sizes.
-
-        The run's layout holds its tensors in this order, whatever order the model has them in.
-        """
 
     def fragment(self, round_number: int, *, is_last: bool) -> int:
         """Which fragment the round carries, or ALL; asked when it is planned, then recorded.
@@ -192,7 +205,7 @@ class Fragments:
     parts: tuple[Fragment, ...]
 
     @classmethod
-    def of(cls, strategy: Strategy, layout: Layout) -> "Fragments":
+    def of(cls, strategy: AnyStrategy, layout: Layout) -> "Fragments":
         """The fragments of a run's `layout`, which holds its tensors in their order."""
         return cls(layout, cut(layout, strategy.cut(layout)))
 
@@ -203,6 +216,6 @@ class Fragments:
         return self.parts[number]
 
 
-def run_layout(strategy: Strategy, model: Layout) -> Layout:
+def run_layout(strategy: AnyStrategy, model: Layout) -> Layout:
     """The layout of a run over `model`: its tensors in the order of the strategy's fragments."""
     return model.ordered(name for part in strategy.cut(model) for name in part)

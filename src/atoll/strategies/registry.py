@@ -3,6 +3,9 @@
 Atoll's own are listed here. Others are found by the entry-point group `atoll.strategies` of
 installed distributions: the entry's name is the run's `strategy`, and it points to a callable that
 makes a `base.Strategy` from a manifest, or raises ConfigError for settings it does not take.
+
+`any_of` gives the strategy of any run. `of` and `sharded` give those of a run that is known to
+train in rounds of contributions, or by steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,29 +15,49 @@ from typing import Any
 
 from atoll.errors import AtollError, ConfigError
 from atoll.protocol.manifest import Manifest
-from atoll.strategies.base import Strategy
+from atoll.strategies.base import AnyStrategy, Strategy
 from atoll.strategies.diloco.asynchronous import Asynchronous
 from atoll.strategies.diloco.streaming import Streaming
 from atoll.strategies.diloco.sync import Sync
+from atoll.strategies.sharded import settings as sharded_settings
+from atoll.strategies.sharded.strategy import Sharded
 
 GROUP = "atoll.strategies"
-BUILT_IN = "diloco"
+DILOCO, SHARDED = "diloco", "sharded"
+BUILT_IN = (DILOCO, SHARDED)
 _MODES: Mapping[str, Callable[[Manifest], Strategy]] = {
     "async": Asynchronous.of,
     "streaming": Streaming.of,
     "sync": Sync.of,
 }
 # What later versions will know; asking for it now is refused by name instead of as a typing error.
-_NOT_BUILT = {"strategy": ("sharded", "gather", "pools")}
+_NOT_BUILT = {"strategy": ("gather", "pools")}
 
 Factory = Callable[[Manifest], Strategy]
 
 
-def of(manifest: Manifest) -> Strategy:
+def any_of(manifest: Manifest) -> AnyStrategy:
     """The strategy of a run under `manifest`; ConfigError when this program has no such one."""
+    return sharded(manifest) if manifest.strategy == SHARDED else of(manifest)
+
+
+def of(manifest: Manifest) -> Strategy:
+    """That of a run in rounds of contributions; ConfigError for any other."""
     factory = _factory(manifest.strategy, manifest.mode)
+    if manifest.sharded != Manifest.model_fields[sharded_settings.OWN].default:
+        raise _not_sharded(manifest.strategy)
     with _naming(manifest.strategy):
         return factory(manifest)
+
+
+def sharded(manifest: Manifest) -> Sharded:
+    """That of a run whose ranks meet at every step; ConfigError for any other."""
+    if manifest.strategy != SHARDED:
+        raise ConfigError(
+            f"strategy={manifest.strategy!r} trains in rounds of contributions; what is asked here "
+            f"is for strategy {SHARDED!r}"
+        )
+    return Sharded.of(manifest)
 
 
 def refuse_unknown(settings: Mapping[str, Any]) -> None:
@@ -42,14 +65,40 @@ def refuse_unknown(settings: Mapping[str, Any]) -> None:
     for name, coming in _NOT_BUILT.items():
         if settings.get(name) in coming:
             raise ConfigError(f"{name}={settings[name]!r} is not built in this version; {_known()}")
-    _factory(str(settings.get("strategy", BUILT_IN)), str(settings.get("mode", "sync")))
+    chosen = str(settings.get("strategy", DILOCO))
+    if chosen != SHARDED:
+        _factory(chosen, str(settings.get("mode", "sync")))
+
+
+def check_stated(settings: Mapping[str, Any]) -> None:
+    """ConfigError when a run file states what is not for its strategy, or leaves out what is."""
+    chosen = settings.get("strategy", DILOCO)
+    if chosen == SHARDED:
+        sharded_settings.refuse_foreign(settings)
+        return
+    if sharded_settings.OWN in settings:
+        raise _not_sharded(chosen)
+    if "sync_every" not in settings:
+        raise ConfigError("sync_every is missing; every run file sets it")
+
+
+def _not_sharded(chosen: object) -> ConfigError:
+    return ConfigError(
+        f"[{sharded_settings.OWN}] is not for strategy={chosen!r}; leave it out, or set "
+        f"strategy = {SHARDED!r}"
+    )
 
 
 def _factory(strategy: str, mode: str) -> Factory:
-    if strategy == BUILT_IN:
+    if strategy == DILOCO:
         if mode not in _MODES:
             raise ConfigError(f"mode={mode!r} is not a mode of strategy 'diloco'; {_known()}")
         return _MODES[mode]
+    if strategy == SHARDED:
+        raise ConfigError(
+            f"strategy={strategy!r} meets at every step and has no rounds of contributions; what "
+            f"is asked here is for strategy {DILOCO!r}"
+        )
     found = _installed().get(strategy)
     if found is None:
         raise ConfigError(
@@ -76,11 +125,12 @@ def _naming(strategy: str) -> Iterator[None]:
 
 
 def _installed() -> dict[str, EntryPoint]:
-    """Strategies of other distributions, by name; Atoll's own name is not theirs to take."""
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name != BUILT_IN}
+    """Strategies of other distributions, by name; Atoll's own names are not theirs to take."""
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in BUILT_IN}
 
 
 def _known() -> str:
     others = "".join(f", and strategy {name!r}" for name in sorted(_installed()))
     *modes, last = map(repr, sorted(_MODES))
-    return f"it runs strategy 'diloco' in mode {', '.join(modes)} or {last}{others}"
+    own = f"strategy {SHARDED!r}, strategy {DILOCO!r} in mode {', '.join(modes)} or {last}"
+    return f"it runs {own}{others}"

@@ -17,7 +17,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from atoll.errors import ConfigError, LayoutMismatch
-from atoll.layout import Layout, Span
+from atoll.layout import ELEMENT_BYTES, Layout, Span
 
 LEAF_DIGEST_BYTES = 32  # of BLAKE3
 
@@ -73,6 +73,45 @@ class RunningDigest:
         # Free of copies on a little-endian CPU. blake3 releases the GIL above 2 KiB.
         little = self._values[span.start : span.stop].astype("<f4", copy=False)
         return blake3(little.view(np.uint8).data).digest()
+
+
+class StreamedDigest:
+    """The digest of weights whose little-endian fp32 bytes come by in order and are not kept."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._ends = iter([leaf.stop * ELEMENT_BYTES for leaf in layout.leaves])
+        self._nbytes = layout.nbytes
+        self._reached = 0
+        self._leaves = bytearray()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._end, self._leaf = next(self._ends, self._nbytes), blake3()
+
+    def feed(self, piece: memoryview) -> None:
+        """The next bytes, in pieces of any size."""
+        if self._reached + len(piece) > self._nbytes:
+            raise LayoutMismatch(
+                f"weights of more than {self._nbytes} bytes cannot be digested; the layout has "
+                f"no more"
+            )
+        while piece:
+            taken = piece[: self._end - self._reached]
+            self._leaf.update(taken)
+            self._reached, piece = self._reached + len(taken), piece[len(taken) :]
+            if self._reached == self._end:
+                self._leaves += self._leaf.digest()
+                self._begin()
+
+    def finish(self) -> ParamsDigest:
+        """The digest, once all bytes came by."""
+        if self._reached != self._nbytes:
+            raise LayoutMismatch(
+                f"weights of {self._reached} bytes cannot be digested; the layout has "
+                f"{self._nbytes}"
+            )
+        leaves = bytes(self._leaves)
+        return ParamsDigest(root_of(leaves), leaves)
 
 
 def root_of(leaves: bytes) -> str:

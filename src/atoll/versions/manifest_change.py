@@ -6,7 +6,7 @@ from atoll.errors import ConfigError
 from atoll.layout import Layout
 from atoll.protocol.manifest import Difference, Manifest, differences
 from atoll.strategies import registry
-from atoll.strategies.base import Strategy
+from atoll.strategies.base import AnyStrategy
 
 
 def changes(recorded: Manifest, found: Manifest) -> list[Difference]:
@@ -16,7 +16,7 @@ def changes(recorded: Manifest, found: Manifest) -> list[Difference]:
 
 def fixed(recorded: Manifest, found: Manifest) -> list[Difference]:
     """Changes from `recorded` to `found` that no version of a run may make."""
-    own = registry.of(recorded).fixed
+    own = registry.any_of(recorded).fixed
     return [d for d in changes(recorded, found) if d.is_fixed or d.field in own]
 
 
@@ -58,7 +58,7 @@ def check_strategy(first: Manifest, changed: Manifest, *, layout: Layout) -> Non
     Either the strategy refuses the settings, or they would change what is the same for a whole run:
     how many rounds are open, and where `layout`, the run's, is cut.
     """
-    run, found = (_of_the_run(registry.of(made), layout) for made in (first, changed))
+    run, found = (_of_the_run(registry.any_of(made), layout) for made in (first, changed))
     for name, mine in run.items():
         if found.get(name) != mine:
             settings = "; ".join(map(str, changes(first, changed)))
@@ -70,7 +70,7 @@ def check_strategy(first: Manifest, changed: Manifest, *, layout: Layout) -> Non
             )
 
 
-def _of_the_run(strategy: Strategy, layout: Layout) -> dict[str, object]:
+def _of_the_run(strategy: AnyStrategy, layout: Layout) -> dict[str, object]:
     """Answers that are the same for a whole run, by what they are about."""
     places = {
         f"fragment of tensor {name!r}, with its place in it,": (number, place)

@@ -16,7 +16,7 @@ from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord
 from atoll.protocol.manifest import Manifest
 from atoll.strategies import registry
-from atoll.strategies.base import Strategy
+from atoll.strategies.base import AnyStrategy, Strategy
 from atoll.versions import manifest_change
 
 
@@ -30,8 +30,13 @@ class Recorded:
     manifest: Manifest
 
     @cached_property
+    def any_strategy(self) -> AnyStrategy:
+        """The strategy under this version, whichever it is."""
+        return registry.any_of(self.manifest)
+
+    @cached_property
     def round_strategy(self) -> Strategy:
-        """The strategy of the rounds under this version."""
+        """That of the rounds under this version, where contributions are handed in."""
         return registry.of(self.manifest)
 
 

@@ -19,7 +19,7 @@ def manifest_of(ledger: Ledger) -> Manifest | None:
 
 def layout_of(manifest: Manifest) -> Layout:
     """The layout of the manifest's model, checked against its fingerprint."""
-    layout = run_layout(registry.of(manifest), models.layout(manifest.model.definition))
+    layout = run_layout(registry.any_of(manifest), models.layout(manifest.model.definition))
     if layout.digest != manifest.model.layout_digest:
         raise ConfigError(
             f"this program builds the run's model with layout {layout.digest}, the manifest says "

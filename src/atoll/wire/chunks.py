@@ -1,8 +1,8 @@
 """The data plane's hot message, without protobuf's copies.
 
-`UploadPart.data` and `DownloadPart.data` are both field 2 of their message, so a part that carries
-only data is: tag 0x12, the length as a varint, the bytes. Both sides build and read it by hand;
-everything else, and what does not look exactly like this, goes through protobuf.
+`UploadPart.data`, `DownloadPart.data` and `PartPiece.data` are all field 2 of their message, so a
+part that carries only data is: tag 0x12, the length as a varint, the bytes. Both sides build and
+read it by hand; everything else, and what does not look exactly like this, goes through protobuf.
 """
 
 CHUNK_BYTES = 1 << 20  # measured: 2 MiB is a tenth faster on loopback and takes twice the memory

@@ -12,7 +12,7 @@ _SERVICE = transfer_pb2.DESCRIPTOR.services_by_name["Transfer"].full_name
 
 
 class TransferCalls:
-    """What `channel` offers: `offset`, `upload`, `download`, `presence`.
+    """What `channel` offers: calls for frames, for parts of checkpoints, and for presence.
 
     Parts are messages or, for data, bytes that `chunks.data_part` made (sent) and views of what
     came in (received).
@@ -30,6 +30,13 @@ class TransferCalls:
             channel.stream_unary, "Upload", transfer_pb2.Receipt.FromString
         )
         self.download: Callable[..., Iterator[Any]] = call(channel.unary_stream, "Download", _part)
+        self.part_offset: Callable[..., transfer_pb2.UploadOffset] = call(
+            channel.unary_unary, "PartOffset", transfer_pb2.UploadOffset.FromString
+        )
+        self.send_part: Callable[..., transfer_pb2.PartReceipt] = call(
+            channel.stream_unary, "SendPart", transfer_pb2.PartReceipt.FromString
+        )
+        self.fetch: Callable[..., Iterator[Any]] = call(channel.unary_stream, "Fetch", _part)
         self.presence: Callable[..., Any] = call(
             channel.unary_stream, "Presence", transfer_pb2.PresenceState.FromString
         )

@@ -67,14 +67,12 @@ class Machines(cluster.SimulatedCluster):
     def __init__(self, home: Path, outage: Outage | None = None) -> None:
         self._held = ExitStack()
         super().__init__(run_file(), home, None, outage)
+        self.coordinator.close_stores = self._held.close  # type: ignore[method-assign]
         for index, name in enumerate(ISLANDS):
             remember_identity(home / name, index)
 
     def _open_stores(self) -> Stores:
         return self._held.enter_context(state.held(self._home / COORDINATOR, state.Addresses()))
-
-    def _close_stores(self) -> None:
-        self._held.close()
 
 
 def remember_identity(directory: Path, index: int) -> None:

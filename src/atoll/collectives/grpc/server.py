@@ -1,19 +1,20 @@
 """A rank's own server: takes in what other ranks of the present group send, and nothing else."""
 
 import logging
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from atoll.collectives.exchange import CHUNK_BYTES
-from atoll.collectives.grpc import messages
+from atoll.collectives.grpc import dial, messages
+from atoll.collectives.grpc.bulk import BulkListener
+from atoll.collectives.grpc.door import Door, Present
+from atoll.collectives.grpc.outbox import ANSWERS_EVERY
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
-from atoll.errors import AddressUnreachable, AtollError, NotReady, StaleGeneration
+from atoll.collectives.peers import READ_BYTES, Source
+from atoll.errors import Accident, AddressUnreachable, AtollError, NotReady
 from atoll.wire import rpc, statuses
 
 if TYPE_CHECKING:
@@ -21,46 +22,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SERVICE = "atoll.Ranks"
 MAX_STREAMS = 256  # one for each peer, and room for old ones that are just ending
-RECEIVED = b""  # the answer to a message
-
-
-def options() -> list[tuple[str, int]]:
-    """Limits of every connection between ranks, on both sides."""
-    return [
-        ("grpc.max_receive_message_length", CHUNK_BYTES + (64 << 10)),
-        ("grpc.max_send_message_length", CHUNK_BYTES + (64 << 10)),
-        ("grpc.http2.max_frame_size", (16 << 20) - 1),  # fewer, larger frames: measured best
-        ("grpc.max_metadata_size", 16 << 10),
-        ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-
-
-@dataclass(frozen=True)
-class _Present:
-    """The group that is trusted, and where its messages go."""
-
-    group: RankGroup
-    mailbox: Mailbox
 
 
 class RankServer:
     """One per process; outlives groups. Thread-safe.
 
-    Every stream has a thread of gRPC's pool, which waits where a mailbox is full.
+    Every stream has a thread of gRPC's pool, which waits where a mailbox is full. Bulk sockets come
+    to `bulk_port`, or any that is free, once a peer asks for one.
     """
 
-    def __init__(self, listen: str, *, identity: Identity | None = None) -> None:
+    def __init__(
+        self, listen: str, *, identity: Identity | None = None, bulk_port: int = 0
+    ) -> None:
         self._identity = identity
-        self._present: _Present | None = None
-        self._changed = threading.Lock()
+        self._door = Door()
         self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rank-server")
         self._server = grpc.server(
-            self._pool, options=options(), maximum_concurrent_rpcs=MAX_STREAMS
+            self._pool, options=dial.options(), maximum_concurrent_rpcs=MAX_STREAMS
         )
         self._server.add_generic_rpc_handlers((self._handlers(),))
         host = listen.rpartition(":")[0]
@@ -72,6 +51,7 @@ class RankServer:
                 f"listen={listen!r} cannot be listened on: {exc}; choose a free port"
             ) from exc
         self.address = f"{host}:{port}"
+        self._bulk = BulkListener(host, bulk_port, self._door, identity=identity)
         self._server.start()
 
     def _bind(self, listen: str) -> int:
@@ -92,25 +72,37 @@ class RankServer:
         )
 
     def _fetched(self) -> "grpc.ServerCertificateConfiguration":
-        present = self._present
+        present = self._door.present
         return self._configuration(b"" if present is None else present.group.certificates)
+
+    @property
+    def bulk_port(self) -> int:
+        """Where bulk sockets are opened, which it listens on from now on."""
+        return self._bulk.port()
 
     # Groups
 
-    def enter(self, group: RankGroup, mailbox: Mailbox) -> None:
-        """From now on messages of this group go to `mailbox`, and no other's anywhere."""
-        with self._changed:
-            self._present = _Present(group, mailbox)
+    def enter(
+        self, group: RankGroup, mailbox: Mailbox | None = None, *, source: Source | None = None
+    ) -> None:
+        """From now on messages of this group go to `mailbox`, and no other's anywhere.
+
+        Its members, and nobody else, read from `source`. Without a mailbox the group only measures:
+        who sends is told to call again.
+        """
+        self._door.present = Present(group, mailbox, source)
+        self._bulk.dismiss()
 
     def leave(self) -> None:
         """From now on nobody is let in."""
-        with self._changed:
-            self._present = None
+        self._door.present = None
+        self._bulk.dismiss()
 
     def close(self) -> None:
         """Ends all streams; who waits in a mailbox must be sent away before."""
         self.leave()
         self._server.stop(grace=None).wait()
+        self._bulk.close()
         self._pool.shutdown()
 
     # Methods
@@ -118,19 +110,37 @@ class RankServer:
     def _handlers(self) -> grpc.GenericRpcHandler:
         made: dict[str, Any] = {
             "Deliver": grpc.stream_stream_rpc_method_handler(self._deliver),
+            "Bulk": grpc.unary_unary_rpc_method_handler(self._invite),
             "Ping": grpc.unary_unary_rpc_method_handler(self._ping),
+            "Read": grpc.unary_stream_rpc_method_handler(self._read),
         }
-        return grpc.method_handlers_generic_handler(SERVICE, made)
+        return grpc.method_handlers_generic_handler(dial.SERVICE, made)
 
     def _deliver(self, parts: Iterator[bytes], context: "Context") -> Iterator[bytes]:
-        """Takes messages in order and answers each once it is in the mailbox."""
+        """Takes messages in order and says how many lie in the mailbox."""
+        owed = 0  # answers
         try:
             present, sender = self._admitted(context)
+            mailbox = present.box()
             for part in parts:
-                label, values = messages.unpacked(part)
-                self._check_present(present)
-                present.mailbox.deliver(label, sender, values)
-                yield RECEIVED
+                if is_message := part != messages.ASK:
+                    label, values = messages.unpacked(part)
+                    self._door.check(present)
+                    mailbox.deliver(label, sender, values)
+                    owed += 1
+                if owed and (owed == ANSWERS_EVERY or not is_message):
+                    yield messages.count(owed)
+                    owed = 0
+            yield messages.count(owed)
+        except AtollError as error:
+            if owed:
+                yield messages.count(owed)
+            _abort(context, error)
+
+    def _invite(self, _: bytes, context: "Context") -> bytes:
+        """Where and with what key the caller may open a socket for the same messages."""
+        try:
+            return messages.invite(*self._bulk.invited(*self._admitted(context)))
         except AtollError as error:
             _abort(context, error)
 
@@ -142,31 +152,29 @@ class RankServer:
             _abort(context, error)
         return request[:64]
 
-    def _admitted(self, context: "Context") -> tuple[_Present, int]:
-        present = self._present
-        if present is None:
-            raise NotReady("this rank is in no group yet; call again")
+    def _read(self, request: bytes, context: "Context") -> Iterator[bytes]:
+        """What the present group may read of this rank, in pieces that a peer takes."""
+        try:
+            present, _ = self._admitted(context)
+            if present.source is None:
+                raise NotReady("this rank has nothing to read yet; call again")
+            for piece in present.source.read(*messages.range_asked(request)):
+                for start in range(0, len(piece), READ_BYTES):
+                    self._door.check(present)
+                    yield bytes(piece[start : start + READ_BYTES])
+        except AtollError as error:
+            _abort(context, error)
+        except Exception:
+            log.exception("a read met an unexpected error")
+            _abort(context, Accident())
+
+    def _admitted(self, context: "Context") -> tuple[Present, int]:
         shown = {str(k): str(v) for k, v in context.invocation_metadata() or ()}
         certificate: bytes | None = None
         if self._identity is not None:
             shown_pem: Any = context.auth_context().get("x509_pem_cert") or [b""]
             certificate = shown_pem[0]
-        try:
-            return present, present.group.sender(shown, certificate)
-        except AtollError as error:
-            about = {"peer": context.peer(), "code": error.code, "reason": str(error)}
-            log.warning("a rank was refused", extra=about)
-            raise
-
-    def _check_present(self, present: _Present) -> None:
-        """A stream outlives the group that it was opened in, its messages do not."""
-        now = self._present
-        if now is not present:
-            number = 0 if now is None else now.group.number
-            raise StaleGeneration(
-                f"group={present.group.number} of the stream is over; this rank is in {number}",
-                present=number,
-            )
+        return self._door.admitted(shown, certificate, peer=context.peer())
 
 
 def _abort(context: "Context", error: AtollError) -> NoReturn:

@@ -49,7 +49,7 @@ class Membership:
         """Takes a worker in, if it agrees with the manifest in force; a new generation."""
         self.control.check(request.worker_id)
         agreement.check(request, in_force, self.manifests, layout=self.layout)
-        if in_force.round_strategy.dials:
+        if in_force.any_strategy.dials:
             self.dialback.check(request.worker_id, request.ip_address or peer, request.port)
         record = self.registry.register(
             request, peer=peer, check=lambda: self.control.check(request.worker_id)

@@ -111,7 +111,12 @@ class Registry:
             address = request.ip_address or peer
             with self.ledger.writing() as t:
                 record = t.members.register(
-                    name, hashed, wall=self.clock.wall(), ip_address=address, port=request.port
+                    name,
+                    hashed,
+                    wall=self.clock.wall(),
+                    ip_address=address,
+                    port=request.port,
+                    certificate=request.certificate,
                 )
                 generation = t.members.generation()
             self.generation = generation

@@ -19,10 +19,10 @@ from starlette.exceptions import HTTPException
 
 from atoll.clock import Clock
 from atoll.coordinator import handlers
+from atoll.coordinator.authority import Authority
 from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.planes import request_guard
 from atoll.coordinator.planes.access import Access, Role
-from atoll.coordinator.service import Coordinator
 from atoll.coordinator.shown import metrics
 from atoll.errors import AtollError, ProtocolError
 from atoll.protocol.exchange import Ask, Waiting
@@ -67,7 +67,7 @@ class LongPolls:
         return self._event
 
 
-def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
+def create(coordinator: Authority, access: Access, clock: Clock) -> FastAPI:
     """The application of one coordinator."""
     long_polls = LongPolls()
     coordinator.on_change(long_polls.notify)
@@ -105,7 +105,7 @@ def create(coordinator: Coordinator, access: Access, clock: Clock) -> FastAPI:
 
 
 def _endpoint(
-    kind: type[Ask[Any]], coordinator: Coordinator, long_polls: LongPolls, clock: Clock
+    kind: type[Ask[Any]], coordinator: Authority, long_polls: LongPolls, clock: Clock
 ) -> Callable[..., Any]:
     """What answers one message, whatever it says."""
 
@@ -144,7 +144,7 @@ def _signature(kind: type[Ask[Any]]) -> inspect.Signature:
     )
 
 
-def _add_special_routes(app: FastAPI, coordinator: Coordinator, admin: list[Any]) -> None:
+def _add_special_routes(app: FastAPI, coordinator: Authority, admin: list[Any]) -> None:
     """What is answered with something else than a message."""
 
     @app.get("/metrics", response_class=Response, responses=_REFUSALS)
@@ -163,7 +163,7 @@ def _add_special_routes(app: FastAPI, coordinator: Coordinator, admin: list[Any]
         return StreamingResponse(chain(first, pieces), media_type="application/vnd.sqlite3")
 
 
-def _ledger_copy(coordinator: Coordinator) -> Iterator[bytes]:
+def _ledger_copy(coordinator: Authority) -> Iterator[bytes]:
     with tempfile.TemporaryDirectory(prefix="atoll-ledger-") as directory:
         path = Path(directory) / "ledger.sqlite"
         coordinator.ledger.copy_to(str(path))
@@ -172,7 +172,7 @@ def _ledger_copy(coordinator: Coordinator) -> Iterator[bytes]:
                 yield piece
 
 
-def _install_errors(app: FastAPI, coordinator: Coordinator) -> None:
+def _install_errors(app: FastAPI, coordinator: Authority) -> None:
     @app.exception_handler(AtollError)
     async def refused(_: Request, error: AtollError) -> JSONResponse:
         if statuses.http(error) >= 500 and not error.retry:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
-from atoll.coordinator.service import Coordinator
+from atoll.coordinator.authority import Authority
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 class ClosingThread:
     """Calls `advance` from one thread. A failure there is fatal: weights in memory may be torn."""
 
-    coordinator: Coordinator
+    coordinator: Authority
     _: KW_ONLY
     tick_seconds: float
     on_failure: Callable[[BaseException], None]

@@ -13,10 +13,10 @@ import grpc
 import uvicorn
 
 from atoll.clock import Clock
+from atoll.coordinator.authority import Authority
 from atoll.coordinator.planes import app, head_timeout, transfer
 from atoll.coordinator.planes.access import Access
 from atoll.coordinator.planes.closing_thread import ClosingThread
-from atoll.coordinator.service import Coordinator
 from atoll.errors import ConfigError
 from atoll.wire import rpc
 from atoll.wire.certificate import Certificate
@@ -64,7 +64,7 @@ class Server:
     """
 
     def __init__(
-        self, coordinator: Coordinator, access: Access, clock: Clock, *, listen: Listen
+        self, coordinator: Authority, access: Access, clock: Clock, *, listen: Listen
     ) -> None:
         self._coordinator = coordinator
         self._access = access
@@ -138,7 +138,7 @@ class Server:
             log.warning("a round was being computed; it is frozen and replays at the next start")
         elif self._coordinator.is_stopping() and self._failure is None:
             # A signal in the middle of a stop leaves it to the next start.
-            end = self._coordinator.end_stop if is_over else self._coordinator.snapshots.save
+            end = self._coordinator.end_stop if is_over else self._coordinator.save
             await asyncio.to_thread(end)
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -193,7 +193,7 @@ class Server:
         while (
             not ((run.is_finished() and not self._listen.stay) or run.is_stopping())
             or run.members()
-            or run.closing.is_due()
+            or run.is_due()
         ):
             await asyncio.sleep(0.1)
 

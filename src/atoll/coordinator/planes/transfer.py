@@ -10,15 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
+from atoll.coordinator import handlers
 from atoll.coordinator.accept.admission import UploadRequest
+from atoll.coordinator.authority import Authority
 from atoll.coordinator.members.presence import Stream
+from atoll.coordinator.planes import part_transfer, sent
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.service import Coordinator
-from atoll.errors import FrameError, ProtocolError, StoreError
+from atoll.coordinator.sharded.service import ShardedCoordinator
+from atoll.errors import FrameError, StoreError
 from atoll.ledger.records import ContributionRecord
-from atoll.protocol.messages import Identity
 from atoll.wire import chunks, rpc, schema
 from atoll.wire.proto import transfer_pb2
 
@@ -55,7 +56,7 @@ class TransferService:
     Methods run on the event loop and call the coordinator on threads of the pool.
     """
 
-    def __init__(self, coordinator: Coordinator, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, coordinator: Authority, pool: ThreadPoolExecutor) -> None:
         self._coordinator = coordinator
         self._pool = pool
 
@@ -63,9 +64,10 @@ class TransferService:
         self, request: transfer_pb2.UploadOpen | None, context: "Context"
     ) -> transfer_pb2.UploadOffset:
         async with rpc.answering(context):
-            with self._coordinator.refusals():
+            coordinator = self._of_rounds("Offset")
+            with coordinator.refusals():
                 opened = _upload_request(rpc.readable(request))
-            offset = await self._run(self._coordinator.upload_offset, opened)
+            offset = await self._run(coordinator.upload_offset, opened)
         return transfer_pb2.UploadOffset(offset=offset)
 
     async def Upload(
@@ -81,10 +83,11 @@ class TransferService:
         )
 
     async def _receive(self, parts: AsyncIterator["Part"]) -> ContributionRecord:
+        coordinator = self._of_rounds("Upload")
         first = await anext(parts, NO_PART)
-        with self._coordinator.refusals():
+        with coordinator.refusals():
             opened = _opening(NO_PART if isinstance(first, memoryview) else rpc.readable(first))
-        stream = await self._run(self._coordinator.begin_upload, opened)
+        stream = await self._run(coordinator.begin_upload, opened)
         if isinstance(stream, ContributionRecord):
             return stream
         writing: Awaitable[None] | None = None
@@ -93,12 +96,12 @@ class TransferService:
             if writing is not None:
                 await writing
             if isinstance(part, memoryview):
-                writing = self._run(self._coordinator.write_upload, stream, part)
+                writing = self._run(coordinator.write_upload, stream, part)
                 continue
             kind = rpc.readable(part).WhichOneof("part")
             if kind != "commit":
                 raise FrameError(f"an upload goes on with `data` or `commit`, not {kind!r}")
-            return await self._run(self._coordinator.commit_upload, stream)
+            return await self._run(coordinator.commit_upload, stream)
         if writing is not None:
             await writing
         raise FrameError(
@@ -109,11 +112,12 @@ class TransferService:
         self, asked: transfer_pb2.DownloadRequest | None, context: "Context"
     ) -> AsyncIterator[transfer_pb2.DownloadPart | bytes]:
         async with rpc.answering(context):
-            with self._coordinator.refusals():
+            coordinator = self._of_rounds("Download")
+            with coordinator.refusals():
                 request = rpc.readable(asked)
-                identity = _identity(request.identity)
+                identity = sent.identity(request.identity)
             wanted = {"round_number": request.round, "have_digest": request.have_digest}
-            spooled = await self._run(self._coordinator.download, identity, **wanted)
+            spooled = await self._run(coordinator.download, identity, **wanted)
             resumes = request.tag == spooled.tag and request.offset <= spooled.nbytes
             offset = request.offset if resumes else 0
             opened = transfer_pb2.DownloadOpen(
@@ -126,12 +130,36 @@ class TransferService:
                     offset += nbytes
                     self._coordinator.sent(identity, nbytes)
 
+    async def PartOffset(
+        self, request: transfer_pb2.PartOpen | None, context: "Context"
+    ) -> transfer_pb2.UploadOffset:
+        async with rpc.answering(context):
+            coordinator = self._of_steps("PartOffset")
+            found = await part_transfer.offset(coordinator, request, self._run)
+        return transfer_pb2.UploadOffset(offset=found)
+
+    async def SendPart(
+        self, pieces: AsyncIterator["part_transfer.Piece"], context: "Context"
+    ) -> transfer_pb2.PartReceipt:
+        async with rpc.answering(context):
+            coordinator = self._of_steps("SendPart")
+            sha256 = await part_transfer.receive(coordinator, pieces, self._run)
+        return transfer_pb2.PartReceipt(sha256=sha256)
+
+    async def Fetch(
+        self, asked: transfer_pb2.FetchRequest | None, context: "Context"
+    ) -> AsyncIterator[bytes]:
+        async with rpc.answering(context):
+            coordinator = self._of_steps("Fetch")
+            async for part in part_transfer.fetch(coordinator, asked, self._run, self._run):
+                yield part
+
     async def Presence(
         self, asked: transfer_pb2.PresenceOpen | None, context: "Context"
     ) -> AsyncIterator[transfer_pb2.PresenceState]:
         async with rpc.answering(context):
             with self._coordinator.refusals():
-                identity = _identity(rpc.readable(asked).identity)
+                identity = sent.identity(rpc.readable(asked).identity)
             ended = asyncio.Event()
             close = partial(_set_soon, asyncio.get_running_loop(), ended)
             attending = self._run(self._coordinator.attend, identity, close=close)
@@ -143,6 +171,16 @@ class TransferService:
                 await ended.wait()
             finally:
                 opening.add_done_callback(self._lost)
+
+    def _of_rounds(self, method: str) -> Coordinator:
+        """The coordinator of a run in rounds; ProtocolError names the method for any other."""
+        with self._coordinator.refusals():
+            return handlers.check_kind(self._coordinator, Coordinator, method)
+
+    def _of_steps(self, method: str) -> ShardedCoordinator:
+        """The coordinator of a sharded run; ProtocolError names the method for any other."""
+        with self._coordinator.refusals():
+            return handlers.check_kind(self._coordinator, ShardedCoordinator, method)
 
     def _lost(self, opening: "asyncio.Future[Stream]") -> None:
         if not opening.cancelled() and opening.exception() is None:
@@ -182,18 +220,10 @@ def _opening(part: transfer_pb2.UploadPart) -> UploadRequest:
     return _upload_request(part.open)
 
 
-def _upload_request(sent: transfer_pb2.UploadOpen) -> UploadRequest:
-    if not schema.SHA256.holds(sent.sha256):
+def _upload_request(told: transfer_pb2.UploadOpen) -> UploadRequest:
+    if not schema.SHA256.holds(told.sha256):
         raise FrameError(
-            f"sha256={sent.sha256[:80]!r} must be {schema.SHA256.text}: the name of the whole frame"
+            f"sha256={told.sha256[:80]!r} must be {schema.SHA256.text}: the name of the whole frame"
         )
-    identity = _identity(sent.identity)
-    return UploadRequest(identity, sent.preamble, sent.sha256, sent.nbytes, sent.offset)
-
-
-def _identity(message: transfer_pb2.Identity) -> Identity:
-    try:
-        return Identity(**{name: getattr(message, name) for name in Identity.model_fields})
-    except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        raise ProtocolError(f"identity.{first['loc'][0]}: {first['msg']}") from exc
+    identity = sent.identity(told.identity)
+    return UploadRequest(identity, told.preamble, told.sha256, told.nbytes, told.offset)

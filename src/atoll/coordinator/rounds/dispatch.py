@@ -19,6 +19,7 @@ from atoll.ledger.records import DatasetRecord, LeaseRecord, QueueRecord, RoundP
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
 from atoll.rows import RowRange
+from atoll.strategies import registry as strategies
 from atoll.versions.manifests import Recorded
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def check(manifest: Manifest) -> None:
         Source(part.dataset_id, part.length, part.weight, cursor=0)
         for part in parts.parts_of(manifest.data.identity)
     ]
-    plans.check_epochs(found, rows_each=manifest.rows_per_round)
+    plans.check_epochs(found, rows_each=strategies.any_of(manifest).rows_each)
 
 
 class Dispatch:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from atoll.coordinator.counters import Counters
 from atoll.coordinator.members.membership import Membership
+from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.disk_space import DiskSpace
 from atoll.coordinator.rounds.rounds import Rounds
@@ -18,6 +19,23 @@ from atoll.versions.manifests import Manifests
 
 HISTORY_ROUNDS = 200  # newest rounds shown; the ledger has them all
 _NOTHING = RoundTotals(contributions=0, tokens=0, loss_sum=0.0)
+
+
+def workers(registry: Registry) -> tuple[WorkerStatus, ...]:
+    """Every worker that ever registered, and what it tells of itself."""
+    live, heartbeats = registry.live(), registry.heartbeats
+    return tuple(
+        WorkerStatus(
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            active=worker.active,
+            live=worker.worker_id in live,
+            seconds_since_heard=heartbeats.seconds_since(worker.worker_id) or 0.0,
+            hostname=registry.hostname(worker.worker_id),
+            telemetry=heartbeats.telemetry(worker.worker_id),
+        )
+        for worker in registry.known()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +67,7 @@ class Report:
             digest=current.digests.master.root,
             manifest_sha256=in_force.sha256,
             tokens=self.rounds.tokens,
-            workers=self._workers(),
+            workers=workers(self.membership.registry),
             history=self._history(current.version),
             waiting_for=self._begun(missing) if is_paused else tuple(missing),
             refusals=dict(self.counters.refusals),
@@ -81,22 +99,6 @@ class Report:
         if is_paused:
             return "paused"
         return "waiting" if self.rounds.newest is None else "training"
-
-    def _workers(self) -> tuple[WorkerStatus, ...]:
-        registry = self.membership.registry
-        live, heartbeats = registry.live(), registry.heartbeats
-        return tuple(
-            WorkerStatus(
-                worker_id=worker.worker_id,
-                incarnation=worker.incarnation,
-                active=worker.active,
-                live=worker.worker_id in live,
-                seconds_since_heard=heartbeats.seconds_since(worker.worker_id) or 0.0,
-                hostname=registry.hostname(worker.worker_id),
-                telemetry=heartbeats.telemetry(worker.worker_id),
-            )
-            for worker in registry.known()
-        )
 
     def _history(self, version: int) -> tuple[RoundStatus, ...]:
         first = max(1, version - HISTORY_ROUNDS + 1)

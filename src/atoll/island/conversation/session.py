@@ -63,9 +63,18 @@ class Session:
 
     # Registration
 
-    def register(self, *, layout_digest: str, data_identity: dict[str, Any]) -> Steps[None]:
-        """Takes part from now on; the coordinator refuses another model or other data by name."""
-        self._joins_as = {"layout_digest": layout_digest, "data_identity": data_identity}
+    def register(
+        self, *, layout_digest: str, data_identity: dict[str, Any], **listens: Any
+    ) -> Steps[None]:
+        """Takes part from now on; the coordinator refuses another model or other data by name.
+
+        A worker that others dial says where it `listens`, and with which certificate.
+        """
+        self._joins_as = {"layout_digest": layout_digest, "data_identity": data_identity, **listens}
+        yield from self._join(self.standing.incarnation)
+
+    def register_again(self) -> Steps[None]:
+        """Begins a new life, unless another thread just has."""
         yield from self._join(self.standing.incarnation)
 
     def _join(self, life: int) -> Steps[None]:

@@ -3,6 +3,7 @@
 import socket
 import threading
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from atoll.codecs import registry as codecs
@@ -11,7 +12,7 @@ from atoll.island.state.store import IslandIdentity
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Identity, Info, RegisterReply, RegisterRequest
 from atoll.strategies import registry
-from atoll.strategies.base import Strategy
+from atoll.strategies.base import AnyStrategy, Strategy
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,19 @@ class Adopted:
     manifest: Manifest
     upload: Codec
     download: Codec
-    asked: Strategy  # what answers for the round
+    chosen: AnyStrategy
 
     @classmethod
     def of(cls, info: Info) -> "Adopted":
         """What `info` says, built; ConfigError for a strategy that this program does not have."""
         manifest = info.manifest()
         upload, download = manifest.upload.build(), manifest.download.build()
-        return cls(info, manifest, upload, download, registry.of(manifest))
+        return cls(info, manifest, upload, download, registry.any_of(manifest))
+
+    @cached_property
+    def asked(self) -> Strategy:
+        """What answers for the round under way; ConfigError in a run without such rounds."""
+        return registry.of(self.manifest)
 
 
 class Standing:
@@ -66,7 +72,9 @@ class Standing:
             **asdict(self.island),
         )
 
-    def registration(self, *, layout_digest: str, data_identity: dict[str, Any]) -> RegisterRequest:
+    def registration(
+        self, *, layout_digest: str, data_identity: dict[str, Any], **listens: Any
+    ) -> RegisterRequest:
         """The message that asks to take part, under the newest manifest known."""
         return RegisterRequest(
             run_id=self.info.run_id,
@@ -76,6 +84,7 @@ class Standing:
             data_identity=data_identity,
             settings=self.info.settings(),
             codec_versions=codecs.versions(),
+            **listens,
             **asdict(self.island),
         )
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from pydantic import BaseModel
@@ -11,17 +11,28 @@ from pydantic import BaseModel
 from atoll.client.http import CONTROL_SECONDS, HttpClient
 from atoll.errors import CoordinatorUnreachable, FrameError, StoreError
 from atoll.island.link.base import Download, FrameSource, Traffic, Work
+from atoll.island.link.rank import Part
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity, Info, InfoRequest
 from atoll.wire import chunks, rpc
 from atoll.wire.proto import transfer_pb2
-from atoll.wire.proto.transfer_pb2 import UploadOpen, UploadPart
+from atoll.wire.proto.transfer_pb2 import PartOpen, PartPiece, UploadOpen, UploadPart
 from atoll.wire.transfer_calls import TransferCalls
 
 TRANSFER_SECONDS = 3600.0
 _MAX_MESSAGE_BYTES = 2 << 20
 
 R = TypeVar("R", bound=BaseModel)
+
+
+class Body(Protocol):
+    """What is sent after the message that opens a stream."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def read(self) -> Callable[[int, int], bytes]: ...
 
 
 class NetworkLink:
@@ -34,6 +45,11 @@ class NetworkLink:
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._channel_port = 0
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the coordinator is spoken to over TLS."""
+        return self._http.secure
 
     def close(self) -> None:
         """Ends all connections."""
@@ -100,38 +116,98 @@ class NetworkLink:
             return self._send(opened, frame, before_commit)
 
     def _send(self, opened: UploadOpen, frame: FrameSource, before_commit: Work) -> str:
+        taken = self._stream(
+            lambda calls: calls.upload,
+            UploadPart(open=opened),
+            frame,
+            UploadPart(commit=True),
+            offset=opened.offset,
+            before_commit=before_commit,
+        )
+        return str(taken.receipt)
+
+    def _stream(
+        self,
+        method: Callable[[TransferCalls], Callable[..., Any]],
+        first: Any,
+        body: Body,
+        last: Any,
+        *,
+        offset: int,
+        before_commit: Work = lambda: None,
+    ) -> Any:
+        """Sends `first`, the body from `offset` on, and `last`; the answer to all of it."""
         broken: list[Exception] = []
 
-        def parts() -> Iterator[UploadPart | bytes]:
+        def parts() -> Iterator[Any]:
             """What is sent; gRPC swallows an exception of an iterator, so `broken` gets it."""
-            yield UploadPart(open=opened)
-            offset = opened.offset
+            yield first
+            at = offset
             try:
-                while offset < frame.nbytes:
-                    data = frame.read(offset, chunks.CHUNK_BYTES)
+                while at < body.nbytes:
+                    data = body.read(at, min(chunks.CHUNK_BYTES, body.nbytes - at))
                     if not data:
                         raise StoreError(
-                            f"the frame ends at byte {offset} of {frame.nbytes}; it was cut on disk"
+                            f"the body ends at byte {at} of {body.nbytes}; it was cut on disk"
                         )
                     yield chunks.data_part(data)
-                    offset += len(data)
+                    at += len(data)
                     self.traffic.sent += len(data)
                 before_commit()
             except Exception as exc:
                 broken.append(exc)
                 raise
-            yield UploadPart(commit=True)
+            yield last
 
         try:
             with self._transfer_errors():
-                taken = self._calls().upload(
-                    parts(), metadata=self._metadata, timeout=TRANSFER_SECONDS
-                )
+                call = method(self._calls())
+                return call(parts(), metadata=self._metadata, timeout=TRANSFER_SECONDS)
         except CoordinatorUnreachable:
             if broken:  # here, not on the way: sending again would meet it again
                 raise broken[0] from None
             raise
-        return str(taken.receipt)
+
+    def upload_part(self, identity: Identity, part: Part) -> None:
+        opened = PartOpen(
+            identity=_identity(identity),
+            group=part.group,
+            round=part.round,
+            sha256=part.sha256,
+            nbytes=part.nbytes,
+        )
+        with self._transfer_errors():
+            calls = self._calls()
+            known = calls.part_offset(opened, metadata=self._metadata, timeout=CONTROL_SECONDS)
+        opened.offset = known.offset
+        self._stream(
+            lambda calls: calls.send_part,
+            PartPiece(open=opened),
+            part,
+            PartPiece(commit=True),
+            offset=opened.offset,
+        )
+
+    def fetch(self, identity: Identity, sha256: str, *, offset: int, nbytes: int) -> bytes:
+        request = transfer_pb2.FetchRequest(
+            identity=_identity(identity), sha256=sha256, offset=offset, nbytes=nbytes
+        )
+        found = bytearray()
+        with self._transfer_errors():
+            call = self._calls().fetch
+            for part in call(request, metadata=self._metadata, timeout=TRANSFER_SECONDS):
+                if not isinstance(part, memoryview) or len(found) + len(part) > nbytes:
+                    raise FrameError(
+                        f"more than the {nbytes} bytes of {sha256[:16]} that were asked for came; "
+                        f"run the same release of atoll on both sides"
+                    )
+                found += part
+                self.traffic.received += len(part)
+        if len(found) != nbytes:
+            raise CoordinatorUnreachable(
+                f"a fetch of {sha256[:16]} ended at byte {len(found)} of {nbytes}"
+            )
+        return bytes(found)
 
     def download(self, wanted: Download) -> None:
         progress = wanted.progress

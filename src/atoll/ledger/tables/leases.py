@@ -39,6 +39,15 @@ _HAND_OVER = (
     .where(_OF_WORKER, _IS_LEASED)
     .values(incarnation=bindparam("to_life"), lease_epoch=_TABLE.c.lease_epoch + 1)
 )
+_GIVE_TO = (
+    update(_TABLE)
+    .where(_IS_LEASED)
+    .values(
+        worker_id=bindparam("to_worker"),
+        incarnation=bindparam("to_life"),
+        lease_epoch=_TABLE.c.lease_epoch + 1,
+    )
+)
 _HELD = (_IN_ROUND, _OF_WORKER, _TABLE.c.incarnation == bindparam("of_life"), _IS_LEASED)
 _HELD_LEASES = select(_TABLE).where(*_HELD)
 _FINISH = update(_TABLE).where(*_HELD).values(state=LeaseState.DONE.value)
@@ -104,6 +113,13 @@ class LeaseTable(RecordTable):
     def hand_over(self, worker_id: str, incarnation: int) -> None:
         """A new life of a worker takes over its leases that are still to be used."""
         self._connection.change(_HAND_OVER, {"of_worker": worker_id, "to_life": incarnation})
+
+    def give_to(self, worker_id: str, incarnation: int) -> None:
+        """This life of a worker takes over every lease that is still to be used, whoever's it was.
+
+        Where a group trains together, its first member holds them for all.
+        """
+        self._connection.change(_GIVE_TO, {"to_worker": worker_id, "to_life": incarnation})
 
     def _take(self, taken: Sequence[LeaseRecord]) -> None:
         for lease in taken:

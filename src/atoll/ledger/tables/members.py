@@ -35,7 +35,14 @@ class MemberTable(RecordTable):
         return self._record(GenerationRecord, _NEWEST) or NONE
 
     def register(
-        self, worker_id: str, key_sha256: str, *, wall: float, ip_address: str = "", port: int = 0
+        self,
+        worker_id: str,
+        key_sha256: str,
+        *,
+        wall: float,
+        ip_address: str = "",
+        port: int = 0,
+        certificate: str = "",
     ) -> WorkerRecord:
         """A new incarnation of `worker_id` (1 for a new one), active, with this key.
 
@@ -52,7 +59,7 @@ class MemberTable(RecordTable):
             changed = {name: v for name, v in rows.values(record).items() if name != "worker_id"}
             self._connection.change(_UPDATE, {"of_worker_id": worker_id, **changed})
         self._leases.hand_over(worker_id, life)
-        self._renew(wall=wall, placed={worker_id: (ip_address, port)})
+        self._renew(wall=wall, placed={worker_id: (ip_address, port, certificate)})
         return record
 
     def deregister(self, worker_id: str, incarnation: int, *, wall: float) -> None:
@@ -80,16 +87,17 @@ class MemberTable(RecordTable):
             rule = "only the latest may act, so this process must stop"
             raise Fenced(f"worker_id={worker_id!r} {lives}; {rule}")
 
-    def _renew(self, *, wall: float, placed: dict[str, tuple[str, int]]) -> None:
+    def _renew(self, *, wall: float, placed: dict[str, tuple[str, int, str]]) -> None:
         """Freezes the workers that are active now, unless nobody changed.
 
-        `placed` gives the address and port of those that just registered; others keep theirs.
+        `placed` says how those that just registered are reached; others keep what they said.
         """
         before = self.generation()
-        places = {m.worker_id: (m.ip_address, m.port) for m in before.members} | placed
+        places = {m.worker_id: (m.ip_address, m.port, m.certificate) for m in before.members}
+        places |= placed
         active = [worker for worker in self.workers() if worker.active]
         found = tuple(
-            MemberRecord(rank, w.worker_id, w.incarnation, *places.get(w.worker_id, ("", 0)))
+            MemberRecord(rank, w.worker_id, w.incarnation, *places.get(w.worker_id, ("", 0, "")))
             for rank, w in enumerate(active)
         )
         if found != before.members:

@@ -163,6 +163,19 @@ class RoundTable(RecordTable):
         for number in opens:
             self._move(number, old=RoundState.PLANNED, new=RoundState.OPEN)
 
+    def checkpoint(
+        self, round_number: int, published: Published, *, plans: Iterable[RoundPlan]
+    ) -> None:
+        """Publishes an open round that no contributions are folded in, and opens those of `plans`.
+
+        WrongRound unless the round before it is published.
+        """
+        self._move(round_number, old=RoundState.OPEN, new=RoundState.PUBLISHED)
+        self._check_before(round_number, RoundState.PUBLISHED)
+        self._connection.change(_UPDATE, {"of_round": round_number, **rows.values(published)})
+        for plan in plans:
+            self._insert(plan, RoundState.OPEN)
+
     def _state(self, round_number: int) -> RoundState | None:
         found = self._connection.value(_STATE, {"of_round": round_number})
         return None if found is None else RoundState(found)

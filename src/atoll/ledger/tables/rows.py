@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 from atoll import canonical
 from atoll.errors import StoreError
 from atoll.ledger.connection import Row
-from atoll.ledger.records import MemberRecord
+from atoll.ledger.records import MemberRecord, RankRecord
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 R = TypeVar("R", bound="DataclassInstance")
+
+NESTED = (MemberRecord, RankRecord)  # records that are stored inside others
 
 
 def values(record: "DataclassInstance") -> dict[str, object]:
@@ -37,7 +39,7 @@ def _stored(name: str, value: object) -> object:
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, tuple):
-        items = [values(item) if isinstance(item, MemberRecord) else item for item in value]
+        items = [values(item) if isinstance(item, NESTED) else item for item in value]
         return canonical.dumps(items)
     return value
 
@@ -58,12 +60,18 @@ def _parsers(kind: type["DataclassInstance"]) -> tuple[tuple[int, Callable[[Any]
     return tuple((place, parse) for place, parse in parsers if parse is not None)
 
 
+def _item(kind: Any) -> Callable[[Any], object]:
+    """How an item of a stored tuple is read."""
+    if kind in NESTED:
+        return lambda item: kind(**item)
+    return tuple if get_origin(kind) is tuple else lambda item: item
+
+
 def _parser(hint: Any) -> Callable[[Any], object] | None:
     if get_origin(hint) is tuple:
-        has_members = get_args(hint)[0] is MemberRecord
-        return lambda text: tuple(
-            MemberRecord(**item) if has_members else tuple(item) for item in json.loads(text)
-        )
+        inside = get_args(hint)[0]
+        parse = _item(inside)
+        return lambda text: tuple(parse(item) for item in json.loads(text))
     # SQLite has numbers for what is true and false.
     stands_for = isinstance(hint, type) and (hint is bool or issubclass(hint, StrEnum))
     return hint if stands_for else None

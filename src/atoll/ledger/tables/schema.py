@@ -85,6 +85,10 @@ rounds = _of(records.RoundRecord, "rounds", ("round",))
 datasets = _of(records.DatasetRecord, "datasets", ("dataset_id",))
 snapshots = _of(records.SnapshotRecord, "snapshots", ("version",))
 evaluations = _of(records.EvaluationRecord, "evaluations", ("version", "worker_id"))
+groups = _of(records.GroupRecord, "groups", ("number",))
+saves = _of(records.SaveRecord, "saves", ("group_number", "step", "rank"))
+parts = _of(records.PartRecord, "parts", ("round", "group_number", "rank"))
+checkpoints = _of(records.CheckpointRecord, "checkpoints", ("round",))
 contributions = _of(
     records.ContributionRecord,
     "contributions",

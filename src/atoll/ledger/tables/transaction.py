@@ -6,6 +6,7 @@ from atoll import canonical
 from atoll.ledger.connection import Connection
 from atoll.ledger.tables import schema
 from atoll.ledger.tables.contributions import ContributionTable
+from atoll.ledger.tables.groups import CheckpointTable, GroupTable, SaveTable
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.members import MemberTable
 from atoll.ledger.tables.queues import DatasetTable, QueueTable
@@ -31,6 +32,9 @@ class Transaction:
         self.contributions = ContributionTable(connection, self.members, self.leases)
         self.rounds = RoundTable(connection, self.leases, self.contributions)
         self.manifests = ManifestTable(connection, self.rounds)
+        self.groups = GroupTable(connection)
+        self.saves = SaveTable(connection)
+        self.checkpoints = CheckpointTable(connection)
 
     def state_hash(self) -> str:
         """sha256 over every row of every table: equal exactly when the durable state is."""

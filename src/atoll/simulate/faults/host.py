@@ -13,7 +13,7 @@ from atoll.coordinator.stores import Stores
 from atoll.errors import AtollError, CoordinatorUnreachable
 from atoll.ledger import engines, migrations
 from atoll.proof import audit as auditing
-from atoll.proof.audit import Problem
+from atoll.proof.report import Problem
 from atoll.protocol.manifest import Manifest
 from atoll.simulate.faults import seams, standin
 from atoll.simulate.faults.calls import Answer, Call

@@ -5,12 +5,12 @@ islands and proofs cut alike. The order of the tensors does not matter: a layout
 order of its fragments is cut into the same ones.
 """
 
-import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from atoll.errors import ConfigError
 from atoll.layout import Layout, TensorSpec
+from atoll.strategies import blocks
 
 Unit = tuple[TensorSpec, ...]  # tensors that stay together
 
@@ -40,28 +40,11 @@ def deal(layout: Layout, count: int, pattern: str) -> list[list[str]]:
 
 
 def _units(layout: Layout) -> tuple[list[Unit], list[TensorSpec]]:
-    """The blocks in the order of their numbers, and the tensors that are in none."""
-    blocks: dict[str, list[TensorSpec]] = {}
-    others: list[TensorSpec] = []
-    for tensor in layout.tensors:
-        block = _block(tensor.name)
-        (others if block is None else blocks.setdefault(block, [])).append(tensor)
-    if not blocks:
-        return [(tensor,) for tensor in sorted(others, key=lambda t: _natural(t.name))], []
-    return [tuple(blocks[name]) for name in sorted(blocks, key=_natural)], others
-
-
-def _block(name: str) -> str | None:
-    """The name up to its first part that is a number; None: it has none."""
-    parts = name.split(".")
-    numbered = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
-    return None if numbered is None else ".".join(parts[: numbered + 1])
-
-
-def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """A key under which block 10 comes after block 9; no two names share one, as 1 and 01 would."""
-    found = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in found], name
+    """What is dealt out in order, and the tensors that fill up what is lightest."""
+    found, others = blocks.of(layout)
+    if not found:
+        return [(tensor,) for tensor in sorted(others, key=lambda t: blocks.natural(t.name))], []
+    return list(found.values()), others
 
 
 def _elements(tensors: Sequence[TensorSpec]) -> int:

@@ -23,12 +23,17 @@ class Sync:
     manifest: Manifest
 
     fixed: ClassVar[tuple[str, ...]] = ()
+    by_step = False
     dials = False
     follows = False
 
     @property
     def lead(self) -> int:
         return 0
+
+    @property
+    def rows_each(self) -> int:
+        return self.manifest.rows_per_round
 
     @property
     def in_flight(self) -> int:

@@ -251,6 +251,120 @@ class DownloadPart(_message.Message):
 Global___DownloadPart: _TypeAlias = DownloadPart  # noqa: Y015
 
 @_typing.final
+class PartOpen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    round: _builtins.int
+    sha256: _builtins.str
+    """of the whole part"""
+    nbytes: _builtins.int
+    """of the whole part"""
+    offset: _builtins.int
+    """the first byte that follows"""
+    @_builtins.property
+    def identity(self) -> Global___Identity: ...
+    def __init__(
+        self,
+        *,
+        identity: Global___Identity | None = ...,
+        group: _builtins.int = ...,
+        round: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+        nbytes: _builtins.int = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "identity", b"identity", "nbytes", b"nbytes", "offset", b"offset", "round", b"round", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartOpen: _TypeAlias = PartOpen  # noqa: Y015
+
+@_typing.final
+class PartPiece(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    commit: _builtins.bool
+    @_builtins.property
+    def open(self) -> Global___PartOpen: ...
+    def __init__(
+        self,
+        *,
+        open: Global___PartOpen | None = ...,
+        data: _builtins.bytes = ...,
+        commit: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "data", b"data", "open", b"open", "piece", b"piece"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "data", b"data", "open", b"open", "piece", b"piece"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["open", "data", "commit"]  # noqa: Y015
+    _WhichOneofArgType_piece: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_piece) -> _WhichOneofReturnType_piece | None: ...
+
+Global___PartPiece: _TypeAlias = PartPiece  # noqa: Y015
+
+@_typing.final
+class PartReceipt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: _builtins.int
+    sha256: _builtins.str
+    def __init__(
+        self,
+        *,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartReceipt: _TypeAlias = PartReceipt  # noqa: Y015
+
+@_typing.final
+class FetchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    sha256: _builtins.str
+    offset: _builtins.int
+    nbytes: _builtins.int
+    @_builtins.property
+    def identity(self) -> Global___Identity: ...
+    def __init__(
+        self,
+        *,
+        identity: Global___Identity | None = ...,
+        sha256: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        nbytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "nbytes", b"nbytes", "offset", b"offset", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
 class PresenceOpen(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

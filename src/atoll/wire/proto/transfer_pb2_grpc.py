@@ -50,6 +50,21 @@ class TransferStub:
                 request_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadRequest.SerializeToString,
                 response_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.FromString,
                 _registered_method=True)
+        self.PartOffset = channel.unary_unary(
+                '/atoll.v1.Transfer/PartOffset',
+                request_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PartOpen.SerializeToString,
+                response_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.UploadOffset.FromString,
+                _registered_method=True)
+        self.SendPart = channel.stream_unary(
+                '/atoll.v1.Transfer/SendPart',
+                request_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PartPiece.SerializeToString,
+                response_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PartReceipt.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/atoll.v1.Transfer/Fetch',
+                request_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.FetchRequest.SerializeToString,
+                response_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.FromString,
+                _registered_method=True)
         self.Presence = channel.unary_stream(
                 '/atoll.v1.Transfer/Presence',
                 request_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PresenceOpen.SerializeToString,
@@ -82,6 +97,27 @@ class TransferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PartOffset(self, request, context):
+        """Where an upload of this part of a checkpoint resumes; its size once it is stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SendPart(self, request_iterator, context):
+        """First piece `open`, then `data`, last `commit`. The receipt comes once the part is durable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """A range of the initial weights or of a part of a checkpoint, as `data` alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Presence(self, request, context):
         """Answers once and then stays open while the island is there: its end is how a death is noticed.
         """
@@ -105,6 +141,21 @@ def add_TransferServicer_to_server(servicer, server):
             'Download': grpc.unary_stream_rpc_method_handler(
                     servicer.Download,
                     request_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadRequest.FromString,
+                    response_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.SerializeToString,
+            ),
+            'PartOffset': grpc.unary_unary_rpc_method_handler(
+                    servicer.PartOffset,
+                    request_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PartOpen.FromString,
+                    response_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.UploadOffset.SerializeToString,
+            ),
+            'SendPart': grpc.stream_unary_rpc_method_handler(
+                    servicer.SendPart,
+                    request_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PartPiece.FromString,
+                    response_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.PartReceipt.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.FetchRequest.FromString,
                     response_serializer=atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.SerializeToString,
             ),
             'Presence': grpc.unary_stream_rpc_method_handler(
@@ -194,6 +245,87 @@ class Transfer:
             target,
             '/atoll.v1.Transfer/Download',
             atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadRequest.SerializeToString,
+            atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PartOffset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Transfer/PartOffset',
+            atoll_dot_wire_dot_proto_dot_transfer__pb2.PartOpen.SerializeToString,
+            atoll_dot_wire_dot_proto_dot_transfer__pb2.UploadOffset.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendPart(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/atoll.v1.Transfer/SendPart',
+            atoll_dot_wire_dot_proto_dot_transfer__pb2.PartPiece.SerializeToString,
+            atoll_dot_wire_dot_proto_dot_transfer__pb2.PartReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Transfer/Fetch',
+            atoll_dot_wire_dot_proto_dot_transfer__pb2.FetchRequest.SerializeToString,
             atoll_dot_wire_dot_proto_dot_transfer__pb2.DownloadPart.FromString,
             options,
             channel_credentials,

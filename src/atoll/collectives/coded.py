@@ -1,0 +1,238 @@
+"""Exchanges of fp32 values by a codec: what is sent are its bytes, what is added are fp32 values.
+
+Gathered parts are encoded once, by their owner, and go on unchanged; every rank, the owner too,
+gets what the bytes say. For a sum there are two ways, which give different bits here:
+
+    direct   each rank encodes its part for each owner once, and the owner its own, too, so that
+             who owns a part changes nothing; the owner adds what the bytes say in `schedule.order`.
+    ring     a partial sum is decoded, added to and encoded again at every hop, so it is rounded
+             size - 1 times; the owner adds its own values as they are.
+
+Encoding runs a few chunks ahead of what has come, so that little memory holds bytes under way.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, zip_longest
+
+import torch
+from torch import Tensor
+
+from atoll.collectives import codecs, memory, schedule
+from atoll.collectives.base import Key, Label
+from atoll.collectives.codecs import PartCodec, WireCodec
+from atoll.collectives.plain import place
+from atoll.collectives.post import Post
+from atoll.layout import Span
+
+AHEAD = 3  # chunks for each peer that are encoded before the first that comes is waited for
+
+
+class _Coded:
+    """What both ways share: one exchange of one rank."""
+
+    def __init__(self, post: Post, coding: WireCodec) -> None:
+        self._post = post
+        self._coding = coding
+
+    def _pieces(self, span: Span) -> Iterator[Span]:
+        return schedule.chunks(span, self._coding.chunk_elements(self._post.chunk_bytes))
+
+    def _take(
+        self,
+        label: Label,
+        sender: int,
+        until: float,
+        *,
+        with_others: Sequence[int] = (),
+    ) -> Tensor:
+        nbytes = self._coding.nbytes(len(label.span))
+        data = self._post.take(label, sender, nbytes=nbytes, until=until, with_others=with_others)
+        return memory.tensor_of(data, torch.uint8)
+
+    def _publish(
+        self, key: Key, phase: int, shard: Tensor, out: Tensor, part: Span, to: Sequence[int]
+    ) -> Iterator[None]:
+        """Encodes and sends the own part chunk by chunk; `out` gets what was sent.
+
+        A rank may give a part of `out` as its `shard`: a chunk is read before it is written.
+        """
+        coder = self._part_codec(key, "gather", self._post.rank)
+        for piece in self._pieces(part):
+            payload = coder.encode(place(piece, part, shard), _inside(piece, part))
+            codecs.decode(self._coding, payload, piece.of(out))
+            for rank in to:
+                self._post.send(rank, Label(key, phase, piece), payload)
+            yield
+
+    def _part_codec(self, key: Key, stage: codecs.Stage, owner: int) -> PartCodec:
+        return part_codec(self._coding, key, stage, sender=self._post.rank, owner=owner)
+
+
+class CodedRing(_Coded):
+    """From neighbour to neighbour."""
+
+    def gather(
+        self,
+        key: Key,
+        first: int,
+        shard: Tensor,
+        out: Tensor,
+        parts: Sequence[Span],
+        until: float,
+    ) -> None:
+        """Makes `out` whole; its phases count from `first`."""
+        post = self._post
+        hops = schedule.ring_gather(post.rank, post.size)
+        to = [post.after] if hops else []
+        own = _begun(self._publish(key, first, shard, out, parts[post.rank], to))
+        for turn, hop in enumerate(hops):
+            is_last = turn == len(hops) - 1
+            for piece in self._pieces(parts[hop.receives]):
+                payload = self._take(Label(key, first + turn, piece), post.before, until)
+                if not is_last:
+                    post.send(post.after, Label(key, first + turn + 1, piece), payload)
+                codecs.decode(self._coding, payload, piece.of(out))
+                next(own, None)
+        _finish(own)
+
+    def reduce(
+        self,
+        key: Key,
+        values: Tensor,
+        out: Tensor,
+        parts: Sequence[Span],
+        residual: Tensor | None,
+        until: float,
+    ) -> None:
+        """`out` becomes the SUM of this rank's part; two ranks at least."""
+        post = self._post
+        hops = schedule.ring_reduce(post.rank, post.size)
+        own = _begun(self._first(key, values, parts, hops[0].sends, residual))
+        for turn, hop in enumerate(hops):
+            is_last = turn == len(hops) - 1
+            part = parts[hop.receives]
+            coder = self._part_codec(key, "reduce", hop.receives)
+            for piece in self._pieces(part):
+                payload = self._take(Label(key, turn, piece), post.before, until)
+                partial = piece.of(values)  # used up, so the sum takes their place
+                codecs.fold(self._coding, payload, partial)
+                if is_last:
+                    place(piece, part, out).copy_(partial)
+                else:
+                    again = coder.encode(partial, _inside(piece, part), _kept(piece, residual))
+                    post.send(post.after, Label(key, turn + 1, piece), again)
+                next(own, None)
+        _finish(own)
+
+    def _first(
+        self,
+        key: Key,
+        values: Tensor,
+        parts: Sequence[Span],
+        owner: int,
+        residual: Tensor | None,
+    ) -> Iterator[None]:
+        """The part whose sum begins at this rank."""
+        post, part = self._post, parts[owner]
+        coder = self._part_codec(key, "reduce", owner)
+        for piece in self._pieces(part):
+            kept = _kept(piece, residual)
+            payload = coder.encode(piece.of(values), _inside(piece, part), kept)
+            post.send(post.after, Label(key, 0, piece), payload)
+            yield
+
+
+class CodedDirect(_Coded):
+    """Everybody sends to everybody."""
+
+    def gather(
+        self,
+        key: Key,
+        first: int,
+        shard: Tensor,
+        out: Tensor,
+        parts: Sequence[Span],
+        until: float,
+    ) -> None:
+        """Makes `out` whole."""
+        post = self._post
+        own = _begun(self._publish(key, first, shard, out, parts[post.rank], post.others))
+        turns = zip_longest(*(self._pieces(parts[k]) for k in post.others))
+        for turn in turns:
+            for sender, piece in zip(post.others, turn, strict=True):
+                if piece is not None:
+                    payload = self._take(Label(key, first, piece), sender, until)
+                    codecs.decode(self._coding, payload, piece.of(out))
+            next(own, None)
+        _finish(own)
+
+    def reduce(
+        self,
+        key: Key,
+        values: Tensor,
+        out: Tensor,
+        parts: Sequence[Span],
+        residual: Tensor | None,
+        until: float,
+    ) -> None:
+        """`out` becomes the SUM of this rank's part."""
+        post, part = self._post, parts[self._post.rank]
+        theirs = _begun(self._for_others(key, values, parts, residual))
+        coder = self._part_codec(key, "reduce", post.rank)
+        *senders, _ = schedule.order(post.rank, post.size)
+        for piece in self._pieces(part):
+            # Before `out` changes, which may be these very values.
+            kept = _kept(piece, residual)
+            own = coder.encode(piece.of(values), _inside(piece, part), kept)
+            total, label = place(piece, part, out), Label(key, 0, piece)
+            for index, sender in enumerate(senders):
+                came = self._take(label, sender, until, with_others=senders)
+                add = codecs.fold if index else codecs.decode
+                add(self._coding, came, total)
+            add = codecs.fold if senders else codecs.decode
+            add(self._coding, own, total)
+            next(theirs, None)
+        _finish(theirs)
+
+    def _for_others(
+        self, key: Key, values: Tensor, parts: Sequence[Span], residual: Tensor | None
+    ) -> Iterator[None]:
+        """One chunk for each owner at a time."""
+        post = self._post
+        coders = [self._part_codec(key, "reduce", owner) for owner in range(post.size)]
+        for turn in zip_longest(*(self._pieces(parts[k]) for k in post.others)):
+            for to, piece in zip(post.others, turn, strict=True):
+                if piece is not None:
+                    inside = _inside(piece, parts[to])
+                    payload = coders[to].encode(piece.of(values), inside, _kept(piece, residual))
+                    post.send(to, Label(key, 0, piece), payload)
+            yield
+
+
+def part_codec(
+    coding: WireCodec, key: Key, stage: codecs.Stage, *, sender: int, owner: int
+) -> PartCodec:
+    """For what one rank sends of one part in one exchange."""
+    numbers = {"step": key.step, "micro": key.micro, "unit": key.unit}
+    return coding.part(stage, sender=sender, owner=owner, **numbers)
+
+
+def _begun(sending: Iterator[None]) -> Iterator[None]:
+    """The same, with the first few chunks sent."""
+    for _ in islice(sending, AHEAD):
+        pass
+    return sending
+
+
+def _finish(sending: Iterator[None]) -> None:
+    for _ in sending:
+        pass
+
+
+def _inside(piece: Span, part: Span) -> Span:
+    """A piece of the whole tensor as one of its part."""
+    return Span(piece.start - part.start, piece.stop - part.start)
+
+
+def _kept(piece: Span, residual: Tensor | None) -> Tensor | None:
+    return None if residual is None else piece.of(residual)

@@ -1,0 +1,151 @@
+"""Exchanges of values as they are.
+
+What is added is added in the order of `schedule.order`, chunk by chunk, so ring and direct exchange
+give the same bits. Half floats are added in fp32 and rounded once, at the end; partial sums of them
+travel as fp32.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from atoll.collectives import memory, schedule
+from atoll.collectives.base import Key, Label
+from atoll.collectives.post import Post
+from atoll.layout import Span
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class PlainRing:
+    """From neighbour to neighbour; a partial sum goes on while the next chunk is on its way."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    def gather(
+        self, key: Key, first: int, out: Tensor, parts: Sequence[Span], until: float
+    ) -> None:
+        """Makes `out`, which holds this rank's part, whole; its phases count from `first`."""
+        post = self._post
+        hops = schedule.ring_gather(post.rank, post.size)
+        for piece in pieces(post, parts[post.rank], out.dtype) if hops else ():
+            post.send(post.after, Label(key, first, piece), piece.of(out))
+        for turn, hop in enumerate(hops):
+            is_last = turn == len(hops) - 1
+            for piece in pieces(post, parts[hop.receives], out.dtype):
+                into(post, piece.of(out), Label(key, first + turn, piece), post.before, until)
+                if not is_last:
+                    post.send(post.after, Label(key, first + turn + 1, piece), piece.of(out))
+
+    def reduce(
+        self, key: Key, values: Tensor, out: Tensor, parts: Sequence[Span], until: float
+    ) -> None:
+        """`out` becomes the SUM of this rank's part; two ranks at least."""
+        post = self._post
+        hops = schedule.ring_reduce(post.rank, post.size)
+        for piece in pieces(post, parts[hops[0].sends], values.dtype):
+            post.send(post.after, Label(key, 0, piece), _wide(piece.of(values)))
+        for turn, hop in enumerate(hops):
+            is_last = turn == len(hops) - 1
+            for piece in pieces(post, parts[hop.receives], values.dtype):
+                own = piece.of(values)
+                label, nbytes = Label(key, turn, piece), own.numel() * _fold(own).itemsize
+                data = post.take(label, post.before, nbytes=nbytes, until=until)
+                came = memory.tensor_of(data, _fold(own))
+                if is_last:
+                    _add_into(came, own, place(piece, parts[post.rank], out))
+                    continue
+                # The own values are used up, so the sum takes their place where it fits.
+                fits = own.dtype == came.dtype
+                partial = torch.add(came, own, out=own) if fits else came + _wide(own)
+                post.send(post.after, Label(key, turn + 1, piece), partial)
+
+
+class PlainDirect:
+    """Everybody sends to everybody; who owns a part adds it up itself."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    def gather(
+        self, key: Key, first: int, out: Tensor, parts: Sequence[Span], until: float
+    ) -> None:
+        """Makes `out`, which holds this rank's part, whole."""
+        post = self._post
+        for piece in pieces(post, parts[post.rank], out.dtype):
+            for to in post.others:
+                post.send(to, Label(key, first, piece), piece.of(out))
+        # One chunk of each in turn: nobody's stream stands still while another's is read.
+        turns = zip_longest(*(pieces(post, parts[k], out.dtype) for k in post.others))
+        for turn in turns:
+            for sender, piece in zip(post.others, turn, strict=True):
+                if piece is not None:
+                    into(post, piece.of(out), Label(key, first, piece), sender, until)
+
+    def reduce(
+        self, key: Key, values: Tensor, out: Tensor, parts: Sequence[Span], until: float
+    ) -> None:
+        """`out` becomes the SUM of this rank's part; two ranks at least."""
+        post = self._post
+        turns = zip_longest(*(pieces(post, parts[k], values.dtype) for k in post.others))
+        for turn in turns:
+            for to, piece in zip(post.others, turn, strict=True):
+                if piece is not None:
+                    post.send(to, Label(key, 0, piece), piece.of(values))
+        *senders, _ = schedule.order(post.rank, post.size)
+        for piece in pieces(post, parts[post.rank], values.dtype):
+            label, own = Label(key, 0, piece), piece.of(values)
+            nbytes = own.numel() * own.element_size()
+            total: Tensor | None = None
+            for index, sender in enumerate(senders):
+                data = post.take(label, sender, nbytes=nbytes, until=until, with_others=senders)
+                came = _wide(memory.tensor_of(data, own.dtype))
+                # What came is for reading alone: the first sum needs memory of its own.
+                total = _summed(total, came, is_own=index > 1)
+            assert total is not None
+            _add_into(total, own, place(piece, parts[post.rank], out))
+
+
+def pieces(post: Post, span: Span, dtype: torch.dtype) -> Iterable[Span]:
+    """Of a part, each a message; as large as a chunk may be when it travels widest."""
+    itemsize = (torch.float32 if dtype in HALF else dtype).itemsize
+    return schedule.chunks(span, max(1, post.chunk_bytes // itemsize))
+
+
+def into(post: Post, place: Tensor, label: Label, sender: int, until: float) -> None:
+    """`place` becomes what a message says."""
+    nbytes = place.numel() * place.element_size()
+    data = post.take(label, sender, nbytes=nbytes, until=until)
+    place.copy_(memory.tensor_of(data, place.dtype))
+
+
+def place(piece: Span, part: Span, out: Tensor) -> Tensor:
+    """Where a piece of a rank's part lies in a tensor that is that part alone."""
+    return out[piece.start - part.start : piece.stop - part.start]
+
+
+def _fold(values: Tensor) -> torch.dtype:
+    return torch.float32 if values.dtype in HALF else values.dtype
+
+
+def _wide(values: Tensor) -> Tensor:
+    """As it is added up."""
+    return values.to(_fold(values))
+
+
+def _summed(total: Tensor | None, came: Tensor, *, is_own: bool) -> Tensor:
+    """The sum so far with one more; in its own memory if that is this rank's."""
+    if total is None:
+        return came
+    return total.add_(came) if is_own else total + came
+
+
+def _add_into(total: Tensor, own: Tensor, place: Tensor) -> None:
+    """`place`, which may be `own`, becomes the sum so far plus the own values."""
+    if total.dtype == place.dtype:
+        torch.add(total, own, out=place)  # in one pass
+    else:
+        place.copy_(total + _wide(own))

@@ -1,0 +1,1 @@
+"""An island of a sharded run: one process, one rank."""

@@ -1,0 +1,41 @@
+"""The door of a rank: where others of its group reach it. Opened before it registers, closed last.
+
+Implementations: `grpc_host` between processes, and the simulator's in memory.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.collectives.peers import Peers, Pings, Source
+from atoll.protocol.manifest import ShardedSettings
+from atoll.protocol.sharded import GroupReply
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a rank listens, as it tells the coordinator when it registers."""
+
+    ip_address: str | None  # None: where it speaks from
+    port: int
+    certificate: str  # PEM; empty without TLS
+
+
+class Host(Protocol):
+    """One per process; outlives groups."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    def measure(self, candidate: GroupReply, rank: int) -> Pings:
+        """How far the other members of a candidate group are; lets them measure, too."""
+        ...
+
+    def enter(
+        self, formed: GroupReply, rank: int, *, source: Source, settings: ShardedSettings
+    ) -> Peers:
+        """This process as a rank of the group, until the peers are closed."""
+        ...
+
+    def close(self) -> None:
+        """Nobody is let in any more."""
+        ...

@@ -1,0 +1,336 @@
+"""A rank's life in groups, against a coordinator that only answers: forming, saves, failures."""
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from atoll import torch_threads
+from atoll.island.sharded import trainer
+from atoll.island.sharded.run import ShardedRun
+from atoll.island.state.store import IslandIdentity
+from atoll.simulate.fibers import Scheduler
+from atoll.simulate.sea import Sea
+from atoll.strategies.sharded.saves import Saves
+from atoll.strategies.sharded.units import Units
+from tests import clusters
+from tests.sharded_stand_in import StandIn, StandInLink, whole_weights
+
+TABLE = {
+    "strategy": "sharded",
+    "seed": 3,
+    "model": {
+        "architecture": "gpt", "vocab": 16, "block": 8, "layers": 2, "heads": 2, "width": 8,
+    },
+    "data": {
+        "kind": "synthetic", "seed": 1, "rows": 500, "held_out_rows": 4, "block": 8, "vocab": 16,
+    },
+    "inner.batch": 7,
+    "inner.lr": 0.01,
+    "inner.clip": 1.0,
+    "evaluate.every": 1,
+    "stop.rounds": 3,
+    "sharded.save_every": 2,
+    "sharded.checkpoint_every": 2,
+    "sharded.deadline_seconds": 5.0,
+}  # fmt: skip
+
+
+class World:
+    """Ranks as fibers, and the stand-in that they talk to."""
+
+    def __init__(self, home, *, wanted, **changes):
+        self.home = home
+        home.mkdir(exist_ok=True)
+        self.manifest, initial, layout = clusters.sharded_manifest(home, {**TABLE, **changes})
+        self.units = Units.of(layout)
+        self.scheduler = Scheduler()
+        self.sea = Sea(self.scheduler)
+        self.coordinator = StandIn(self.manifest, layout, initial, wanted=wanted)
+        self.fibers = {}
+        self.beside = {}
+        self.steps = {}
+
+    def start(self, index):
+        name = f"rank-{index}"
+        self.beside[name] = []
+        self.fibers[name] = self.scheduler.spawn(name, partial(self._live, name, index))
+
+    def _live(self, name, index):
+        identity = IslandIdentity(name, random.Random(index).randbytes(32).hex())
+        link = StandInLink(self.coordinator, self.scheduler)
+
+        def spawn(part, work):
+            self.beside[name].append(self.scheduler.spawn(f"{name} {part}", work))
+
+        run = ShardedRun(
+            link,
+            self.home / name,
+            self.scheduler,
+            identity=identity,
+            jitter=random.Random(index),
+            host=self.sea.host(),
+            spawn=spawn,
+        )
+
+        def after_step():
+            self.steps[name] = run.steps
+            self.scheduler.sleep(0.1)
+
+        trainer.train(run, after_step=after_step)
+
+    def kill(self, index):
+        name = f"rank-{index}"
+        for fiber in (self.fibers[name], *self.beside[name]):
+            self.scheduler.stop(fiber)
+
+    def run(self):
+        self.scheduler.run_until(
+            lambda: all(fiber.done for fiber in self.fibers.values()), limit_seconds=1000
+        )
+
+    def weights(self):
+        assert self.coordinator.checkpoint is not None
+        step, size, blobs = self.coordinator.checkpoint
+        parts = [self.coordinator.blobs[sha256] for sha256 in blobs]
+        return step, whole_weights(parts, self.units, size)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with torch_threads.kept():
+        torch_threads.use(1)
+        yield
+
+
+def trained(home, size, **changes):
+    world = World(home, wanted=size, **changes)
+    for index in range(size):
+        world.start(index)
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_run_ends_with_every_round_checkpointed(tmp_path, size):
+    world = trained(tmp_path, size)
+
+    step, weights = world.weights()
+    losses = [report.loss_sum / report.tokens for report in world.coordinator.losses.values()]
+
+    assert (step, world.coordinator.committed) == (12, 3)
+    assert bool(torch.isfinite(weights).all())
+    assert losses[-1] < losses[0]
+    assert all(report.tokens == 4 * 7 * 8 for report in world.coordinator.losses.values())
+
+
+# Failures
+
+
+def when(world, condition, act):
+    """Does `act` once `condition` holds, from a fiber of its own."""
+
+    def wait():
+        while not condition():
+            world.scheduler.sleep(0.01)
+        act()
+
+    world.scheduler.spawn("test", wait)
+
+
+def is_consistent(world, step):
+    """Whether all ranks have told of their saves of a step; by then they are at a later one."""
+    return world.coordinator.consistent is not None and world.coordinator.consistent[0] >= step
+
+
+def begun(world, size):
+    for index in range(size):
+        world.start(index)
+
+
+def continued(world, group, home, tmp_path, *, until):
+    """A calm run of that group's size, from what it went back to, up to round `until`."""
+    restore = group.restore
+    calm = World(home, wanted=len(group.members), **{"stop.rounds": until})
+    steps = calm.manifest.sharded.round_steps
+    calm.coordinator.committed = restore.step // steps
+    if restore.source == "save":
+        shards = [SHARDS[root] for root in restore.parts]
+        parts = tuple(calm.coordinator.store(shard) for shard in shards)
+        calm.coordinator.checkpoint = restore.step, restore.size, parts
+    elif restore.source == "checkpoint":
+        calm.coordinator.blobs.update(world.coordinator.blobs)
+        calm.coordinator.checkpoint = restore.step, restore.size, restore.parts
+    begun(calm, len(group.members))
+    calm.run()
+    return calm
+
+
+SHARDS: dict[str, bytes] = {}
+
+
+@pytest.fixture(autouse=True)
+def _shards(monkeypatch):
+    """Every shard of every complete pair, by its root."""
+    SHARDS.clear()
+    complete = Saves.complete
+
+    def kept(self, draft):
+        held = complete(self, draft)
+        SHARDS[held.own] = (draft.directory / "own").read_bytes()
+        return held
+
+    monkeypatch.setattr(Saves, "complete", kept)
+
+
+def rows_of(world):
+    return sum(report.tokens for report in world.coordinator.losses.values())
+
+
+def test_killed_rank_costs_the_steps_since_the_last_save(tmp_path):
+    world = World(tmp_path / "a", wanted=4)
+    coordinator = world.coordinator
+    begun(world, 4)
+
+    def kill():
+        world.kill(2)
+        coordinator.wanted = 3
+        coordinator.evict("rank-2")
+
+    when(world, lambda: is_consistent(world, 6), kill)
+    world.run()
+    second = coordinator.formed[1]
+    calm = continued(world, second, tmp_path / "b", tmp_path, until=3)
+
+    assert [len(group.members) for group in coordinator.formed] == [4, 3]
+    assert (second.restore.source, second.restore.step) == ("save", 6)
+    assert coordinator.committed == 3
+    assert rows_of(world) == 3 * 4 * 7 * 8
+    assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+def test_two_neighbours_killed_go_back_to_the_checkpoint(tmp_path):
+    world = World(tmp_path / "a", wanted=4)
+    coordinator = world.coordinator
+    begun(world, 4)
+
+    def kill():
+        for index in (1, 2):
+            world.kill(index)
+        coordinator.wanted = 2
+        coordinator.evict("rank-1")
+        coordinator.evict("rank-2")
+
+    when(world, lambda: is_consistent(world, 6), kill)
+    world.run()
+    second = coordinator.formed[1]
+    calm = continued(world, second, tmp_path / "b", tmp_path, until=3)
+
+    assert (second.restore.source, second.restore.step) == ("checkpoint", 4)
+    assert coordinator.committed == 3
+    assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+def test_silent_rank_is_named_by_all_who_miss_it(tmp_path):
+    world = World(tmp_path, wanted=3)
+    coordinator = world.coordinator
+    begun(world, 3)
+    when(world, lambda: world.steps.get("rank-1", 0) >= 3, lambda: world.kill(1))
+
+    def evict():
+        coordinator.wanted = 2
+        coordinator.evict("rank-1")
+
+    when(world, lambda: len(coordinator.missing) >= 1, evict)
+    world.run()
+
+    named = {name for report in coordinator.missing for name in report.missing}
+    assert named == {"rank-1"}
+    assert coordinator.committed == 3
+
+
+def test_newcomer_enters_at_a_checkpoint(tmp_path):
+    world = World(tmp_path / "a", wanted=2)
+    coordinator = world.coordinator
+    begun(world, 2)
+
+    def join():
+        coordinator.wanted = 3
+        world.start(2)
+
+    when(world, lambda: world.steps.get("rank-1", 0) >= 2, join)
+    world.run()
+    second = coordinator.formed[1]
+    calm = continued(world, second, tmp_path / "b", tmp_path, until=3)
+
+    assert [len(group.members) for group in coordinator.formed] == [2, 3]
+    assert second.restore.step == 4
+    assert coordinator.reasons[0] == "somebody waits"
+    assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+def test_ranks_train_to_the_next_checkpoint_without_a_coordinator(tmp_path):
+    world = World(tmp_path / "a", wanted=3)
+    coordinator = world.coordinator
+    begun(world, 3)
+    reached = []
+
+    def away():
+        coordinator.is_away = True
+        world.scheduler.sleep(30.0)
+        reached.append(dict(world.steps))
+        coordinator.is_away = False
+
+    when(world, lambda: world.steps.get("rank-1", 0) >= 2, away)
+    world.run()
+    calm = trained(tmp_path / "b", 3)
+
+    assert [set(steps.values()) for steps in reached] == [{3}]  # told before the fourth is counted
+    assert len(coordinator.formed) == 1
+    assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+def test_damaged_save_is_read_from_another_holder(tmp_path):
+    world = World(tmp_path / "a", wanted=4)
+    coordinator = world.coordinator
+    begun(world, 4)
+
+    def kill():
+        world.kill(2)
+        # Rank 1's shard is on rank 1 and on the dead one; rank 0's on 0 and 1.
+        path = next((tmp_path / "a" / "rank-0" / "saves").glob("save-6-*")) / "own"
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        coordinator.wanted = 3
+        coordinator.evict("rank-2")
+
+    when(world, lambda: is_consistent(world, 6), kill)
+    world.run()
+    calm = continued(world, coordinator.formed[1], tmp_path / "b", tmp_path, until=3)
+
+    assert coordinator.committed == 3
+    assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+def test_save_that_nobody_holds_right_leads_to_an_older_state(tmp_path):
+    world = World(tmp_path / "a", wanted=4)
+    coordinator = world.coordinator
+    begun(world, 4)
+
+    def kill():
+        world.kill(2)
+        for holder, name in (("rank-1", "own"),):
+            path = next((tmp_path / "a" / holder / "saves").glob("save-6-*")) / name
+            data = bytearray(path.read_bytes())
+            data[100] ^= 1
+            path.write_bytes(data)
+        coordinator.wanted = 3
+        coordinator.evict("rank-2")
+
+    when(world, lambda: is_consistent(world, 6), kill)
+    world.run()
+
+    assert [group.restore.step for group in coordinator.formed][-1] == 4
+    assert coordinator.committed == 3

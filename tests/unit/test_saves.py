@@ -1,0 +1,205 @@
+"""Saves on a rank's disk: what counts, what is checked, and what a crash leaves."""
+
+import hashlib
+
+import pytest
+
+from atoll import files as filesystem
+from atoll.errors import BlobChanged, BlobMissing
+from atoll.strategies.sharded import saves
+from atoll.strategies.sharded.saves import CHUNK_BYTES, Chunks, Saves
+
+RUN = "run-1"
+OWN = bytes(range(256)) * (CHUNK_BYTES // 128) + b"tail"  # two chunks and a bit
+OTHER = b"other" * 1000
+
+
+def reader_of(data, asked=None):
+    def read(start, stop):
+        if asked is not None:
+            asked.append((start, stop))
+        for at in range(start, stop, 300_000):
+            yield data[at : min(at + 300_000, stop)]
+
+    return read
+
+
+def pair(kept, step, *, group=1, own=OWN, predecessor=OTHER):
+    draft = kept.begin(step, group=group, rank=2)
+    draft.write_own([own])
+    draft.finish_own()
+    draft.write_predecessor(Chunks.of([predecessor]), reader_of(predecessor))
+    return kept.complete(draft)
+
+
+def steps(kept):
+    return [held.step for held in kept.held]
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return Saves(tmp_path / "saves", run_id=RUN)
+
+
+def test_root_is_the_hash_of_the_size_and_the_chunks_hashes():
+    parts = [OWN[at : at + CHUNK_BYTES] for at in range(0, len(OWN), CHUNK_BYTES)]
+    listed = b"".join(hashlib.sha256(part).digest() for part in parts)
+
+    found = Chunks.of([OWN[:5], OWN[5:700_000], OWN[700_000:]])
+
+    assert len(parts) == 3
+    assert found.root == hashlib.sha256(len(OWN).to_bytes(8, "little") + listed).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, len(OWN)), (10, 20), (CHUNK_BYTES - 3, 2 * CHUNK_BYTES + 2), (7, 7)]
+)
+def test_range_is_read_in_whole_chunks_and_no_more(start, stop):
+    asked: list[tuple[int, int]] = []
+
+    found = b"".join(Chunks.of([OWN]).read(reader_of(OWN, asked), start, stop))
+
+    assert found == OWN[start:stop]
+    assert all(a % CHUNK_BYTES == 0 and b - a < stop - start + 2 * CHUNK_BYTES for a, b in asked)
+
+
+@pytest.mark.parametrize("flipped", [0, CHUNK_BYTES, len(OWN) - 1])
+def test_flipped_byte_is_found_when_its_chunk_is_read(flipped):
+    bad = bytearray(OWN)
+    bad[flipped] ^= 1
+    chunks = Chunks.of([OWN])
+
+    with pytest.raises(BlobChanged, match=f"chunk {flipped // CHUNK_BYTES} "):
+        list(chunks.read(reader_of(bytes(bad)), 0, len(OWN)))
+
+
+def test_save_that_is_cut_off_is_found():
+    with pytest.raises(BlobChanged, match="chunk 2 "):
+        list(Chunks.of([OWN]).read(reader_of(OWN[:-1]), 0, len(OWN)))
+
+
+def test_hashes_of_another_save_are_refused():
+    with pytest.raises(BlobChanged):
+        Chunks.of([OWN]).check_root(Chunks.of([OTHER]).root)
+    with pytest.raises(BlobChanged):
+        Chunks.decoded(Chunks.of([OWN]).encoded(), nbytes=len(OWN) + CHUNK_BYTES)
+
+
+def test_complete_pair_is_found_by_its_roots_after_a_restart(kept, tmp_path):
+    held = pair(kept, 10)
+
+    again = Saves(tmp_path / "saves", run_id=RUN)
+
+    assert again.held == (held,)
+    assert (held.step, held.group, held.rank) == (10, 1, 2)
+    assert b"".join(again.find(held.own).read(3, 9)) == OWN[3:9]
+    assert b"".join(again.find(held.predecessor).read(0, len(OTHER))) == OTHER
+    assert again.find(held.own).chunks().root == held.own
+
+
+def half_own(draft):
+    draft.write_own([OWN])
+
+
+def half_finished(draft):
+    draft.write_own([OWN])
+    draft.finish_own()
+
+
+def half_predecessor(draft):
+    half_finished(draft)
+    draft.write_predecessor(Chunks.of([OTHER]), reader_of(OTHER))
+
+
+@pytest.mark.parametrize("half", [lambda _: None, half_own, half_finished, half_predecessor])
+def test_half_written_pair_is_dropped_and_the_one_before_stays(kept, tmp_path, half):
+    pair(kept, 10)
+    half(kept.begin(20, group=1, rank=2))
+
+    again = Saves(tmp_path / "saves", run_id=RUN)
+
+    assert steps(again) == [10]
+    assert [path.name for path in (tmp_path / "saves").iterdir()] == ["save-10-1"]
+
+
+def test_pair_counts_only_once_its_bytes_and_names_are_synced(kept, monkeypatch):
+    order = []
+    real_sync, real_write = filesystem.sync, filesystem.write_whole
+
+    def sync(path, **more):
+        order.append(path.name)
+        real_sync(path, **more)
+
+    def write_whole(path, data, **more):
+        order.append(path.name)
+        real_write(path, data, **more)
+
+    monkeypatch.setattr(filesystem, "sync", sync)
+    monkeypatch.setattr(filesystem, "write_whole", write_whole)
+
+    pair(kept, 10)
+
+    before = order[: order.index("complete.json")]
+    assert {"own", "predecessor", "own.chunks", "predecessor.chunks"} <= set(before)
+    assert before[-1] == "save-10-1"
+
+
+def test_removal_that_was_cut_off_counts_for_nothing(kept, tmp_path):
+    pair(kept, 10)
+    (tmp_path / "saves" / "save-10-1" / "own").unlink()
+
+    assert Saves(tmp_path / "saves", run_id=RUN).held == ()
+
+
+def test_saves_of_another_run_are_dropped(kept, tmp_path):
+    pair(kept, 10)
+
+    assert Saves(tmp_path / "saves", run_id="run-2").held == ()
+
+
+def test_wrong_predecessor_is_refused_and_nothing_counts(kept):
+    draft = kept.begin(10, group=1, rank=2)
+    draft.write_own([OWN])
+    draft.finish_own()
+
+    with pytest.raises(BlobChanged):
+        draft.write_predecessor(Chunks.of([OTHER]), reader_of(OTHER[:-1] + b"!"))
+
+    assert kept.held == ()
+
+
+def test_pairs_before_the_consistent_step_go_and_that_one_stays(kept):
+    for step in (10, 20, 30, 40, 50):
+        pair(kept, step)
+
+    kept.keep(consistent=20, group=1)
+
+    assert steps(kept) == [50, 40, 20]
+
+
+def test_steps_that_will_be_made_again_are_dropped(kept):
+    for step in (10, 20):
+        pair(kept, step)
+
+    kept.went_back_to(10)
+
+    assert steps(kept) == [10]
+
+
+def test_shard_whose_bytes_were_wrong_is_discarded_with_its_pair(kept):
+    held = pair(kept, 10)
+    shard = kept.find(held.own)
+
+    kept.discard(held.own)
+
+    assert kept.held == ()
+    with pytest.raises(BlobMissing):
+        kept.find(held.own)
+    with pytest.raises(BlobMissing):
+        list(shard.read(0, 1))
+
+
+def test_pair_of_one_rank_holds_its_own_twice(kept):
+    held = pair(kept, 10, own=OTHER, predecessor=OTHER)
+
+    assert held.own == held.predecessor == saves.Chunks.of([OTHER]).root
