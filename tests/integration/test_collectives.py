@@ -13,15 +13,11 @@ from atoll.collectives.base import Collectives
 from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
 from atoll.errors import ConfigError, GroupBroken, LayoutMismatch, MissingRanks
-from tests.rank_groups import TRANSPORTS, added, equal, key, sums, values
+from tests.rank_groups import DTYPES, TRANSPORTS, added, equal, key, sums, values
 
 SIZES = (1, 2, 3, 4, 5)
 # Of elements: none, fewer than ranks, one, uneven, several chunks of several parts.
 LENGTHS = (0, 1, 3, 7, 1_000, 10_007)
-DTYPES = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-    *(torch.int8, torch.int32, torch.int64, torch.uint8),
-)
 
 
 @pytest.fixture(params=TRANSPORTS)
