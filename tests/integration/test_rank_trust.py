@@ -13,8 +13,9 @@ import torch
 from atoll.clock import SystemClock
 from atoll.collectives.base import Key, Label
 from atoll.collectives.grpc import messages
+from atoll.collectives.grpc.dial import SERVICE
 from atoll.collectives.grpc.member import RankMember
-from atoll.collectives.grpc.server import SERVICE, RankServer
+from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import (
     COMMON_NAME,
     GROUP_KEY,

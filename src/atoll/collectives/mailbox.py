@@ -32,6 +32,7 @@ class Mailbox:
         self._limit = limit_bytes  # of one sender's messages
         self._changed = threading.Condition()
         self._waiting: dict[tuple[int, Label], Bytes] = {}
+        self._due: dict[tuple[int, Label], float] = {}  # of those that are still under way
         self._held = dict.fromkeys(self._senders, 0)  # bytes
         self._taken: deque[tuple[int, set[tuple[int, Label]]]] = deque()  # by step, oldest first
         self._floor = 0
@@ -39,8 +40,10 @@ class Mailbox:
 
     # Delivery
 
-    def deliver(self, label: Label, sender: int, data: Bytes) -> Literal["taken", "repeated"]:
-        """Takes a message in, once there is room for it.
+    def deliver(
+        self, label: Label, sender: int, data: Bytes, *, due: float = 0.0
+    ) -> Literal["taken", "repeated"]:
+        """Takes a message in, once there is room for it; it is not read before the time `due`.
 
         Forbidden for a stranger, StaleGeneration for another group, ProtocolError for a step that
         is over: nothing changes then.
@@ -58,13 +61,19 @@ class Mailbox:
             if self._is_known(what):
                 return "repeated"
             self._waiting[what] = data
+            if due:
+                self._due[what] = due
             self._held[sender] += len(data)
             self._changed.notify_all()
         return "taken"
 
-    def _check(self, key: Key, sender: int) -> None:
+    def check_open(self) -> None:
+        """Raises what the mailbox was aborted with."""
         if self._error is not None:
             raise self._error
+
+    def _check(self, key: Key, sender: int) -> None:
+        self.check_open()
         if sender not in self._senders:
             raise Forbidden(
                 f"sender={sender} has no message for this rank; ranks {sorted(self._senders)} do"
@@ -100,10 +109,11 @@ class Mailbox:
             self._changed,
             seconds=max(0.0, until - self._clock.now()),
         )
+        if self._due:
+            self._wait_until_due(what, until)
         with self._changed:
-            if self._error is not None:
-                raise self._error
-            data = self._waiting.pop(what, None)
+            self.check_open()
+            data = self._waiting.pop(what, None) if what not in self._due else None
             if data is None:
                 raise MissingRanks(f"{label.key}: nothing came from rank {sender} in time")
             self._held[sender] -= len(data)
@@ -116,10 +126,22 @@ class Mailbox:
             )
         return data
 
+    def _wait_until_due(self, what: tuple[int, Label], until: float) -> None:
+        due = self._due.get(what, 0.0)
+        left = max(0.0, min(due, until) - self._clock.now())
+        if left:
+            self._clock.wait_for(lambda: self._error is not None, self._changed, seconds=left)
+        if due <= until:
+            self._due.pop(what, None)
+
     def missing(self, wanted: Iterable[tuple[Label, int]]) -> list[int]:
         """Of these messages, the senders of those that have not come."""
+
+        def is_here(what: tuple[int, Label]) -> bool:
+            return self._is_known(what) and self._due.get(what, 0.0) <= self._clock.now()
+
         with self._changed:
-            found = {sender for label, sender in wanted if not self._is_known((sender, label))}
+            found = {sender for label, sender in wanted if not is_here((sender, label))}
         return sorted(found)
 
     def advance(self, step: int) -> None:
@@ -130,6 +152,7 @@ class Mailbox:
                 self._taken.popleft()
             for sender, label in [w for w in self._waiting if w[1].key.step < self._floor]:
                 self._held[sender] -= len(self._waiting.pop((sender, label)))
+                self._due.pop((sender, label), None)
             self._changed.notify_all()
 
     def abort(self, error: Exception) -> None:
@@ -137,6 +160,7 @@ class Mailbox:
         with self._changed:
             self._error = self._error or error
             self._waiting.clear()
+            self._due.clear()
             self._changed.notify_all()
 
     def _remember(self, what: tuple[int, Label]) -> None:

@@ -1,14 +1,17 @@
 """One rank of a group over gRPC: its mailbox, its streams and its collectives, as one thing."""
 
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
 from atoll.clock import Clock
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Way
 from atoll.collectives.grpc.port import GrpcPort
+from atoll.collectives.grpc.reads import Reads
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
+from atoll.collectives.peers import Source
 from atoll.collectives.runners import Threaded
 from atoll.errors import AtollError, GroupBroken
 
@@ -16,7 +19,10 @@ HELD_CHUNKS = 4  # of each peer, before its stream waits
 
 
 class RankMember(Exchange):
-    """This process as a rank of `group`, from the making until `close`, over its `server`."""
+    """Fulfils `peers.Peers`: this process as a rank of `group`, over its `server`, until `close`.
+
+    The others read from `source`.
+    """
 
     def __init__(
         self,
@@ -26,6 +32,7 @@ class RankMember(Exchange):
         *,
         clock: Clock,
         identity: Identity | None = None,
+        source: Source | None = None,
         way: Way = "ring",
         timeout_seconds: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
@@ -39,6 +46,9 @@ class RankMember(Exchange):
             limit_bytes=HELD_CHUNKS * chunk_bytes,
         )
         self._streams = GrpcPort(group, rank, identity=identity, clock=clock, failed=self._refused)
+        self._reads = Reads(
+            group, rank, identity=identity, clock=clock, timeout_seconds=timeout_seconds
+        )
         self._thread = Threaded(f"rank-{rank}")
         super().__init__(
             rank=rank,
@@ -51,11 +61,21 @@ class RankMember(Exchange):
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
         )
-        server.enter(group, self._box)
+        server.enter(group, self._box, source=source)
+
+    def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
+        return self._reads.read(rank, name, start, stop)
+
+    def advance(self, step: int) -> None:
+        self._box.advance(step)
+
+    def abort(self, error: Exception) -> None:
+        self._box.abort(error)
+        self._reads.abort(error)
 
     def _refused(self, error: AtollError) -> None:
         """A peer takes nothing from this rank any more, so no collective will end."""
-        self._box.abort(error)
+        self.abort(error)
 
     def __enter__(self) -> Self:
         return self
@@ -71,6 +91,6 @@ class RankMember(Exchange):
     def close(self) -> None:
         """Leaves the group: what is under way is given up."""
         self._server.leave()
-        self._box.abort(GroupBroken("this rank has left its group"))
+        self.abort(GroupBroken("this rank has left its group"))
         self._streams.close()
         self._thread.close()

@@ -3,7 +3,9 @@
     values | u64 group | u64 step | u32 micro | u8 op | u32 unit | u32 phase | u64 start | u64 stop
 
 Little-endian. What it is stands behind the values, so that these begin where the message begins
-and are read where they lie.
+and are read where they lie. A ranged read asks with
+
+    u64 start | u64 stop | name in UTF-8
 """
 
 import struct
@@ -16,6 +18,8 @@ from atoll.layout import Span
 
 _TRAILER = struct.Struct("<QQIBIIQQ")
 TRAILER_BYTES = _TRAILER.size
+_RANGE = struct.Struct("<QQ")
+MAX_NAME_BYTES = 512
 _OPS: tuple[Op, ...] = get_args(Op)
 
 
@@ -42,3 +46,30 @@ def unpacked(message: bytes) -> tuple[Label, memoryview]:
         )
     key = Key(group=group, step=step, op=_OPS[op], micro=micro, unit=unit)
     return Label(key, phase, Span(start, stop)), memory.readable(message, size)
+
+
+def read_request(name: str, start: int, stop: int) -> bytes:
+    """What a ranged read asks with."""
+    written = name.encode()
+    if len(written) > MAX_NAME_BYTES:
+        raise ProtocolError(
+            f"name={name[:40]!r}… has {len(written)} bytes; at most {MAX_NAME_BYTES} are read"
+        )
+    return _RANGE.pack(start, stop) + written
+
+
+def range_asked(request: bytes) -> tuple[str, int, int]:
+    """Name, start and stop of a ranged read; ProtocolError for what no rank asks."""
+    if not _RANGE.size <= len(request) <= _RANGE.size + MAX_NAME_BYTES:
+        raise ProtocolError(
+            f"a read of {len(request)} bytes is not one; it has {_RANGE.size} and a name of at "
+            f"most {MAX_NAME_BYTES}"
+        )
+    start, stop = _RANGE.unpack_from(request)
+    try:
+        name = request[_RANGE.size :].decode()
+    except UnicodeDecodeError as exc:
+        raise ProtocolError("the name of a read is not UTF-8") from exc
+    if start > stop:
+        raise ProtocolError(f"bytes [{start}, {stop}) of {name!r} end before they start")
+    return name, start, stop

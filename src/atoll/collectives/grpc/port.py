@@ -16,15 +16,12 @@ from torch import Tensor
 from atoll.clock import Clock
 from atoll.collectives import memory
 from atoll.collectives.base import Label
-from atoll.collectives.grpc import messages
-from atoll.collectives.grpc.server import SERVICE, options
-from atoll.collectives.grpc.trust import COMMON_NAME, Identity, RankGroup, channel_credentials
+from atoll.collectives.grpc import dial, messages
+from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.errors import AtollError, CoordinatorUnreachable, MissingRanks
 from atoll.wire import rpc
 
 log = logging.getLogger(__name__)
-
-REDIAL_SECONDS = 0.2
 
 
 class GrpcPort:
@@ -70,13 +67,8 @@ class GrpcPort:
             stream.close()
 
     def channel(self, to: int) -> grpc.Channel:
-        """A connection to a peer, which shows exactly the certificate that the group says."""
-        member = self._group.members[to]
-        if self._identity is None:
-            return grpc.insecure_channel(member.address, options=options())
-        name = ("grpc.ssl_target_name_override", COMMON_NAME)
-        credentials = channel_credentials(self._identity, member)
-        return grpc.secure_channel(member.address, credentials, options=[*options(), name])
+        """A connection to a peer."""
+        return dial.channel(self._group, to, self._identity)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -143,11 +135,11 @@ class _Stream:
             with self._changed:
                 self._number += 1  # nobody takes messages for the stream that broke
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._is_closed, REDIAL_SECONDS)
+                self._changed.wait_for(lambda: self._is_closed, dial.REDIAL_SECONDS)
 
     def _stream(self, channel: grpc.Channel) -> None:
         """One stream until it breaks."""
-        deliver: Any = channel.stream_stream(f"/{SERVICE}/Deliver")
+        deliver: Any = channel.stream_stream(f"/{dial.SERVICE}/Deliver")
         with self._changed:
             self._written, self._number = 0, self._number + 1
             parts = self._parts(self._number)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from atoll.collectives.exchange import CHUNK_BYTES
-from atoll.collectives.grpc import messages
+from atoll.collectives.grpc import dial, messages
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
-from atoll.errors import AddressUnreachable, AtollError, NotReady, StaleGeneration
+from atoll.collectives.peers import READ_BYTES, Source
+from atoll.errors import Accident, AddressUnreachable, AtollError, NotReady, StaleGeneration
 from atoll.wire import rpc, statuses
 
 if TYPE_CHECKING:
@@ -21,31 +21,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SERVICE = "atoll.Ranks"
 MAX_STREAMS = 256  # one for each peer, and room for old ones that are just ending
 RECEIVED = b""  # the answer to a message
 
 
-def options() -> list[tuple[str, int]]:
-    """Limits of every connection between ranks, on both sides."""
-    return [
-        ("grpc.max_receive_message_length", CHUNK_BYTES + (64 << 10)),
-        ("grpc.max_send_message_length", CHUNK_BYTES + (64 << 10)),
-        ("grpc.http2.max_frame_size", (16 << 20) - 1),  # fewer, larger frames: measured best
-        ("grpc.max_metadata_size", 16 << 10),
-        ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-
-
 @dataclass(frozen=True)
 class _Present:
-    """The group that is trusted, and where its messages go."""
+    """The group that is trusted, where its messages go, and what it may read."""
 
     group: RankGroup
-    mailbox: Mailbox
+    mailbox: Mailbox | None
+    source: Source | None
 
 
 class RankServer:
@@ -60,7 +46,7 @@ class RankServer:
         self._changed = threading.Lock()
         self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rank-server")
         self._server = grpc.server(
-            self._pool, options=options(), maximum_concurrent_rpcs=MAX_STREAMS
+            self._pool, options=dial.options(), maximum_concurrent_rpcs=MAX_STREAMS
         )
         self._server.add_generic_rpc_handlers((self._handlers(),))
         host = listen.rpartition(":")[0]
@@ -97,10 +83,16 @@ class RankServer:
 
     # Groups
 
-    def enter(self, group: RankGroup, mailbox: Mailbox) -> None:
-        """From now on messages of this group go to `mailbox`, and no other's anywhere."""
+    def enter(
+        self, group: RankGroup, mailbox: Mailbox | None = None, *, source: Source | None = None
+    ) -> None:
+        """From now on messages of this group go to `mailbox`, and no other's anywhere.
+
+        Its members, and nobody else, read from `source`. Without a mailbox the group only measures:
+        who sends is told to call again.
+        """
         with self._changed:
-            self._present = _Present(group, mailbox)
+            self._present = _Present(group, mailbox, source)
 
     def leave(self) -> None:
         """From now on nobody is let in."""
@@ -119,17 +111,19 @@ class RankServer:
         made: dict[str, Any] = {
             "Deliver": grpc.stream_stream_rpc_method_handler(self._deliver),
             "Ping": grpc.unary_unary_rpc_method_handler(self._ping),
+            "Read": grpc.unary_stream_rpc_method_handler(self._read),
         }
-        return grpc.method_handlers_generic_handler(SERVICE, made)
+        return grpc.method_handlers_generic_handler(dial.SERVICE, made)
 
     def _deliver(self, parts: Iterator[bytes], context: "Context") -> Iterator[bytes]:
         """Takes messages in order and answers each once it is in the mailbox."""
         try:
             present, sender = self._admitted(context)
+            mailbox = _mailbox(present)
             for part in parts:
                 label, values = messages.unpacked(part)
                 self._check_present(present)
-                present.mailbox.deliver(label, sender, values)
+                mailbox.deliver(label, sender, values)
                 yield RECEIVED
         except AtollError as error:
             _abort(context, error)
@@ -141,6 +135,22 @@ class RankServer:
         except AtollError as error:
             _abort(context, error)
         return request[:64]
+
+    def _read(self, request: bytes, context: "Context") -> Iterator[bytes]:
+        """What the present group may read of this rank, in pieces that a peer takes."""
+        try:
+            present, _ = self._admitted(context)
+            if present.source is None:
+                raise NotReady("this rank has nothing to read yet; call again")
+            for piece in present.source.read(*messages.range_asked(request)):
+                for start in range(0, len(piece), READ_BYTES):
+                    self._check_present(present)
+                    yield bytes(piece[start : start + READ_BYTES])
+        except AtollError as error:
+            _abort(context, error)
+        except Exception:
+            log.exception("a read met an unexpected error")
+            _abort(context, Accident())
 
     def _admitted(self, context: "Context") -> tuple[_Present, int]:
         present = self._present
@@ -167,6 +177,12 @@ class RankServer:
                 f"group={present.group.number} of the stream is over; this rank is in {number}",
                 present=number,
             )
+
+
+def _mailbox(present: _Present) -> Mailbox:
+    if present.mailbox is None:
+        raise NotReady(f"group {present.group.number} only measures as yet; call again")
+    return present.mailbox
 
 
 def _abort(context: "Context", error: AtollError) -> NoReturn:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import grpc
 from cryptography import x509
 
-from atoll.errors import ConfigError, Forbidden, StaleGeneration
+from atoll.errors import ConfigError, Forbidden, NotReady, StaleGeneration
 from atoll.wire import certificate
 
 COMMON_NAME = "atoll-rank"
@@ -89,14 +89,19 @@ class RankGroup:
     def sender(self, metadata: Mapping[str, str], certificate_pem: bytes | None) -> int:
         """Which rank calls: by its certificate where there is TLS, else by what it shows.
 
-        StaleGeneration for a member of another group, Forbidden for anybody else.
+        StaleGeneration for a member of a group that is over, NotReady for one of a group that this
+        rank has yet to hear of, Forbidden for anybody else.
         """
         if not hmac.compare_digest(metadata.get(SECRET_KEY, "").encode(), self.secret.encode()):
             told = metadata.get(GROUP_KEY, "")
-            if told.isascii() and told.isdigit() and told != str(self.number):
+            number = int(told) if told.isascii() and told.isdigit() and len(told) < 20 else None
+            if number is not None and number > self.number:
+                raise NotReady(
+                    f"group={number} is not begun here, this rank is in {self.number}; call again"
+                )
+            if number is not None and number < self.number:
                 raise StaleGeneration(
-                    f"group={told[:20]} is over or not begun here; this rank is in {self.number}",
-                    present=self.number,
+                    f"group={number} is over; this rank is in {self.number}", present=self.number
                 )
             raise Forbidden(f"the caller does not show the secret of group {self.number}")
         if certificate_pem is not None:

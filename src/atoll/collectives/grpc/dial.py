@@ -1,0 +1,46 @@
+"""How a rank calls another: the connection's limits, and who it takes for whom."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from atoll.collectives.exchange import CHUNK_BYTES
+from atoll.collectives.grpc.trust import COMMON_NAME, Identity, RankGroup, channel_credentials
+from atoll.wire import rpc
+
+SERVICE = "atoll.Ranks"
+REDIAL_SECONDS = 0.2
+
+
+def options() -> list[tuple[str, int]]:
+    """Limits of every connection between ranks, on both sides."""
+    return [
+        ("grpc.max_receive_message_length", CHUNK_BYTES + (64 << 10)),
+        ("grpc.max_send_message_length", CHUNK_BYTES + (64 << 10)),
+        ("grpc.http2.max_frame_size", (16 << 20) - 1),  # fewer, larger frames: measured best
+        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def channel(group: RankGroup, to: int, identity: Identity | None) -> grpc.Channel:
+    """A connection to a peer, which shows exactly the certificate that the group says."""
+    member = group.members[to]
+    if identity is None:
+        return grpc.insecure_channel(member.address, options=options())
+    name = ("grpc.ssl_target_name_override", COMMON_NAME)
+    credentials = channel_credentials(identity, member)
+    return grpc.secure_channel(member.address, credentials, options=[*options(), name])
+
+
+@contextmanager
+def typed() -> Iterator[None]:
+    """What a call raises, as the error that the peer refused with, or that it is not reached."""
+    try:
+        yield
+    except grpc.RpcError as broken:
+        raise rpc.error_of(broken) from None

@@ -1,0 +1,100 @@
+"""A rank among its peers: what it may ask of them besides sums, whatever the transport."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.clock import Clock
+from atoll.collectives.base import Collectives
+from atoll.errors import AtollError, ConfigError, MissingRanks, ProtocolError
+
+READ_BYTES = 1 << 20  # the most that a peer sends at a time
+RETRY_SECONDS = 0.2
+
+
+class Source(Protocol):
+    """What a rank lets the others of its group read, by name.
+
+    Called by threads of the transport, several at a time.
+    """
+
+    def read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        """The bytes `[start, stop)` of what has that name, in pieces of any size.
+
+        May wait for something that is being written; NotReady asks the reader to call again.
+        BlobMissing for a name that it does not have, and will not.
+        """
+        ...
+
+
+class Peers(Collectives, Protocol):
+    """The collectives of a rank, and ranged reads from its peers."""
+
+    def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
+        """Exactly the bytes `[start, stop)` of what rank `rank` has under that name.
+
+        Goes on where it was when a connection breaks. MissingRanks once nothing has come for as
+        long as a collective may take; what the peer refuses with; ProtocolError where it sends more
+        or less than was asked for; what was given with `abort`.
+        """
+        ...
+
+    def advance(self, step: int) -> None:
+        """This rank begins `step`: what is known of messages before the last one is forgotten."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the group: what is under way is given up."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pings:
+    """How long the way to each peer and back takes."""
+
+    milliseconds: Mapping[int, float]  # by rank, the least of several
+    missed: tuple[int, ...]  # the ranks that were not reached
+
+
+def resumed(
+    opened: Callable[[int, float], Iterator[bytes]],
+    start: int,
+    stop: int,
+    *,
+    rank: int,
+    clock: Clock,
+    timeout_seconds: float,
+) -> Iterator[bytes]:
+    """What a peer sends of `[start, stop)`, counted, and asked for again from where it broke off.
+
+    `opened(start, until)` asks for the rest. An error that allows a retry is no progress; after
+    `timeout_seconds` without any, MissingRanks.
+    """
+    if not 0 <= start <= stop:
+        raise ConfigError(f"bytes [{start}, {stop}) cannot be read; they end before they start")
+    asked, until = start, clock.now() + timeout_seconds
+    while start < stop:
+        try:
+            for piece in opened(start, until):
+                start += len(piece)
+                if start > stop:
+                    raise ProtocolError(
+                        f"rank {rank} sent {start - asked} bytes and more; {stop - asked} were "
+                        f"asked for"
+                    )
+                yield piece
+                until = clock.now() + timeout_seconds
+            if start < stop:
+                raise ProtocolError(
+                    f"rank {rank} sent {start - asked} bytes; {stop - asked} were asked for"
+                )
+        except AtollError as error:
+            if not error.retry:
+                raise
+            if clock.now() + RETRY_SECONDS >= until:
+                raise MissingRanks(
+                    f"rank {rank} sent nothing of bytes [{start}, {stop}) in {timeout_seconds:g} s "
+                    f"({error}); the rest is not filled in",
+                    ranks=[rank],
+                ) from error
+            clock.sleep(RETRY_SECONDS)
