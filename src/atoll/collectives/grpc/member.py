@@ -6,7 +6,7 @@ from typing import Self
 
 from atoll.clock import Clock
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Way
-from atoll.collectives.grpc.port import GrpcPort
+from atoll.collectives.grpc.port import GrpcCarrier, StreamPort
 from atoll.collectives.grpc.reads import Reads
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import Identity, RankGroup
@@ -45,7 +45,9 @@ class RankMember(Exchange):
             clock=clock,
             limit_bytes=HELD_CHUNKS * chunk_bytes,
         )
-        self._streams = GrpcPort(group, rank, identity=identity, clock=clock, failed=self._refused)
+        self._streams = StreamPort(
+            GrpcCarrier(group, rank, identity=identity), clock=clock, failed=self._refused
+        )
         self._reads = Reads(
             group, rank, identity=identity, clock=clock, timeout_seconds=timeout_seconds
         )

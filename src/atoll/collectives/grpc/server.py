@@ -1,19 +1,18 @@
 """A rank's own server: takes in what other ranks of the present group send, and nothing else."""
 
 import logging
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from atoll.collectives.grpc import dial, messages
+from atoll.collectives.grpc.door import Door, Present
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
 from atoll.collectives.peers import READ_BYTES, Source
-from atoll.errors import Accident, AddressUnreachable, AtollError, NotReady, StaleGeneration
+from atoll.errors import Accident, AddressUnreachable, AtollError, NotReady
 from atoll.wire import rpc, statuses
 
 if TYPE_CHECKING:
@@ -25,15 +24,6 @@ MAX_STREAMS = 256  # one for each peer, and room for old ones that are just endi
 RECEIVED = b""  # the answer to a message
 
 
-@dataclass(frozen=True)
-class _Present:
-    """The group that is trusted, where its messages go, and what it may read."""
-
-    group: RankGroup
-    mailbox: Mailbox | None
-    source: Source | None
-
-
 class RankServer:
     """One per process; outlives groups. Thread-safe.
 
@@ -42,8 +32,7 @@ class RankServer:
 
     def __init__(self, listen: str, *, identity: Identity | None = None) -> None:
         self._identity = identity
-        self._present: _Present | None = None
-        self._changed = threading.Lock()
+        self._door = Door()
         self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rank-server")
         self._server = grpc.server(
             self._pool, options=dial.options(), maximum_concurrent_rpcs=MAX_STREAMS
@@ -78,7 +67,7 @@ class RankServer:
         )
 
     def _fetched(self) -> "grpc.ServerCertificateConfiguration":
-        present = self._present
+        present = self._door.present
         return self._configuration(b"" if present is None else present.group.certificates)
 
     # Groups
@@ -91,13 +80,11 @@ class RankServer:
         Its members, and nobody else, read from `source`. Without a mailbox the group only measures:
         who sends is told to call again.
         """
-        with self._changed:
-            self._present = _Present(group, mailbox, source)
+        self._door.present = Present(group, mailbox, source)
 
     def leave(self) -> None:
         """From now on nobody is let in."""
-        with self._changed:
-            self._present = None
+        self._door.present = None
 
     def close(self) -> None:
         """Ends all streams; who waits in a mailbox must be sent away before."""
@@ -119,10 +106,10 @@ class RankServer:
         """Takes messages in order and answers each once it is in the mailbox."""
         try:
             present, sender = self._admitted(context)
-            mailbox = _mailbox(present)
+            mailbox = present.box()
             for part in parts:
                 label, values = messages.unpacked(part)
-                self._check_present(present)
+                self._door.check(present)
                 mailbox.deliver(label, sender, values)
                 yield RECEIVED
         except AtollError as error:
@@ -144,7 +131,7 @@ class RankServer:
                 raise NotReady("this rank has nothing to read yet; call again")
             for piece in present.source.read(*messages.range_asked(request)):
                 for start in range(0, len(piece), READ_BYTES):
-                    self._check_present(present)
+                    self._door.check(present)
                     yield bytes(piece[start : start + READ_BYTES])
         except AtollError as error:
             _abort(context, error)
@@ -152,37 +139,13 @@ class RankServer:
             log.exception("a read met an unexpected error")
             _abort(context, Accident())
 
-    def _admitted(self, context: "Context") -> tuple[_Present, int]:
-        present = self._present
-        if present is None:
-            raise NotReady("this rank is in no group yet; call again")
+    def _admitted(self, context: "Context") -> tuple[Present, int]:
         shown = {str(k): str(v) for k, v in context.invocation_metadata() or ()}
         certificate: bytes | None = None
         if self._identity is not None:
             shown_pem: Any = context.auth_context().get("x509_pem_cert") or [b""]
             certificate = shown_pem[0]
-        try:
-            return present, present.group.sender(shown, certificate)
-        except AtollError as error:
-            about = {"peer": context.peer(), "code": error.code, "reason": str(error)}
-            log.warning("a rank was refused", extra=about)
-            raise
-
-    def _check_present(self, present: _Present) -> None:
-        """A stream outlives the group that it was opened in, its messages do not."""
-        now = self._present
-        if now is not present:
-            number = 0 if now is None else now.group.number
-            raise StaleGeneration(
-                f"group={present.group.number} of the stream is over; this rank is in {number}",
-                present=number,
-            )
-
-
-def _mailbox(present: _Present) -> Mailbox:
-    if present.mailbox is None:
-        raise NotReady(f"group {present.group.number} only measures as yet; call again")
-    return present.mailbox
+        return self._door.admitted(shown, certificate, peer=context.peer())
 
 
 def _abort(context: "Context", error: AtollError) -> NoReturn:
