@@ -13,7 +13,7 @@ from torch import Tensor
 from atoll.clock import SystemClock
 from atoll.collectives.base import Collectives, Key
 from atoll.collectives.exchange import Way
-from atoll.collectives.grpc.member import RankMember
+from atoll.collectives.grpc.member import Bulk, RankMember
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import Identity, Member, RankGroup
 from atoll.collectives.local import LocalGroup
@@ -84,9 +84,11 @@ def over_grpc(
     timeout_seconds: float = 30.0,
     chunk_bytes: int = CHUNK_BYTES,
     is_trusting: bool = True,
+    bulk: Bulk = "grpc",
 ) -> list[Any]:
     """The same between servers on loopback, each rank with its own."""
     options: dict[str, Any] = {"timeout_seconds": timeout_seconds, "chunk_bytes": chunk_bytes}
+    options["bulk"] = bulk
     now = datetime.datetime.now(datetime.UTC)
     shown = [None if is_trusting else Identity.new(now=now) for _ in range(size)]
     with ExitStack() as stack, ThreadPoolExecutor(size) as pool:
@@ -115,6 +117,8 @@ TRANSPORTS: dict[str, Callable[..., list[Any]]] = {
     "local, fibers": fibers,
     "grpc": over_grpc,
     "grpc with TLS": partial(over_grpc, is_trusting=False),
+    "tcp": partial(over_grpc, bulk="tcp"),
+    "tcp with TLS": partial(over_grpc, bulk="tcp", is_trusting=False),
 }
 
 

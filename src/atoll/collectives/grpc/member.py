@@ -1,27 +1,35 @@
 """One rank of a group over gRPC: its mailbox, its streams and its collectives, as one thing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from atoll.clock import Clock
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Way
-from atoll.collectives.grpc.port import GrpcCarrier, StreamPort
+from atoll.collectives.grpc.port import Carrier, GrpcCarrier, StreamPort
 from atoll.collectives.grpc.reads import Reads
 from atoll.collectives.grpc.server import RankServer
+from atoll.collectives.grpc.tcp import TcpCarrier
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
 from atoll.collectives.peers import Source
 from atoll.collectives.runners import Threaded
 from atoll.errors import AtollError, GroupBroken
 
+Bulk = Literal["grpc", "tcp"]
+CARRIERS: dict[Bulk, Callable[..., Carrier]] = {"grpc": GrpcCarrier, "tcp": TcpCarrier}
+BULK_CHUNK_BYTES: dict[Bulk, int] = {
+    "grpc": CHUNK_BYTES,
+    "tcp": CHUNK_BYTES,
+}  # measured, benchmarks/collectives.py
 HELD_CHUNKS = 4  # of each peer, before its stream waits
 
 
 class RankMember(Exchange):
     """Fulfils `peers.Peers`: this process as a rank of `group`, over its `server`, until `close`.
 
-    The others read from `source`.
+    The others read from `source`. Messages travel in gRPC streams or, with `bulk="tcp"`, over
+    sockets that gRPC calls opened.
     """
 
     def __init__(
@@ -35,8 +43,10 @@ class RankMember(Exchange):
         source: Source | None = None,
         way: Way = "ring",
         timeout_seconds: float = 60.0,
-        chunk_bytes: int = CHUNK_BYTES,
+        bulk: Bulk = "grpc",
+        chunk_bytes: int | None = None,
     ) -> None:
+        chunk_bytes = chunk_bytes or BULK_CHUNK_BYTES[bulk]
         self._server = server
         self._box = Mailbox(
             group=group.number,
@@ -45,9 +55,8 @@ class RankMember(Exchange):
             clock=clock,
             limit_bytes=HELD_CHUNKS * chunk_bytes,
         )
-        self._streams = StreamPort(
-            GrpcCarrier(group, rank, identity=identity), clock=clock, failed=self._refused
-        )
+        carrier = CARRIERS[bulk](group, rank, identity=identity)
+        self._streams = StreamPort(carrier, clock=clock, failed=self._refused)
         self._reads = Reads(
             group, rank, identity=identity, clock=clock, timeout_seconds=timeout_seconds
         )

@@ -3,7 +3,11 @@
     values | u64 group | u64 step | u32 micro | u8 op | u32 unit | u32 phase | u64 start | u64 stop
 
 Little-endian. What it is stands behind the values, so that these begin where the message begins
-and are read where they lie. A ranged read asks with
+and are read where they lie. Over a socket that is turned round, with their length first:
+
+    u64 bytes of values | u64 group | ... | u64 stop | values
+
+A ranged read asks with
 
     u64 start | u64 stop | name in UTF-8
 """
@@ -13,31 +17,61 @@ from typing import get_args
 
 from atoll.collectives import memory
 from atoll.collectives.base import Key, Label, Op
+from atoll.collectives.exchange import CHUNK_BYTES
 from atoll.errors import ProtocolError
 from atoll.layout import Span
 
 _TRAILER = struct.Struct("<QQIBIIQQ")
 TRAILER_BYTES = _TRAILER.size
+_LENGTH = struct.Struct("<Q")
+HEADER_BYTES = _LENGTH.size + TRAILER_BYTES
+MAX_VALUES_BYTES = CHUNK_BYTES + (64 << 10)  # over any carrier
 _RANGE = struct.Struct("<QQ")
+_INVITATION = struct.Struct("<H32s")
 MAX_NAME_BYTES = 512
 _OPS: tuple[Op, ...] = get_args(Op)
 
 
 def packed(label: Label, values: memoryview) -> bytes:
     """The message; copies the values once."""
-    key, span = label.key, label.span
-    numbers = (key.group, key.step, key.micro, _OPS.index(key.op), key.unit, label.phase)
-    return b"".join((values, _TRAILER.pack(*numbers, span.start, span.stop)))
+    return b"".join((values, _trailer(label)))
 
 
 def unpacked(message: bytes) -> tuple[Label, memoryview]:
     """What the values are, and the values; ProtocolError for what no rank writes."""
-    if len(message) < TRAILER_BYTES:
+    if len(message) <= TRAILER_BYTES:
         raise ProtocolError(
-            f"a message of {len(message)} bytes is too short; what it is takes {TRAILER_BYTES}"
+            f"a message of {len(message)} bytes is too short; what it is takes {TRAILER_BYTES}, "
+            f"and no rank sends nothing"
         )
     size = len(message) - TRAILER_BYTES
-    found: tuple[int, ...] = _TRAILER.unpack_from(message, size)
+    return _label(message, size), memory.readable(message, size)
+
+
+def header(label: Label, nbytes: int) -> bytes:
+    """What goes over a socket before the values."""
+    return _LENGTH.pack(nbytes) + _trailer(label)
+
+
+def announced(header: memoryview) -> tuple[Label, int]:
+    """What comes over a socket, and how many bytes; ProtocolError for what no rank writes."""
+    (nbytes,) = _LENGTH.unpack_from(header)
+    if not 0 < nbytes <= MAX_VALUES_BYTES:
+        raise ProtocolError(
+            f"a message of {nbytes} bytes is empty or too long; at most "
+            f"{MAX_VALUES_BYTES} are taken"
+        )
+    return _label(header, _LENGTH.size), nbytes
+
+
+def _trailer(label: Label) -> bytes:
+    key, span = label.key, label.span
+    numbers = (key.group, key.step, key.micro, _OPS.index(key.op), key.unit, label.phase)
+    return _TRAILER.pack(*numbers, span.start, span.stop)
+
+
+def _label(data: bytes | memoryview, offset: int) -> Label:
+    found: tuple[int, ...] = _TRAILER.unpack_from(data, offset)
     group, step, micro, op, unit, phase, start, stop = found
     if op >= len(_OPS) or start > stop:
         raise ProtocolError(
@@ -45,7 +79,7 @@ def unpacked(message: bytes) -> tuple[Label, memoryview]:
             f"{len(_OPS)} kinds, and a span does not end before it starts"
         )
     key = Key(group=group, step=step, op=_OPS[op], micro=micro, unit=unit)
-    return Label(key, phase, Span(start, stop)), memory.readable(message, size)
+    return Label(key, phase, Span(start, stop))
 
 
 def read_request(name: str, start: int, stop: int) -> bytes:
@@ -73,3 +107,18 @@ def range_asked(request: bytes) -> tuple[str, int, int]:
     if start > stop:
         raise ProtocolError(f"bytes [{start}, {stop}) of {name!r} end before they start")
     return name, start, stop
+
+
+def invite(port: int, key: bytes) -> bytes:
+    """Where a bulk socket is to be opened, and the key to show."""
+    return _INVITATION.pack(port, key)
+
+
+def invitation(answer: bytes) -> tuple[int, bytes]:
+    """Port and key; ProtocolError for what no rank answers."""
+    if len(answer) != _INVITATION.size:
+        raise ProtocolError(
+            f"{len(answer)} bytes are no invitation, which has {_INVITATION.size}; update the peer"
+        )
+    port, key = _INVITATION.unpack(answer)
+    return port, key

@@ -13,110 +13,130 @@ from torch import Tensor
 
 from atoll.clock import Clock
 from atoll.collectives.base import Label
+from atoll.errors import ProtocolError
 
 Message = tuple[Label, Tensor]
+Callback = Callable[[], object]
 
 
 class Outbox:
-    """Thread-safe; one stream at a time takes messages from it, known by its number."""
+    """Thread-safe; one stream at a time takes messages from it."""
 
     def __init__(self, clock: Clock) -> None:
+        self.changed = threading.Condition()
+        self.kept: deque[Message] = deque()  # not answered yet, oldest first
+        self.is_closed = False
         self._clock = clock
-        self._changed = threading.Condition()
-        self._kept: deque[Message] = deque()  # not answered yet, oldest first
-        self._written = 0  # how many of them are on the present stream
-        self._stream = 0
-        self._is_closed = False
-        self._ring: Callable[[], None] | None = None  # of a stream that sleeps
-        self._cut: Callable[[], None] | None = None
+        self._stream: Stream | None = None
 
     def put(self, label: Label, values: Tensor) -> None:
         """Never waits."""
-        with self._changed:
-            self._kept.append((label, values))
-            self._wake()
+        with self.changed:
+            self.kept.append((label, values))
+            self._tell()
 
     def flushed(self, until: float) -> bool:
         """Whether all is answered, at the latest at the time `until`."""
         left = max(0.0, until - self._clock.now())
-        return self._clock.wait_for(lambda: not self._kept, self._changed, seconds=left)
+        return self._clock.wait_for(lambda: not self.kept, self.changed, seconds=left)
 
     def close(self) -> None:
         """Nothing more is sent; the present stream is cut."""
-        with self._changed:
-            self._is_closed = True
-            self._wake()
-            cut = self._cut
-        if cut is not None:
-            cut()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    # A stream's side
-
-    @contextmanager
-    def stream(self, cut: Callable[[], None]) -> Iterator[int]:
-        """A new stream's number; it begins with the first message that was not answered.
-
-        `cut` ends it from outside. Afterwards nothing is given to it any more.
-        """
-        with self._changed:
-            self._written, self._stream = 0, self._stream + 1
-            self._cut = cut
-            number, is_closed = self._stream, self._is_closed
-        if is_closed:
-            cut()
-        try:
-            yield number
-        finally:
-            with self._changed:
-                self._stream += 1
-                self._cut = self._ring = None
-                self._changed.notify_all()
-
-    def is_over(self, stream: int) -> bool:
-        return self._is_closed or self._stream != stream
-
-    def next(self, stream: int) -> Message | None:
-        """The next message, waited for; None when the stream is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.is_over(stream) or self._written < len(self._kept))
-            return None if self.is_over(stream) else self._given()
-
-    def next_now(self, stream: int, ring: Callable[[], None]) -> Message | None:
-        """The next message; None when there is none, and then `ring` is called once there is."""
-        with self._changed:
-            if self.is_over(stream) or self._written == len(self._kept):
-                self._ring = ring
-                return None
-            return self._given()
-
-    def answered(self, messages: int) -> None:
-        """The peer has so many more of them."""
-        with self._changed:
-            for _ in range(messages):
-                self._kept.popleft()
-            self._written -= messages
-            self._changed.notify_all()
+        with self.changed:
+            self.is_closed = True
+            self._tell()
+            stream = self._stream
+        if stream is not None:
+            stream.cut()
 
     def wait_closed(self, seconds: float) -> None:
-        """Returns early when there is nothing to wait for any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed, seconds)
+        """Waits so long, or until it is closed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_closed, seconds)
+
+    def wait_wanted(self) -> None:
+        """Waits until there is something to send, or it is closed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_closed or self.kept)
+
+    @contextmanager
+    def stream(self) -> Iterator["Stream"]:
+        """A stream that begins with the first message that was not answered."""
+        with self.changed:
+            self._stream = stream = Stream(self)
+        try:
+            yield stream
+        finally:
+            with self.changed:
+                self._stream, stream.has_ended = None, True
+                self.changed.notify_all()
+
+    def _tell(self) -> None:
+        if self._stream is not None:
+            self._stream.wake()
+        self.changed.notify_all()
+
+
+class Stream:
+    """One attempt to carry what an outbox holds; after it has ended it is given nothing more."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._written = 0  # of what the outbox keeps
+        self._ring: Callback | None = None  # of a carrier that sleeps
+        self._cut: Callback | None = None
+        self.has_ended = False
 
     @property
-    def unanswered(self) -> int:
-        """How many messages are on the present stream."""
-        return self._written
+    def is_over(self) -> bool:
+        return self.has_ended or self._outbox.is_closed
 
-    def _given(self) -> Message:
-        self._written += 1
-        return self._kept[self._written - 1]
+    def cut_by(self, cut: Callback) -> None:
+        """How it is ended from outside, from now on; at once where the outbox is closed."""
+        with self._outbox.changed:
+            self._cut = cut
+        if self._outbox.is_closed:
+            cut()
 
-    def _wake(self) -> None:
+    def cut(self) -> None:
+        if self._cut is not None:
+            self._cut()
+
+    def next(self) -> Message | None:
+        """The next message, waited for; None when the stream is over."""
+        with self._outbox.changed:
+            self._outbox.changed.wait_for(lambda: self.is_over or self._has_more())
+            return None if self.is_over else self._given()
+
+    def next_now(self, ring: Callback) -> Message | None:
+        """The next message; None when there is none, and then `ring` is called once there is."""
+        with self._outbox.changed:
+            if not self.is_over and self._has_more():
+                return self._given()
+            self._ring = ring
+            return None
+
+    def answered(self, messages: int) -> None:
+        """The peer has so many more of them; ProtocolError where so many were never written."""
+        with self._outbox.changed:
+            if messages > self._written:
+                raise ProtocolError(
+                    f"a peer answered {messages} messages; {self._written} are on the way to it"
+                )
+            for _ in range(messages):
+                self._outbox.kept.popleft()
+            self._written -= messages
+            if not self._outbox.kept:
+                self._outbox.changed.notify_all()
+
+    def wake(self) -> None:
         ring, self._ring = self._ring, None
         if ring is not None:
             ring()
-        self._changed.notify_all()
+
+    def _has_more(self) -> bool:
+        return self._written < len(self._outbox.kept)
+
+    def _given(self) -> Message:
+        self._written += 1
+        return self._outbox.kept[self._written - 1]

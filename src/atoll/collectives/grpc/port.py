@@ -11,7 +11,7 @@ from atoll.clock import Clock
 from atoll.collectives import memory
 from atoll.collectives.base import Label
 from atoll.collectives.grpc import dial, messages
-from atoll.collectives.grpc.outbox import Outbox
+from atoll.collectives.grpc.outbox import Outbox, Stream
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.errors import AtollError, MissingRanks
 
@@ -70,7 +70,10 @@ class StreamPort:
             thread.join()
 
     def _work(self, to: int, outbox: Outbox) -> None:
-        while not outbox.is_closed:
+        while True:
+            outbox.wait_wanted()  # a peer that leaves when all is sent is not called again
+            if outbox.is_closed:
+                return
             try:
                 self._carrier.carry(to, outbox)
             except AtollError as error:
@@ -83,9 +86,7 @@ class StreamPort:
 
 
 class GrpcCarrier:
-    """Messages in a gRPC stream: it reads from the outbox as the peer takes, so none is copied
-    before its turn.
-    """
+    """Fulfils `Carrier` with a gRPC stream, which reads from the outbox as the peer takes."""
 
     def __init__(self, group: RankGroup, rank: int, *, identity: Identity | None) -> None:
         self._group = group
@@ -93,24 +94,20 @@ class GrpcCarrier:
         self._identity = identity
 
     def carry(self, to: int, outbox: Outbox) -> None:
-        with dial.typed(), dial.channel(self._group, to, self._identity) as channel:
+        with (
+            dial.typed(),
+            dial.channel(self._group, to, self._identity) as channel,
+            outbox.stream() as stream,
+        ):
             deliver: Any = channel.stream_stream(f"/{dial.SERVICE}/Deliver")
-            call: Any = None
-
-            def cut() -> None:
-                if call is not None:
-                    call.cancel()
-
-            with outbox.stream(cut) as stream:
-                call = deliver(_parts(outbox, stream), metadata=self._group.metadata(self._rank))
-                if outbox.is_closed:
-                    call.cancel()
-                for _ in call:
-                    outbox.answered(1)
+            call = deliver(_parts(stream), metadata=self._group.metadata(self._rank))
+            stream.cut_by(call.cancel)
+            for _ in call:
+                stream.answered(1)
 
 
-def _parts(outbox: Outbox, stream: int) -> Iterator[bytes]:
+def _parts(stream: Stream) -> Iterator[bytes]:
     """gRPC's own thread asks for them; that of a broken stream ends when it next looks."""
-    while (message := outbox.next(stream)) is not None:
+    while (message := stream.next()) is not None:
         label, values = message
         yield messages.packed(label, memory.bytes_of(values))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from atoll.collectives.grpc import dial, messages
+from atoll.collectives.grpc.bulk import BulkListener
 from atoll.collectives.grpc.door import Door, Present
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
@@ -47,6 +48,7 @@ class RankServer:
                 f"listen={listen!r} cannot be listened on: {exc}; choose a free port"
             ) from exc
         self.address = f"{host}:{port}"
+        self._bulk = BulkListener(host, self._door, identity=identity)
         self._server.start()
 
     def _bind(self, listen: str) -> int:
@@ -81,15 +83,18 @@ class RankServer:
         who sends is told to call again.
         """
         self._door.present = Present(group, mailbox, source)
+        self._bulk.dismiss()
 
     def leave(self) -> None:
         """From now on nobody is let in."""
         self._door.present = None
+        self._bulk.dismiss()
 
     def close(self) -> None:
         """Ends all streams; who waits in a mailbox must be sent away before."""
         self.leave()
         self._server.stop(grace=None).wait()
+        self._bulk.close()
         self._pool.shutdown()
 
     # Methods
@@ -97,6 +102,7 @@ class RankServer:
     def _handlers(self) -> grpc.GenericRpcHandler:
         made: dict[str, Any] = {
             "Deliver": grpc.stream_stream_rpc_method_handler(self._deliver),
+            "Bulk": grpc.unary_unary_rpc_method_handler(self._invite),
             "Ping": grpc.unary_unary_rpc_method_handler(self._ping),
             "Read": grpc.unary_stream_rpc_method_handler(self._read),
         }
@@ -112,6 +118,13 @@ class RankServer:
                 self._door.check(present)
                 mailbox.deliver(label, sender, values)
                 yield RECEIVED
+        except AtollError as error:
+            _abort(context, error)
+
+    def _invite(self, _: bytes, context: "Context") -> bytes:
+        """Where and with what key the caller may open a socket for the same messages."""
+        try:
+            return messages.invite(*self._bulk.invited(*self._admitted(context)))
         except AtollError as error:
             _abort(context, error)
 
