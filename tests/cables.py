@@ -8,6 +8,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 HOST = "127.0.0.1"
 PIECE = 1 << 14
@@ -19,7 +20,9 @@ class Cable:
     `cut_after` bytes towards the target, counted over all connections, the connection is cut, once.
     """
 
-    def __init__(self, target: str, *, cut_after: int | None = None) -> None:
+    def __init__(
+        self, target: str, *, listen: str = f"{HOST}:0", cut_after: int | None = None
+    ) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._cut_after = cut_after
@@ -30,8 +33,9 @@ class Cable:
         self._ends: list[socket.socket] = []
         self._used: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server((HOST, 0))
-        self.address = f"{HOST}:{self._listener.getsockname()[1]}"
+        host, _, port = listen.rpartition(":")
+        self._listener = socket.create_server((host, int(port)))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._start(self._accept)
 
     def cut(self) -> None:
@@ -99,9 +103,9 @@ def _broken(end: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def cable(target: str, *, cut_after: int | None = None) -> Iterator[Cable]:
+def cable(target: str, **options: Any) -> Iterator[Cable]:
     """A cable to `target` until the block ends."""
-    made = Cable(target, cut_after=cut_after)
+    made = Cable(target, **options)
     try:
         yield made
     finally:

@@ -31,8 +31,8 @@ MAX_OPENING = 64  # connections that have shown no key yet
 class BulkListener:
     """The bulk sockets of one rank's server; it listens from the first key on."""
 
-    def __init__(self, host: str, door: Door, *, identity: Identity | None) -> None:
-        self._host = host
+    def __init__(self, host: str, port: int, door: Door, *, identity: Identity | None) -> None:
+        self._at = (host.strip("[]"), port)
         self._door = door
         self._identity = identity
         self._lock = threading.Lock()
@@ -48,7 +48,12 @@ class BulkListener:
         key = secrets.token_bytes(sockets.KEY_BYTES)
         with self._lock:
             self._keys[sender] = (key, present)
-            return self._listening(), key
+        return self.port(), key
+
+    def port(self) -> int:
+        """Where it listens, from now on at the latest."""
+        with self._lock:
+            return self._listening()
 
     def dismiss(self) -> None:
         """The group has changed: what is sent for another one is refused, who sends nothing is
@@ -75,13 +80,13 @@ class BulkListener:
 
     def _listening(self) -> int:
         if self._listener is None:
-            host = self._host.strip("[]")
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            family = socket.AF_INET6 if ":" in self._at[0] else socket.AF_INET
             try:
-                self._listener = socket.create_server((host, 0), family=family)
+                self._listener = socket.create_server(self._at, family=family)
             except OSError as exc:
                 raise AddressUnreachable(
-                    f"no bulk socket can be listened on at {host!r}: {exc}"
+                    f"bulk_port={self._at[1]} of {self._at[0]!r} cannot be listened on: {exc}; "
+                    f"choose a free port"
                 ) from exc
             self._start(self._accept, self._listener)
         return int(self._listener.getsockname()[1])

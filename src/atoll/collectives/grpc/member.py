@@ -82,6 +82,7 @@ class RankMember(Exchange):
 
     def abort(self, error: Exception) -> None:
         self._box.abort(error)
+        self._streams.abort(error)
         self._reads.abort(error)
 
     def _refused(self, error: AtollError) -> None:

@@ -26,6 +26,7 @@ class Outbox:
         self.changed = threading.Condition()
         self.kept: deque[Message] = deque()  # not answered yet, oldest first
         self.is_closed = False
+        self._is_given_up = False
         self._clock = clock
         self._stream: Stream | None = None
 
@@ -36,9 +37,16 @@ class Outbox:
             self._tell()
 
     def flushed(self, until: float) -> bool:
-        """Whether all is answered, at the latest at the time `until`."""
+        """Whether all is answered, at the latest at the time `until` or when it is given up."""
         left = max(0.0, until - self._clock.now())
-        return self._clock.wait_for(lambda: not self.kept, self.changed, seconds=left)
+        self._clock.wait_for(lambda: not self.kept or self._is_given_up, self.changed, seconds=left)
+        return not self.kept
+
+    def give_up(self) -> None:
+        """Nobody waits any more for what was not answered."""
+        with self.changed:
+            self._is_given_up = True
+            self.changed.notify_all()
 
     def close(self) -> None:
         """Nothing more is sent; the present stream is cut."""

@@ -42,24 +42,43 @@ class StreamPort:
         self._clock = clock
         self._failed = failed
         self._peers: dict[int, tuple[Outbox, threading.Thread]] = {}
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
 
     def send(self, to: int, label: Label, values: Tensor) -> None:
-        if to not in self._peers:
-            outbox = Outbox(self._clock)
-            name = f"to-rank-{to}"
-            thread = threading.Thread(target=self._work, args=(to, outbox), name=name, daemon=True)
-            self._peers[to] = outbox, thread
-            thread.start()
-        self._peers[to][0].put(label, values)
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if to not in self._peers:
+                self._peers[to] = self._begun(to)
+            outbox, _ = self._peers[to]
+        outbox.put(label, values)
+
+    def _begun(self, to: int) -> tuple[Outbox, threading.Thread]:
+        outbox = Outbox(self._clock)
+        name = f"to-rank-{to}"
+        thread = threading.Thread(target=self._work, args=(to, outbox), name=name, daemon=True)
+        thread.start()
+        return outbox, thread
 
     def flush(self, *, until: float) -> None:
         late = [to for to, (outbox, _) in self._peers.items() if not outbox.flushed(until)]
+        if late and self._error is not None:
+            raise self._error
         if late:
             raise MissingRanks(
                 f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} did not take what was "
                 f"sent in time; the step is given up",
                 ranks=late,
             )
+
+    def abort(self, error: Exception) -> None:
+        """Whoever sends, or waits until all is answered, raises `error`."""
+        with self._lock:
+            self._error = self._error or error
+            peers = list(self._peers.values())
+        for outbox, _ in peers:
+            outbox.give_up()
 
     def close(self) -> None:
         """Ends all streams, with whatever was not sent."""

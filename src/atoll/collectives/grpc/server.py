@@ -28,10 +28,13 @@ RECEIVED = b""  # the answer to a message
 class RankServer:
     """One per process; outlives groups. Thread-safe.
 
-    Every stream has a thread of gRPC's pool, which waits where a mailbox is full.
+    Every stream has a thread of gRPC's pool, which waits where a mailbox is full. Bulk sockets come
+    to `bulk_port`, or any that is free, once a peer asks for one.
     """
 
-    def __init__(self, listen: str, *, identity: Identity | None = None) -> None:
+    def __init__(
+        self, listen: str, *, identity: Identity | None = None, bulk_port: int = 0
+    ) -> None:
         self._identity = identity
         self._door = Door()
         self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rank-server")
@@ -48,7 +51,7 @@ class RankServer:
                 f"listen={listen!r} cannot be listened on: {exc}; choose a free port"
             ) from exc
         self.address = f"{host}:{port}"
-        self._bulk = BulkListener(host, self._door, identity=identity)
+        self._bulk = BulkListener(host, bulk_port, self._door, identity=identity)
         self._server.start()
 
     def _bind(self, listen: str) -> int:
@@ -71,6 +74,11 @@ class RankServer:
     def _fetched(self) -> "grpc.ServerCertificateConfiguration":
         present = self._door.present
         return self._configuration(b"" if present is None else present.group.certificates)
+
+    @property
+    def bulk_port(self) -> int:
+        """Where bulk sockets are opened, which it listens on from now on."""
+        return self._bulk.port()
 
     # Groups
 
