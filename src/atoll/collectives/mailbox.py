@@ -16,6 +16,14 @@ from atoll.collectives.base import Key, Label
 from atoll.errors import Forbidden, MissingRanks, ProtocolError, StaleGeneration
 
 Bytes = bytes | bytearray | memoryview
+# A message by its sender and all that its label says but the group, step first. Plain numbers and
+# no objects: thousands are remembered, and the garbage collector would visit each.
+What = tuple[int, int, int, str, int, int, int, int]
+
+
+def _what(label: Label, sender: int) -> What:
+    key, span = label.key, label.span
+    return key.step, sender, key.micro, key.op, key.unit, label.phase, span.start, span.stop
 
 
 class Mailbox:
@@ -31,10 +39,10 @@ class Mailbox:
         self._clock = clock
         self._limit = limit_bytes  # of one sender's messages
         self._changed = threading.Condition()
-        self._waiting: dict[tuple[int, Label], Bytes] = {}
-        self._due: dict[tuple[int, Label], float] = {}  # of those that are still under way
+        self._waiting: dict[What, Bytes] = {}
+        self._due: dict[What, float] = {}  # of those that are still under way
         self._held = dict.fromkeys(self._senders, 0)  # bytes
-        self._taken: deque[tuple[int, set[tuple[int, Label]]]] = deque()  # by step, oldest first
+        self._taken: deque[tuple[int, set[What]]] = deque()  # by step, oldest first
         self._floor = 0
         self._error: Exception | None = None
 
@@ -49,7 +57,7 @@ class Mailbox:
         is over: nothing changes then.
         """
         self._check(label.key, sender)
-        what = (sender, label)
+        what = _what(label, sender)
 
         def settled() -> bool:
             over = self._error is not None or label.key.step < self._floor
@@ -89,7 +97,7 @@ class Mailbox:
                 f"step={key.step} of the message is over, this rank is at {self._floor}; drop it"
             )
 
-    def _is_known(self, what: tuple[int, Label]) -> bool:
+    def _is_known(self, what: What) -> bool:
         return what in self._waiting or any(what in taken for _, taken in self._taken)
 
     def _has_room(self, sender: int, nbytes: int) -> bool:
@@ -103,7 +111,7 @@ class Mailbox:
 
         ProtocolError when it is not of the size that it must have.
         """
-        what = (sender, label)
+        what = _what(label, sender)
         self._clock.wait_for(
             lambda: self._error is not None or what in self._waiting,
             self._changed,
@@ -126,7 +134,7 @@ class Mailbox:
             )
         return data
 
-    def _wait_until_due(self, what: tuple[int, Label], until: float) -> None:
+    def _wait_until_due(self, what: What, until: float) -> None:
         due = self._due.get(what, 0.0)
         left = max(0.0, min(due, until) - self._clock.now())
         if left:
@@ -137,11 +145,11 @@ class Mailbox:
     def missing(self, wanted: Iterable[tuple[Label, int]]) -> list[int]:
         """Of these messages, the senders of those that have not come."""
 
-        def is_here(what: tuple[int, Label]) -> bool:
+        def is_here(what: What) -> bool:
             return self._is_known(what) and self._due.get(what, 0.0) <= self._clock.now()
 
         with self._changed:
-            found = {sender for label, sender in wanted if not is_here((sender, label))}
+            found = {sender for label, sender in wanted if not is_here(_what(label, sender))}
         return sorted(found)
 
     def advance(self, step: int) -> None:
@@ -150,9 +158,9 @@ class Mailbox:
             self._floor = max(self._floor, step - 1)
             while self._taken and self._taken[0][0] < self._floor:
                 self._taken.popleft()
-            for sender, label in [w for w in self._waiting if w[1].key.step < self._floor]:
-                self._held[sender] -= len(self._waiting.pop((sender, label)))
-                self._due.pop((sender, label), None)
+            for what in [what for what in self._waiting if what[0] < self._floor]:
+                self._held[what[1]] -= len(self._waiting.pop(what))
+                self._due.pop(what, None)
             self._changed.notify_all()
 
     def abort(self, error: Exception) -> None:
@@ -163,8 +171,8 @@ class Mailbox:
             self._due.clear()
             self._changed.notify_all()
 
-    def _remember(self, what: tuple[int, Label]) -> None:
-        step = what[1].key.step
+    def _remember(self, what: What) -> None:
+        step = what[0]
         for known, taken in self._taken:
             if known == step:
                 taken.add(what)

@@ -87,6 +87,19 @@ def fill(connection: socket.socket, place: memoryview) -> bool:
     return True
 
 
+def send(connection: socket.socket, header: bytes, data: memoryview) -> None:
+    """Writes both; without TLS in one call, for a header alone would wake the reader twice."""
+    if isinstance(connection, ssl.SSLSocket):
+        connection.sendall(header)
+        connection.sendall(data)
+        return
+    sent = connection.sendmsg([header, data]) - len(header)
+    if sent < 0:
+        connection.sendall(header[sent:])
+    if sent < len(data):
+        connection.sendall(data[max(0, sent) :])
+
+
 def drain(connection: socket.socket) -> None:
     """Takes what still comes until the peer ends: an end with something unread would lose it what
     was last said.

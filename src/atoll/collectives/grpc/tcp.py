@@ -137,8 +137,7 @@ class _Socket:
         label, values = message
         data = memory.bytes_of(values)
         try:
-            self._connection.sendall(messages.header(label, len(data)))
-            self._connection.sendall(data)
+            sockets.send(self._connection, messages.header(label, len(data)), data)
         except OSError:
             self._read()  # the peer may have said why it takes no more
             raise
