@@ -56,10 +56,14 @@ class BulkSender:
             raise
 
     def send(self, group: int, step: int, values: bytes, *, start: int = 0, **raw: int) -> None:
-        """A message of a reduction; `raw` says something else than is true."""
+        """A message of a reduction, to be answered at once; `raw` says something else than is true.
+
+        Nothing follows what is not true: the rank may be gone by then.
+        """
         said = {"nbytes": len(values), "op": 1, "stop": start + len(values), **raw}
         numbers = (said["nbytes"], group, step, 0, said["op"], 0, 0, start, said["stop"])
-        self._socket.sendall(struct.pack("<QQQIBIIQQ", *numbers) + values)
+        ask = b"" if raw else bytes(struct.calcsize("<QQQIBIIQQ"))
+        self._socket.sendall(struct.pack("<QQQIBIIQQ", *numbers) + values + ask)
 
     def told(self, group: int, step: int, values: bytes) -> None:
         """Sends a message and waits for the answer."""

@@ -11,6 +11,7 @@ import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -18,12 +19,14 @@ import torch
 from atoll.collectives import memory
 from atoll.collectives.grpc import messages, sockets
 from atoll.collectives.grpc.door import Door, Present
+from atoll.collectives.grpc.outbox import ANSWERS_EVERY
 from atoll.collectives.grpc.trust import Identity
 from atoll.errors import AddressUnreachable, AtollError, Forbidden
 
 log = logging.getLogger(__name__)
 
 OPENING_SECONDS = 10.0  # for TLS and the key together
+CLOSING_SECONDS = 0.5
 ACCEPT_PAUSE_SECONDS = 0.1
 MAX_OPENING = 64  # connections that have shown no key yet
 
@@ -71,6 +74,11 @@ class BulkListener:
             self._keys.clear()
             ends = [*self._open, *([self._listener] if self._listener else [])]
             threads = list(self._threads)
+        for end in ends:
+            sockets.cut(end, socket.SHUT_RD)
+        until = time.monotonic() + CLOSING_SECONDS
+        for thread in threads:  # their last answers
+            thread.join(max(0.0, until - time.monotonic()))
         for end in ends:
             sockets.cut(end)
         for thread in threads:
@@ -175,14 +183,24 @@ class BulkListener:
     def _received(self, connection: socket.socket, present: Present, sender: int) -> None:
         """Until the connection ends; raises what ends the sender's stream."""
         mailbox, header = present.box(), memoryview(bytearray(messages.HEADER_BYTES))
-        while sockets.fill(connection, header):
-            label, nbytes = messages.announced(header)
-            values = memory.bytes_of(torch.empty(nbytes, dtype=torch.uint8))
-            if not sockets.fill(connection, values):
-                break
-            self._door.check(present)
-            mailbox.deliver(label, sender, values)
-            connection.sendall(sockets.TAKEN)
+        owed = 0  # answers
+        try:
+            while sockets.fill(connection, header):
+                if is_message := header != messages.ASK_HEADER:
+                    label, nbytes = messages.announced(header)
+                    values = memory.bytes_of(torch.empty(nbytes, dtype=torch.uint8))
+                    if not sockets.fill(connection, values):
+                        break
+                    self._door.check(present)
+                    mailbox.deliver(label, sender, values)
+                    owed += 1
+                if owed and (owed == ANSWERS_EVERY or not is_message):
+                    connection.sendall(sockets.TAKEN * owed)
+                    owed = 0
+        finally:
+            # Whatever ends it: what lies in the mailbox need not be sent again.
+            with contextlib.suppress(OSError):
+                connection.sendall(sockets.TAKEN * owed)
 
 
 @contextlib.contextmanager

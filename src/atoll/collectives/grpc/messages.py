@@ -7,7 +7,8 @@ and are read where they lie. Over a socket that is turned round, with their leng
 
     u64 bytes of values | u64 group | ... | u64 stop | values
 
-A ranged read asks with
+Now and then, and when it is asked, the receiver says how many messages more lie in its mailbox.
+It is asked with a message of one byte, over a socket with a header of zeros. A ranged read has
 
     u64 start | u64 stop | name in UTF-8
 """
@@ -23,8 +24,10 @@ from atoll.layout import Span
 
 _TRAILER = struct.Struct("<QQIBIIQQ")
 TRAILER_BYTES = _TRAILER.size
+ASK = b"?"
 _LENGTH = struct.Struct("<Q")
 HEADER_BYTES = _LENGTH.size + TRAILER_BYTES
+ASK_HEADER = bytes(HEADER_BYTES)
 MAX_VALUES_BYTES = CHUNK_BYTES + (64 << 10)  # over any carrier
 _RANGE = struct.Struct("<QQ")
 _INVITATION = struct.Struct("<H32s")
@@ -46,6 +49,18 @@ def unpacked(message: bytes) -> tuple[Label, memoryview]:
         )
     size = len(message) - TRAILER_BYTES
     return _label(message, size), memory.readable(message, size)
+
+
+def count(taken: int) -> bytes:
+    """The answer: so many more messages lie in the mailbox."""
+    return bytes([taken])
+
+
+def count_of(answer: bytes) -> int:
+    """How many; ProtocolError for what no rank answers."""
+    if len(answer) != 1:
+        raise ProtocolError(f"an answer of {len(answer)} bytes is not one, which has 1")
+    return answer[0]
 
 
 def header(label: Label, nbytes: int) -> bytes:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 
 from torch import Tensor
 
@@ -16,6 +17,15 @@ from atoll.collectives.base import Label
 from atoll.errors import ProtocolError
 
 Message = tuple[Label, Tensor]
+ANSWERS_EVERY = 4  # messages; and when a sender asks, because somebody waits
+
+
+class Ask(Enum):
+    """What goes to a peer besides messages."""
+
+    ANSWER_NOW = "say which messages lie in the mailbox"
+
+
 Callback = Callable[[], object]
 
 
@@ -26,6 +36,7 @@ class Outbox:
         self.changed = threading.Condition()
         self.kept: deque[Message] = deque()  # not answered yet, oldest first
         self.is_closed = False
+        self.is_waited_for = False
         self._is_given_up = False
         self._clock = clock
         self._stream: Stream | None = None
@@ -39,6 +50,11 @@ class Outbox:
     def flushed(self, until: float) -> bool:
         """Whether all is answered, at the latest at the time `until` or when it is given up."""
         left = max(0.0, until - self._clock.now())
+        with self.changed:
+            if not self.kept:
+                return True
+            self.is_waited_for = True
+            self._tell()
         self._clock.wait_for(lambda: not self.kept or self._is_given_up, self.changed, seconds=left)
         return not self.kept
 
@@ -91,6 +107,7 @@ class Stream:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._written = 0  # of what the outbox keeps
+        self._has_asked = False  # since the last message
         self._ring: Callback | None = None  # of a carrier that sleeps
         self._cut: Callback | None = None
         self.has_ended = False
@@ -110,16 +127,16 @@ class Stream:
         if self._cut is not None:
             self._cut()
 
-    def next(self) -> Message | None:
-        """The next message, waited for; None when the stream is over."""
+    def next(self) -> Message | Ask | None:
+        """The next thing to send, waited for; None when the stream is over."""
         with self._outbox.changed:
-            self._outbox.changed.wait_for(lambda: self.is_over or self._has_more())
+            self._outbox.changed.wait_for(lambda: self.is_over or self._has_more() or self._asks())
             return None if self.is_over else self._given()
 
-    def next_now(self, ring: Callback) -> Message | None:
-        """The next message; None when there is none, and then `ring` is called once there is."""
+    def next_now(self, ring: Callback) -> Message | Ask | None:
+        """The next thing to send; None when there is none, and then `ring` is called once."""
         with self._outbox.changed:
-            if not self.is_over and self._has_more():
+            if not self.is_over and (self._has_more() or self._asks()):
                 return self._given()
             self._ring = ring
             return None
@@ -135,6 +152,7 @@ class Stream:
                 self._outbox.kept.popleft()
             self._written -= messages
             if not self._outbox.kept:
+                self._outbox.is_waited_for = False
                 self._outbox.changed.notify_all()
 
     def wake(self) -> None:
@@ -145,6 +163,13 @@ class Stream:
     def _has_more(self) -> bool:
         return self._written < len(self._outbox.kept)
 
-    def _given(self) -> Message:
+    def _asks(self) -> bool:
+        """Somebody waits for answers, and everything is written."""
+        return self._outbox.is_waited_for and self._written > 0 and not self._has_asked
+
+    def _given(self) -> Message | Ask:
+        self._has_asked = not self._has_more()
+        if self._has_asked:
+            return Ask.ANSWER_NOW
         self._written += 1
         return self._outbox.kept[self._written - 1]

@@ -11,7 +11,7 @@ from atoll.clock import Clock
 from atoll.collectives import memory
 from atoll.collectives.base import Label
 from atoll.collectives.grpc import dial, messages
-from atoll.collectives.grpc.outbox import Outbox, Stream
+from atoll.collectives.grpc.outbox import Ask, Outbox, Stream
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.errors import AtollError, MissingRanks
 
@@ -121,12 +121,15 @@ class GrpcCarrier:
             deliver: Any = channel.stream_stream(f"/{dial.SERVICE}/Deliver")
             call = deliver(_parts(stream), metadata=self._group.metadata(self._rank))
             stream.cut_by(call.cancel)
-            for _ in call:
-                stream.answered(1)
+            for answer in call:
+                stream.answered(messages.count_of(answer))
 
 
 def _parts(stream: Stream) -> Iterator[bytes]:
     """gRPC's own thread asks for them; that of a broken stream ends when it next looks."""
     while (message := stream.next()) is not None:
-        label, values = message
-        yield messages.packed(label, memory.bytes_of(values))
+        if isinstance(message, Ask):
+            yield messages.ASK
+        else:
+            label, values = message
+            yield messages.packed(label, memory.bytes_of(values))

@@ -10,6 +10,7 @@ import grpc
 from atoll.collectives.grpc import dial, messages
 from atoll.collectives.grpc.bulk import BulkListener
 from atoll.collectives.grpc.door import Door, Present
+from atoll.collectives.grpc.outbox import ANSWERS_EVERY
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
 from atoll.collectives.peers import READ_BYTES, Source
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 256  # one for each peer, and room for old ones that are just ending
-RECEIVED = b""  # the answer to a message
 
 
 class RankServer:
@@ -117,16 +117,24 @@ class RankServer:
         return grpc.method_handlers_generic_handler(dial.SERVICE, made)
 
     def _deliver(self, parts: Iterator[bytes], context: "Context") -> Iterator[bytes]:
-        """Takes messages in order and answers each once it is in the mailbox."""
+        """Takes messages in order and says how many lie in the mailbox."""
+        owed = 0  # answers
         try:
             present, sender = self._admitted(context)
             mailbox = present.box()
             for part in parts:
-                label, values = messages.unpacked(part)
-                self._door.check(present)
-                mailbox.deliver(label, sender, values)
-                yield RECEIVED
+                if is_message := part != messages.ASK:
+                    label, values = messages.unpacked(part)
+                    self._door.check(present)
+                    mailbox.deliver(label, sender, values)
+                    owed += 1
+                if owed and (owed == ANSWERS_EVERY or not is_message):
+                    yield messages.count(owed)
+                    owed = 0
+            yield messages.count(owed)
         except AtollError as error:
+            if owed:
+                yield messages.count(owed)
             _abort(context, error)
 
     def _invite(self, _: bytes, context: "Context") -> bytes:

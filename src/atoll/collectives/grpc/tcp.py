@@ -10,7 +10,7 @@ import grpc
 
 from atoll.collectives import memory
 from atoll.collectives.grpc import dial, messages, sockets
-from atoll.collectives.grpc.outbox import Message, Outbox, Stream
+from atoll.collectives.grpc.outbox import Ask, Message, Outbox, Stream
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.errors import CoordinatorUnreachable, Forbidden, ProtocolError
 
@@ -133,11 +133,14 @@ class _Socket:
             if self._connection.fileno() in ready:
                 self._read()
 
-    def _write(self, message: Message) -> None:
-        label, values = message
-        data = memory.bytes_of(values)
+    def _write(self, message: Message | Ask) -> None:
         try:
-            sockets.send(self._connection, messages.header(label, len(data)), data)
+            if isinstance(message, Ask):
+                self._connection.sendall(messages.ASK_HEADER)
+            else:
+                label, values = message
+                data = memory.bytes_of(values)
+                sockets.send(self._connection, messages.header(label, len(data)), data)
         except OSError:
             self._read()  # the peer may have said why it takes no more
             raise
