@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-_DEVICE = "slow0"
+DEVICE = "slow0"
 _PREFIX = 30  # a network of two addresses, which nothing else in the two namespaces uses
 
 
@@ -51,15 +51,15 @@ def slow_link(*, megabits: int) -> Iterator[tuple[Side, Side]]:
         for side in sides:
             _ip("netns", "add", side.namespace)
             made.callback(_ip, "netns", "delete", side.namespace)  # the device goes with it
-        there = ("type", "veth", "peer", "name", _DEVICE, "netns", sides[1].namespace)
-        _ip("-n", sides[0].namespace, "link", "add", _DEVICE, *there)
+        there = ("type", "veth", "peer", "name", DEVICE, "netns", sides[1].namespace)
+        _ip("-n", sides[0].namespace, "link", "add", DEVICE, *there)
         for side in sides:
             where = ("-n", side.namespace)
-            _ip(*where, "address", "add", f"{side.address}/{_PREFIX}", "dev", _DEVICE)
-            for device in ("lo", _DEVICE):
+            _ip(*where, "address", "add", f"{side.address}/{_PREFIX}", "dev", DEVICE)
+            for device in ("lo", DEVICE):
                 _ip(*where, "link", "set", device, "up")
             shaped = ("tbf", "rate", f"{megabits}mbit", "burst", "128kb", "latency", "50ms")
-            _run("tc", *where, "qdisc", "add", "dev", _DEVICE, "root", *shaped)
+            _run("tc", *where, "qdisc", "add", "dev", DEVICE, "root", *shaped)
         yield sides
 
 

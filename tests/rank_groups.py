@@ -21,6 +21,10 @@ from atoll.collectives.runners import Inline, Threaded
 from atoll.simulate.fibers import Scheduler
 
 CHUNK_BYTES = 1_024
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int8, torch.int32, torch.int64, torch.uint8),
+)
 Work = Callable[[Collectives], Any]
 
 

@@ -43,11 +43,12 @@ class Blocks:
         return f"{self.name}_{self.block}"
 
     def fused(self, payload: Tensor, elements: int) -> PieceFused | None:
-        is_fit = self._suits_loops(payload, elements)
+        is_fit = compiled.ready(elements) and self._suits_loops(payload)
         return PieceFused(self, self.piece_loops, self.block) if is_fit else None
 
-    def _suits_loops(self, payload: Tensor, elements: int) -> bool:
-        return buffers.is_aligned(payload) and compiled.ready(elements)
+    def _suits_loops(self, payload: Tensor) -> bool:
+        """For one direction of any length: chunks between ranks are smaller than tiles."""
+        return buffers.is_aligned(payload) and compiled.ready_for_any()
 
     def encoded_bytes(self, elements: int) -> int:
         # Blocks divide a group, so the last group alone can hold a short one.
@@ -74,7 +75,7 @@ class Blocks:
     ) -> bool:
         """Whether a compiled loop has done it all."""
         del noise, first_group
-        if not self._suits_loops(payload, values.numel()):
+        if not self._suits_loops(payload):
             return False
         self.piece_loops.encode(values.numpy(), payload.numpy(), self.block)
         return True
@@ -133,7 +134,7 @@ class Blocks:
     def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
         self.check(payload, elements)
         values = buffers.new_or(out, size=elements, dtype=torch.float32)
-        if self._suits_loops(payload, elements):
+        if self._suits_loops(payload):
             self.piece_loops.decode(payload.numpy(), values.numpy(), self.block)
             return values
         for span in _runs(elements):

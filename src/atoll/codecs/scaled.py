@@ -19,7 +19,6 @@ from atoll.codecs.noise import HashedNoise, Noise
 from atoll.codecs.pieces import PieceFused
 from atoll.codecs.settings import Rounding
 from atoll.compiled.arrays import Floats
-from atoll.compiled.base import compiled
 from atoll.compiled.bits import INFINITY_BITS, largest_bits
 from atoll.compiled.jit import loop
 from atoll.layout import GROUP_ELEMENTS
@@ -70,9 +69,7 @@ class Scaled(Blocks):
         if self.rounding == "nearest":
             return Blocks._encode_in_a_loop(self, values, payload, noise, first_group)
         drawn = self.piece_loops.encode_drawn
-        # Draws cost more than all the rest, so a small tile gains by the loop, too.
-        is_fit = buffers.is_aligned(payload) and compiled.ready_for_any()
-        if drawn is None or not isinstance(noise, HashedNoise) or not is_fit:
+        if drawn is None or not isinstance(noise, HashedNoise) or not self._suits_loops(payload):
             return False
         groups = -(-values.numel() // GROUP_ELEMENTS)
         drawn(values.numpy(), payload.numpy(), self.block, noise.seeds(first_group, groups))

@@ -4,6 +4,7 @@ The codecs are those of `atoll.codecs`. Their groups count from the start of a p
 rank's span of a tensor, so a part's bytes depend neither on where it lies nor on chunks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,6 +90,12 @@ def fold(coding: WireCodec, payload: Tensor, total: Tensor) -> None:
     for run in buffers.runs(total.numel()):  # decoded and added while it is in the cache
         place = payload[codec.encoded_bytes(run.start) : codec.encoded_bytes(run.stop)]
         run.of(total).add_(codec.decode(place, len(run), out=room[: len(run)]))
+
+
+def add_up(coding: WireCodec, payloads: Iterable[Tensor], total: Tensor) -> None:
+    """`total` becomes the sum of what the bytes say, in that order."""
+    for index, payload in enumerate(payloads):
+        (fold if index else decode)(coding, payload, total)
 
 
 def lent(values: Tensor) -> Tensor:

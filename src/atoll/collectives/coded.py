@@ -12,7 +12,7 @@ Encoding runs a few chunks ahead of what has come, so that little memory holds b
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class _Coded:
         """
         coder = self._part_codec(key, "gather", self._post.rank)
         for piece in self._pieces(part):
-            payload = coder.encode(place(piece, part, shard), _inside(piece, part))
+            payload = coder.encode(place(piece, part, shard), inside(piece, part))
             codecs.decode(self._coding, payload, piece.of(out))
             for rank in to:
                 self._post.send(rank, Label(key, phase, piece), payload)
@@ -119,7 +119,7 @@ class CodedRing(_Coded):
                 if is_last:
                     place(piece, part, out).copy_(partial)
                 else:
-                    again = coder.encode(partial, _inside(piece, part), _kept(piece, residual))
+                    again = coder.encode(partial, inside(piece, part), kept(piece, residual))
                     post.send(post.after, Label(key, turn + 1, piece), again)
                 next(own, None)
         _finish(own)
@@ -136,8 +136,7 @@ class CodedRing(_Coded):
         post, part = self._post, parts[owner]
         coder = self._part_codec(key, "reduce", owner)
         for piece in self._pieces(part):
-            kept = _kept(piece, residual)
-            payload = coder.encode(piece.of(values), _inside(piece, part), kept)
+            payload = coder.encode(piece.of(values), inside(piece, part), kept(piece, residual))
             post.send(post.after, Label(key, 0, piece), payload)
             yield
 
@@ -182,15 +181,10 @@ class CodedDirect(_Coded):
         *senders, _ = schedule.order(post.rank, post.size)
         for piece in self._pieces(part):
             # Before `out` changes, which may be these very values.
-            kept = _kept(piece, residual)
-            own = coder.encode(piece.of(values), _inside(piece, part), kept)
-            total, label = place(piece, part, out), Label(key, 0, piece)
-            for index, sender in enumerate(senders):
-                came = self._take(label, sender, until, with_others=senders)
-                add = codecs.fold if index else codecs.decode
-                add(self._coding, came, total)
-            add = codecs.fold if senders else codecs.decode
-            add(self._coding, own, total)
+            own = coder.encode(piece.of(values), inside(piece, part), kept(piece, residual))
+            label = Label(key, 0, piece)
+            came = (self._take(label, k, until, with_others=senders) for k in senders)
+            codecs.add_up(self._coding, chain(came, [own]), place(piece, part, out))
             next(theirs, None)
         _finish(theirs)
 
@@ -203,8 +197,9 @@ class CodedDirect(_Coded):
         for turn in zip_longest(*(self._pieces(parts[k]) for k in post.others)):
             for to, piece in zip(post.others, turn, strict=True):
                 if piece is not None:
-                    inside = _inside(piece, parts[to])
-                    payload = coders[to].encode(piece.of(values), inside, _kept(piece, residual))
+                    payload = coders[to].encode(
+                        piece.of(values), inside(piece, parts[to]), kept(piece, residual)
+                    )
                     post.send(to, Label(key, 0, piece), payload)
             yield
 
@@ -229,10 +224,11 @@ def _finish(sending: Iterator[None]) -> None:
         pass
 
 
-def _inside(piece: Span, part: Span) -> Span:
+def inside(piece: Span, part: Span) -> Span:
     """A piece of the whole tensor as one of its part."""
     return Span(piece.start - part.start, piece.stop - part.start)
 
 
-def _kept(piece: Span, residual: Tensor | None) -> Tensor | None:
+def kept(piece: Span, residual: Tensor | None) -> Tensor | None:
+    """A piece's part of what is kept of rounding, where anything is."""
     return None if residual is None else piece.of(residual)

@@ -99,14 +99,12 @@ class PlainDirect:
         for piece in pieces(post, parts[post.rank], values.dtype):
             label, own = Label(key, 0, piece), piece.of(values)
             nbytes = own.numel() * own.element_size()
-            total: Tensor | None = None
-            for index, sender in enumerate(senders):
-                data = post.take(label, sender, nbytes=nbytes, until=until, with_others=senders)
-                came = _wide(memory.tensor_of(data, own.dtype))
-                # What came is for reading alone: the first sum needs memory of its own.
-                total = _summed(total, came, is_own=index > 1)
-            assert total is not None
-            _add_into(total, own, place(piece, parts[post.rank], out))
+            came = (
+                post.take(label, sender, nbytes=nbytes, until=until, with_others=senders)
+                for sender in senders
+            )
+            theirs = (memory.tensor_of(data, own.dtype) for data in came)
+            add_up(theirs, own, place(piece, parts[post.rank], out))
 
 
 def pieces(post: Post, span: Span, dtype: torch.dtype) -> Iterable[Span]:
@@ -136,11 +134,19 @@ def _wide(values: Tensor) -> Tensor:
     return values.to(_fold(values))
 
 
-def _summed(total: Tensor | None, came: Tensor, *, is_own: bool) -> Tensor:
-    """The sum so far with one more; in its own memory if that is this rank's."""
-    if total is None:
-        return came
-    return total.add_(came) if is_own else total + came
+def add_up(came: Iterable[Tensor], own: Tensor, place: Tensor) -> None:
+    """`place`, which may be `own`, becomes the sum of what came, in that order, and the own values.
+
+    What came is for reading alone, one at a time, and there is one at least.
+    """
+    total: Tensor | None = None
+    for index, one in enumerate(came):
+        if total is None:
+            total = _wide(one)
+        else:
+            total = total.add_(one) if index > 1 else total + _wide(one)
+    assert total is not None
+    _add_into(total, own, place)
 
 
 def _add_into(total: Tensor, own: Tensor, place: Tensor) -> None:

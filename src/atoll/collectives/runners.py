@@ -16,8 +16,10 @@ class _Done:
         self._error: Exception | None = None
 
     def finish(self, error: Exception | None) -> None:
-        self._error = error
-        self._over.set()
+        """How it ended; the first word stands."""
+        if not self._over.is_set():
+            self._error = error
+            self._over.set()
 
     def wait(self) -> None:
         self._over.wait()
@@ -32,14 +34,21 @@ class Threaded:
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], _Done] | None] = (
             queue.SimpleQueue()
         )
+        self._open: list[_Done] = []  # begun and not over, oldest first
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def begin(self, work: Callable[[], None]) -> Handle:
         """To be done after what was begun before."""
         done = _Done()
+        self._open.append(done)
         self._queue.put((work, done))
         return done
+
+    def give_up(self, error: Exception) -> None:
+        """Whoever waits for what was begun raises `error`; the work itself goes on to its end."""
+        for done in list(self._open):
+            done.finish(error)
 
     def close(self) -> None:
         """Waits for what was begun; whoever wants it to end sooner aborts it first."""
@@ -55,6 +64,7 @@ class Threaded:
                 done.finish(error)
             else:
                 done.finish(None)
+            self._open.remove(done)
 
 
 class _Deferred:

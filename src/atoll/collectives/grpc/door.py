@@ -43,12 +43,6 @@ class Door:
         try:
             return present, present.group.sender(shown, certificate_pem)
         except AtollError as error:
-            if present.mailbox is None:
-                # The group that is formed of the candidate has another secret, and some of its
-                # members learn of it sooner than this one.
-                raise NotReady(
-                    f"group {present.group.number} only measures as yet; call again"
-                ) from error
             about = {"peer": peer, "code": error.code, "reason": str(error)}
             log.warning("a rank was refused", extra=about)
             raise

@@ -1,0 +1,332 @@
+"""Collectives on torch.distributed with gloo, where one torchrun group is the group of ranks.
+
+Sums are exchanged by all_to_all_single and added here, in the order and by the codec of a direct
+exchange, so the bits are those of the other transports. A message begins with a stamp of the
+exchange that it belongs to, for gloo itself takes whatever comes next.
+
+gloo says only that a deadline is over or a connection is gone, not whose: then all others are
+named. What it has under way cannot be taken back; after an error this rank's group is of no more
+use, and the process must end, as torchrun sees to.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import accumulate, zip_longest
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from atoll.collectives import checks, codecs, plain, schedule
+from atoll.collectives.base import Handle, Key
+from atoll.collectives.codecs import WireCodec
+from atoll.collectives.coded import inside, kept, part_codec
+from atoll.collectives.plain import place
+from atoll.collectives.runners import Threaded
+from atoll.errors import MissingRanks, ProtocolError
+from atoll.layout import Span
+
+CHUNK_BYTES = 4 << 20
+STAMP_BYTES = 16  # and what follows it is aligned for every dtype
+TIMEOUT_SECONDS = 60.0
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+def gloo_group(
+    ranks: Sequence[int] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS
+) -> dist.ProcessGroup:
+    """A process group for `TorchRanks` alone; every rank of the default group calls this."""
+    made: dist.ProcessGroup = dist.new_group(
+        ranks=None if ranks is None else list(ranks),
+        backend="gloo",
+        timeout=timedelta(seconds=timeout_seconds),
+    )
+    return made
+
+
+class TorchRanks:
+    """Fulfils `base.Collectives` for one rank of a process group; `close` it before that ends.
+
+    With `native_sum` gloo adds up what travels without a codec: as fast as it can, in an order of
+    its own, so the sums are equal to the other transports' within rounding only.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        chunk_bytes: int = CHUNK_BYTES,
+        native_sum: bool = False,
+    ) -> None:
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self._group = group
+        self._timeout = timeout_seconds
+        self._chunk_bytes = chunk_bytes
+        self._native_sum = native_sum
+        self._others = schedule.others(self.rank, self.size)
+        self._runner = Threaded(f"rank-{self.rank}")
+        self._error: Exception | None = None
+
+    def all_gather(
+        self, key: Key, shard: Tensor, out: Tensor, *, codec: WireCodec | None = None
+    ) -> Handle:
+        parts = schedule.cut(checks.flat(out), self.size)
+        checks.alike("shard", shard, parts[self.rank].of(out))
+        if codec is not None:
+            checks.coded(codec, out)
+            checks.apart(shard, out)
+        return self._begun(key, lambda: self._gather(key, shard, out, parts, codec))
+
+    def reduce_scatter(
+        self,
+        key: Key,
+        values: Tensor,
+        out: Tensor,
+        *,
+        codec: WireCodec | None = None,
+        residual: Tensor | None = None,
+    ) -> Handle:
+        parts = schedule.cut(checks.flat(values), self.size)
+        checks.alike("out", out, parts[self.rank].of(values))
+        checks.residual(residual, values, codec)
+        if codec is not None:
+            checks.coded(codec, values)
+
+        def work() -> None:
+            if codec is not None:
+                self._reduce_coded(key, values, out, parts, codec, residual)
+            elif self._native_sum:
+                self._summed(key, values)
+                out.copy_(parts[self.rank].of(values))
+            else:
+                self._reduce(key, values, out, parts)
+
+        return self._begun(key, work)
+
+    def all_reduce(self, key: Key, values: Tensor, *, codec: WireCodec | None = None) -> Handle:
+        parts = schedule.cut(checks.flat(values), self.size)
+        own = parts[self.rank].of(values)
+        if codec is not None:
+            checks.coded(codec, values)
+
+        def work() -> None:
+            if codec is None and self._native_sum:
+                self._summed(key, values)
+                return
+            if codec is None:
+                self._reduce(key, values, own, parts)
+            else:
+                self._reduce_coded(key, values, own, parts, codec, None)
+            self._gather(key, own, values, parts, codec)
+
+        return self._begun(key, work)
+
+    def broadcast(self, key: Key, values: Tensor, *, source: int) -> Handle:
+        checks.source(source, self.size)
+        raw = _bytes(values) if checks.flat(values) else _NOTHING
+
+        def work() -> None:
+            root = dist.get_global_rank(self._group, source)
+            for index, piece in enumerate(schedule.chunks(Span(0, len(raw)), self._chunk_bytes)):
+                stamp = _stamp(key, "broadcast", index)
+                message = torch.cat((stamp, piece.of(raw)))
+                dist.broadcast(message, src=root, group=self._group)
+                self._check(key, source, message, stamp)
+                piece.of(raw).copy_(message[STAMP_BYTES:])
+
+        return self._begun(key, work)
+
+    def barrier(self, key: Key) -> Handle:
+        return self._begun(key, lambda: self._meet(key))
+
+    def abort(self, error: Exception) -> None:
+        """Who waits is sent away; what gloo has under way ends at its own deadline."""
+        self._error = self._error or error
+        self._runner.give_up(self._error)
+
+    def close(self) -> None:
+        """Waits for what is under way."""
+        self._runner.close()
+
+    def _begun(self, key: Key, work: Callable[[], None]) -> Handle:
+        def watched() -> None:
+            if self._error is not None:
+                raise self._error
+            with self._named(key):
+                work()
+
+        return self._runner.begin(watched)
+
+    @contextmanager
+    def _named(self, key: Key) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as exc:  # gloo has no other: a deadline, a closed connection
+            if not isinstance(exc, dist.DistError) and "gloo" not in str(exc).lower():
+                raise
+            away = sorted(self._others)
+            raise MissingRanks(
+                f"{key}: of rank{'s' * (len(away) > 1)} {', '.join(map(str, away))} one at least "
+                f"did not come within {self._timeout:g} s or is gone ({str(exc).splitlines()[0]}); "
+                f"nothing is filled in, the step is given up",
+                ranks=away,
+            ) from exc
+
+    # What is exchanged, chunk by chunk
+
+    def _gather(
+        self,
+        key: Key,
+        shard: Tensor,
+        out: Tensor,
+        parts: Sequence[Span],
+        codec: WireCodec | None,
+    ) -> None:
+        part = parts[self.rank]
+        elements = self._elements(out.dtype, codec)
+        coder = codec and part_codec(codec, key, "gather", sender=self.rank, owner=self.rank)
+        for index, turn in enumerate(_turns(parts, elements)):
+            mine, message = turn[self.rank], _NOTHING
+            if mine is not None:
+                own = place(mine, part, shard)
+                message = coder.encode(own, inside(mine, part)) if coder else _bytes(own)
+            sizes = [0 if one is None else _nbytes(len(one), out.dtype, codec) for one in turn]
+            came = self._gathered(key, index, message, sizes)
+            for piece, found in zip(turn, came, strict=True):
+                if piece is not None and codec is not None:
+                    codecs.decode(codec, found, piece.of(out))
+                elif piece is not None:
+                    piece.of(out).copy_(found.view(out.dtype))
+
+    def _reduce(self, key: Key, values: Tensor, out: Tensor, parts: Sequence[Span]) -> None:
+        part = parts[self.rank]
+        *senders, _ = schedule.order(self.rank, self.size)
+        for index, turn in enumerate(_turns(parts, self._elements(values.dtype, None))):
+            sent = [
+                _NOTHING if one is None or k == self.rank else _bytes(one.of(values))
+                for k, one in enumerate(turn)
+            ]
+            mine = turn[self.rank]
+            nbytes = 0 if mine is None else _nbytes(len(mine), values.dtype, None)
+            came = self._swapped(key, index, sent, nbytes)
+            if mine is None:
+                continue
+            own, total = mine.of(values), place(mine, part, out)
+            if senders:
+                plain.add_up((came[k].view(values.dtype) for k in senders), own, total)
+            elif own.data_ptr() != total.data_ptr():
+                total.copy_(own)
+
+    def _reduce_coded(
+        self,
+        key: Key,
+        values: Tensor,
+        out: Tensor,
+        parts: Sequence[Span],
+        codec: WireCodec,
+        residual: Tensor | None,
+    ) -> None:
+        order = schedule.order(self.rank, self.size)
+        coders = [
+            part_codec(codec, key, "reduce", sender=self.rank, owner=k) for k in range(self.size)
+        ]
+        for index, turn in enumerate(_turns(parts, self._elements(values.dtype, codec))):
+            sent = [
+                _NOTHING
+                if one is None
+                else coders[k].encode(one.of(values), inside(one, parts[k]), kept(one, residual))
+                for k, one in enumerate(turn)
+            ]
+            mine = turn[self.rank]
+            own, sent[self.rank] = sent[self.rank], _NOTHING
+            came = self._swapped(key, index, sent, len(own))
+            came[self.rank] = own
+            if mine is not None:
+                total = place(mine, parts[self.rank], out)
+                codecs.add_up(codec, (came[k] for k in order), total)
+
+    def _summed(self, key: Key, values: Tensor) -> None:
+        self._meet(key)  # a native sum carries no stamp
+        if values.numel():
+            dist.all_reduce(values, group=self._group)
+
+    def _elements(self, dtype: torch.dtype, codec: WireCodec | None) -> int:
+        if codec is not None:
+            return codec.chunk_elements(self._chunk_bytes)
+        return max(1, self._chunk_bytes // dtype.itemsize)
+
+    # Messages: a stamp, then bytes
+
+    def _meet(self, key: Key) -> None:
+        self._gathered(key, 0, _NOTHING, [0] * self.size)
+
+    def _gathered(
+        self, key: Key, index: int, message: Tensor, sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """The message of each rank, so long as `sizes` say."""
+        stamp = _stamp(key, "gather", index)
+        own = torch.zeros(_padded(max(sizes)), dtype=torch.uint8)
+        own[:STAMP_BYTES] = stamp
+        own[STAMP_BYTES : STAMP_BYTES + len(message)] = message
+        rows = list(torch.empty(self.size, len(own), dtype=torch.uint8))
+        dist.all_gather(rows, own, group=self._group)
+        for sender, row in enumerate(rows):
+            self._check(key, sender, row, stamp)
+        return [
+            row[STAMP_BYTES : STAMP_BYTES + size] for row, size in zip(rows, sizes, strict=True)
+        ]
+
+    def _swapped(self, key: Key, index: int, sent: Sequence[Tensor], nbytes: int) -> list[Tensor]:
+        """What each other rank sent to this one, `nbytes` of each; `sent[k]` goes to rank k."""
+        stamp = _stamp(key, "reduce", index)
+        lengths = [_padded(len(one)) for one in sent]
+        room = torch.empty(sum(lengths), dtype=torch.uint8)
+        for row, one in zip(_rows(room, lengths), sent, strict=True):
+            row[:STAMP_BYTES] = stamp
+            row[STAMP_BYTES : STAMP_BYTES + len(one)] = one
+        coming = [_padded(0 if k == self.rank else nbytes) for k in range(self.size)]
+        came = torch.empty(sum(coming), dtype=torch.uint8)
+        dist.all_to_all_single(came, room, coming, lengths, group=self._group)
+        rows = _rows(came, coming)
+        for sender, row in enumerate(rows):
+            self._check(key, sender, row, stamp)
+        return [row[STAMP_BYTES : STAMP_BYTES + nbytes] for row in rows]
+
+    def _check(self, key: Key, sender: int, message: Tensor, stamp: Tensor) -> None:
+        if not torch.equal(message[:STAMP_BYTES], stamp):
+            raise ProtocolError(
+                f"{key}: what came from rank {sender} belongs to another exchange; all ranks "
+                f"begin the same ones in the same order"
+            )
+
+
+def _turns(parts: Sequence[Span], elements: int) -> Iterator[tuple[Span | None, ...]]:
+    """One chunk of each part at a time; None where a part has no more."""
+    return zip_longest(*(schedule.chunks(part, elements) for part in parts))
+
+
+def _rows(room: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    stops = list(accumulate(lengths))
+    return [room[stop - length : stop] for stop, length in zip(stops, lengths, strict=True)]
+
+
+def _bytes(values: Tensor) -> Tensor:
+    return values.view(torch.uint8)
+
+
+def _nbytes(elements: int, dtype: torch.dtype, codec: WireCodec | None) -> int:
+    return elements * dtype.itemsize if codec is None else codec.nbytes(elements)
+
+
+def _padded(nbytes: int) -> int:
+    """With its stamp, so that the next message begins where every dtype may."""
+    return STAMP_BYTES + -(-nbytes // STAMP_BYTES) * STAMP_BYTES
+
+
+def _stamp(key: Key, stage: str, index: int) -> Tensor:
+    digest = hashlib.sha256(f"{key!r} {stage} {index}".encode()).digest()
+    return torch.frombuffer(bytearray(digest[:STAMP_BYTES]), dtype=torch.uint8)
