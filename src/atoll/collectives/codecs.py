@@ -20,6 +20,10 @@ from atoll.collectives import memory
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS, Span
 
+# The most of a coded chunk, which brings more values than others: at 100 Mbit/s half a MiB gave 3.9
+# times gloo's fp32 where 1 MiB gave 3.6, for an eighth more processor time on loopback.
+CHUNK_BYTES = 512 << 10
+
 Stage = Literal["reduce", "gather"]
 
 
@@ -43,7 +47,8 @@ class WireCodec:
 
     def chunk_elements(self, chunk_bytes: int) -> int:
         """Whole groups, so that chunks change no byte: as many as fit, and one at least."""
-        return max(1, chunk_bytes // self.nbytes(GROUP_ELEMENTS)) * GROUP_ELEMENTS
+        most = min(chunk_bytes, CHUNK_BYTES) // self.nbytes(GROUP_ELEMENTS)
+        return max(1, most) * GROUP_ELEMENTS
 
     def part(
         self, stage: Stage, *, step: int, micro: int, unit: int, sender: int, owner: int
