@@ -4,18 +4,17 @@ The codecs are those of `atoll.codecs`. Their groups count from the start of a p
 rank's span of a tensor, so a part's bytes depend neither on where it lies nor on chunks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from atoll.codecs import buffers, feedback
+from atoll.codecs import buffers, feedback, registry
 from atoll.codecs.base import Codec
-from atoll.codecs.bf16.codec import Bf16
-from atoll.codecs.int8.codec import Int8
 from atoll.codecs.noise import HashedNoise
+from atoll.codecs.settings import CodecSettings, Rounding
 from atoll.collectives import memory
 from atoll.errors import ConfigError
 from atoll.layout import GROUP_ELEMENTS, Span
@@ -111,19 +110,26 @@ def lent(values: Tensor) -> Tensor:
     return memory.tensor_of(memory.bytes_of(values), values.dtype)
 
 
+GRADIENTS = ("fp32", "int8")
+PARAMETERS = ("fp32", "bf16", "int8")
+
+
 def of_gradients(name: str, *, seed: int) -> WireCodec | None:
     """By its name in a run's settings; rounded at random, so that sums are right on average."""
-    if name == "fp32":
-        return None
-    if name == "int8":
-        return WireCodec(Int8(rounding="stochastic"), seed)
-    raise ConfigError(f"gradients={name!r} are not known; they travel as fp32 or int8")
+    return _named("gradients", name, GRADIENTS, "stochastic", seed)
 
 
 def of_parameters(name: str) -> WireCodec | None:
     """By its name in a run's settings; rounded to nearest: weights are sent whole every time."""
-    known: dict[str, Codec | None] = {"fp32": None, "bf16": Bf16(), "int8": Int8()}
+    return _named("parameters", name, PARAMETERS, "nearest", 0)
+
+
+def _named(
+    what: str, name: str, known: Sequence[str], rounding: Rounding, seed: int
+) -> WireCodec | None:
     if name not in known:
-        raise ConfigError(f"parameters={name!r} are not known; they travel as {', '.join(known)}")
-    found = known[name]
-    return None if found is None else WireCodec(found)
+        raise ConfigError(f"{what}={name!r} are not known; they travel as {', '.join(known)}")
+    if name == registry.DEFAULT.codec:
+        return None  # as they are
+    settings = CodecSettings.model_validate({"codec": name, "rounding": rounding})
+    return WireCodec(settings.build(), seed)
