@@ -47,7 +47,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "gradients": "int8",
         "parameters": "bf16",
     },
-    "grpc 1-bit": {"way": "direct", "onebit": "1"},
+    "grpc 1-bit": {"way": "direct", "onebit": "2"},
     "tcp": {"bulk": "tcp"},
     "tcp int8": {"bulk": "tcp", "way": "direct", "gradients": "int8", "parameters": "int8"},
 }
