@@ -167,6 +167,13 @@ def alone(training: Training) -> tuple[dict[str, Tensor], list[float], list[floa
     with torch.no_grad():
         for name, values in training.initial().items():
             model.get_parameter(name).copy_(values)
+    return stepped_alone(training, model)
+
+
+def stepped_alone(
+    training: Training, model: nn.Module
+) -> tuple[dict[str, Tensor], list[float], list[float]]:
+    """The same with a model that has its initial weights."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW(

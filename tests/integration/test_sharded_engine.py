@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -208,6 +208,45 @@ def test_gradients_of_unusual_models_are_those_of_one_process(make: Callable[[],
     for name, parameter in real.named_parameters():
         wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-7)
+
+
+LLAMA: dict[str, Any] = {
+    "architecture": "transformers",
+    "config": {
+        **{"model_type": "llama", "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32},
+        **{"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1},
+        **{"max_position_embeddings": 32, "tie_word_embeddings": True},
+    },
+    **{"vocab": 40, "block": 8},  # as rows are drawn here
+}
+
+
+def llama(definition: Mapping[str, Any], *, recomputes: bool = False) -> nn.Module:
+    model: Any = registry.hollow({k: definition[k] for k in ("architecture", "config")})
+    if recomputes:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return cast(nn.Module, model.train())
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_transformers_model_ends_where_one_process_ends(recomputes):
+    """Tied weights, rotary buffers, tuples and keywords between modules."""
+
+    class Llama(Training):
+        @property
+        def units(self) -> Units:
+            return Units.of_model(registry.layout_of(llama(LLAMA)))
+
+    training = Llama(model=LLAMA, steps=3, hollow=partial(llama, recomputes=recomputes))
+    ranks = sharded.threads(2, sharded.trained(training))
+
+    wanted = registry.build({k: LLAMA[k] for k in ("architecture", "config")})
+    found = training.units.layout.views(weights(training, ranks))
+    with torch.no_grad():
+        for name, values in training.initial().items():
+            wanted.get_parameter(name).copy_(values)
+    after, _, _ = sharded.stepped_alone(training, wanted)
+    assert all((found[name] - after[name]).norm() <= 1e-4 * after[name].norm() for name in after)
 
 
 def alone_engine(model: nn.Module, ranks: Collectives, clock: Clock) -> Engine:
