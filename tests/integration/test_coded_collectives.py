@@ -210,6 +210,22 @@ def test_size_of_chunks_changes_no_bit(way):
     assert equal(large, small)
 
 
+@every_way
+def test_many_chunks_pass_through_mailboxes_that_hold_one(way):
+    """Who sends in another order than the next rank takes would fill its mailbox and wait."""
+    length = 3 * 7 * GROUP_ELEMENTS + 5
+
+    def work(ranks: Collectives) -> Tensor:
+        own = torch.full((length,), float(ranks.rank + 1))
+        ranks.all_reduce(key(), own, codec=INT8).wait()
+        return own
+
+    found = TRANSPORTS["grpc"](3, way, work, timeout_seconds=10.0)
+
+    assert equal(found, [found[0]] * 3)
+    assert float(found[0].sub_(6.0).abs().max()) < 0.2
+
+
 # What is drawn
 
 

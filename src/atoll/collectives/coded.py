@@ -8,7 +8,9 @@ gets what the bytes say. For a sum there are two ways, which give different bits
     ring     a partial sum is decoded, added to and encoded again at every hop, so it is rounded
              size - 1 times; the owner adds its own values as they are.
 
-Encoding runs a few chunks ahead of what has come, so that little memory holds bytes under way.
+Encoding runs a few chunks ahead of what has come, so that little memory holds bytes under way; a
+ring that gathers keeps one part's bytes until it has sent those of the turn before. A stream
+carries messages in the order in which they are taken, or what is wanted would wait behind others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -86,13 +88,15 @@ class CodedRing(_Coded):
         to = [post.after] if hops else []
         own = _begun(self._publish(key, first, shard, out, parts[post.rank], to))
         for turn, hop in enumerate(hops):
-            is_last = turn == len(hops) - 1
+            held: list[tuple[Span, Tensor]] = []  # goes on after all of this turn: as it is taken
             for piece in self._pieces(parts[hop.receives]):
                 payload = self._take(Label(key, first + turn, piece), post.before, until)
-                if not is_last:
-                    post.send(post.after, Label(key, first + turn + 1, piece), payload)
                 codecs.decode(self._coding, payload, piece.of(out))
+                held.append((piece, payload))
                 next(own, None)
+            _finish(own)
+            for piece, payload in held if hop is not hops[-1] else ():
+                post.send(post.after, Label(key, first + turn + 1, piece), payload)
         _finish(own)
 
     def reduce(
@@ -106,38 +110,31 @@ class CodedRing(_Coded):
     ) -> None:
         """`out` becomes the SUM of this rank's part; two ranks at least."""
         post = self._post
-        hops = schedule.ring_reduce(post.rank, post.size)
-        own = _begun(self._first(key, values, parts, hops[0].sends, residual))
-        for turn, hop in enumerate(hops):
-            is_last = turn == len(hops) - 1
-            part = parts[hop.receives]
-            coder = self._part_codec(key, "reduce", hop.receives)
-            for piece in self._pieces(part):
+        for turn, hop in enumerate(schedule.ring_reduce(post.rank, post.size)):
+            sending = _begun(self._passed_on(key, turn, values, parts, hop.sends, residual))
+            for piece in self._pieces(parts[hop.receives]):
                 payload = self._take(Label(key, turn, piece), post.before, until)
-                partial = piece.of(values)  # used up, so the sum takes their place
-                codecs.fold(self._coding, payload, partial)
-                if is_last:
-                    place(piece, part, out).copy_(partial)
-                else:
-                    again = coder.encode(partial, inside(piece, part), kept(piece, residual))
-                    post.send(post.after, Label(key, turn + 1, piece), again)
-                next(own, None)
-        _finish(own)
+                # The own values are used up, so the sum takes their place.
+                codecs.fold(self._coding, payload, piece.of(values))
+                next(sending, None)
+            _finish(sending)
+        out.copy_(parts[post.rank].of(values))
 
-    def _first(
+    def _passed_on(
         self,
         key: Key,
+        turn: int,
         values: Tensor,
         parts: Sequence[Span],
         owner: int,
         residual: Tensor | None,
     ) -> Iterator[None]:
-        """The part whose sum begins at this rank."""
+        """A partial sum, which lies in `values`; after all of the turn before, as it is taken."""
         post, part = self._post, parts[owner]
         coder = self._part_codec(key, "reduce", owner)
         for piece in self._pieces(part):
             payload = coder.encode(piece.of(values), inside(piece, part), kept(piece, residual))
-            post.send(post.after, Label(key, 0, piece), payload)
+            post.send(post.after, Label(key, turn, piece), payload)
             yield
 
 
