@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from atoll.blobs.base import Blobs
-from atoll.errors import AtollError, StateDamaged, StoreError
+from atoll.errors import AtollError, ConfigError, StateDamaged, StoreError
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
@@ -86,6 +86,12 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout, told: int = 0) -> F
         damages += _records(t)
         storage = retention.storage_of(t)
         kept = retention.kept_from(t, storage)
+        if manifests.first.any_strategy.by_step:
+            raise ConfigError(
+                "a repair goes back by replaying contributions, and a sharded run has none; "
+                "restore the state directory from a copy, or start a new run from an exported "
+                "checkpoint (model.start_from)"
+            )
         # What an earlier repair had to do without is no news, and no less missing.
         known = retention.replay_start(t, storage)
     published = _published(rounds)
