@@ -95,6 +95,7 @@ def checked(home):
     stores = stores_in(home)
     with closing(stores.ledger), closing(stores.blobs):
         manifest = recorded.manifest_of(stores.ledger)
+        assert manifest is not None
         layout = recorded.layout_of(manifest)
         report = auditing.audit(stores.ledger, stores.blobs, layout=layout, with_replay=False)
         assert report.clean, report.problems
