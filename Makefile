@@ -8,8 +8,10 @@ QUICK := tests/unit tests/contract
 
 .PHONY: demo test check format bench proto wheel clean
 
+# STRATEGY=sharded: two ranks that hold a part of the model each.
+STRATEGY ?= quickstart
 demo: $(STAMP)
-	$(BIN)/atoll demo examples/quickstart.toml
+	$(BIN)/atoll demo examples/$(STRATEGY).toml
 
 test: $(STAMP) lint
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests

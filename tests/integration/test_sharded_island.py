@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from atoll import torch_threads
+from atoll.data import registry as datasets
+from atoll.errors import ConfigError
 from atoll.island.sharded import trainer
 from atoll.island.sharded.run import ShardedRun
 from atoll.island.state.store import IslandIdentity
+from atoll.models import gpt
+from atoll.models import registry as models
 from atoll.simulate.fibers import Scheduler
 from atoll.simulate.sea import Sea
 from atoll.strategies.sharded.saves import Saves
@@ -51,6 +55,7 @@ class World:
         self.fibers = {}
         self.beside = {}
         self.steps = {}
+        self.script = lambda run, after_step: trainer.train(run, after_step=after_step)
 
     def start(self, index):
         name = f"rank-{index}"
@@ -78,7 +83,7 @@ class World:
             self.steps[name] = run.steps
             self.scheduler.sleep(0.1)
 
-        trainer.train(run, after_step=after_step)
+        self.script(run, after_step)
 
     def kill(self, index):
         name = f"rank-{index}"
@@ -334,3 +339,61 @@ def test_save_that_nobody_holds_right_leads_to_an_older_state(tmp_path):
 
     assert [group.restore.step for group in coordinator.formed][-1] == 4
     assert coordinator.committed == 3
+
+
+# Scripts
+
+
+def own_loop(run, after_step):
+    """What a training script writes; the model has no memory of its own."""
+    model = models.hollow(run.manifest.model.definition)
+    dataset = datasets.open_dataset(run.manifest.data.definition)
+    run.load(model, evaluate=gpt.loss_sum)
+    for rows in run.batches(dataset):
+        loss = gpt.loss(model, rows)
+        loss.backward()
+        run.step(loss=loss)
+        after_step()
+
+
+def test_script_trains_as_the_built_in_loop_does(tmp_path):
+    world = World(tmp_path / "a", wanted=2, **{"sharded.micro_batches": 2})
+    world.script = own_loop
+    begun(world, 2)
+    world.run()
+    built_in = trained(tmp_path / "b", 2, **{"sharded.micro_batches": 2})
+
+    assert torch.equal(world.weights()[1], built_in.weights()[1])
+
+
+def refused(world, script):
+    world.script = script
+    begun(world, 1)
+    with pytest.raises(ConfigError) as caught:
+        world.run()
+    return str(caught.value)
+
+
+def test_optimizer_of_a_script_is_refused_by_name(tmp_path):
+    def script(run, _):
+        model = models.build(run.manifest.model.definition)
+        run.load(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+    assert "the optimizer is the run's" in refused(World(tmp_path, wanted=1), script)
+
+
+def test_batch_without_a_step_is_refused(tmp_path):
+    def script(run, _):
+        model = models.hollow(run.manifest.model.definition)
+        run.load(model)
+        for rows in run.batches(datasets.open_dataset(run.manifest.data.definition)):
+            gpt.loss(model, rows).backward()
+
+    assert "run.step(loss=...) must be called" in refused(World(tmp_path, wanted=1), script)
+
+
+def test_step_without_a_batch_is_refused(tmp_path):
+    def script(run, _):
+        run.step(loss=1.0)
+
+    assert "once for every batch" in refused(World(tmp_path, wanted=1), script)

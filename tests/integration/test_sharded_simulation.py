@@ -18,6 +18,7 @@ from atoll.versions import recorded
 from tests import clusters
 
 ROUNDS = 4
+HEARTBEAT_TIMEOUT = 2.0
 STEP_SECONDS = 0.6  # a save is known to be consistent before the next step is made
 TABLE = {
     "strategy": "sharded",
@@ -34,13 +35,13 @@ TABLE = {
     "evaluate.every": 1,
     "stop.rounds": ROUNDS,
     "heartbeat_interval": 0.5,
-    "heartbeat_timeout": 2.0,
+    "heartbeat_timeout": HEARTBEAT_TIMEOUT,
     "membership.min_workers": 2,
     "sharded.save_every": 2,
     "sharded.checkpoint_every": 2,
     "sharded.deadline_seconds": 5.0,
 }  # fmt: skip
-MOST_SECONDS = TABLE["heartbeat_timeout"] + 10.0  # from a failure to the next step
+MOST_SECONDS = HEARTBEAT_TIMEOUT + 10.0  # from a failure to the next step
 
 
 class Watched(SimulatedCluster):
@@ -95,6 +96,7 @@ def checked(home):
     stores = stores_in(home)
     with closing(stores.ledger), closing(stores.blobs):
         manifest = recorded.manifest_of(stores.ledger)
+        assert manifest is not None
         layout = recorded.layout_of(manifest)
         report = auditing.audit(stores.ledger, stores.blobs, layout=layout, with_replay=False)
         assert report.clean, report.problems
@@ -222,3 +224,20 @@ def test_below_min_workers_a_replacement_is_waited_for(tmp_path):
 def stored_groups(home):
     with closing(engines.open_ledger(home / "ledger.sqlite")) as ledger, ledger.reading() as t:
         return t.groups.all()
+
+
+def test_twelve_ranks_in_two_regions_form_a_ring_region_by_region(tmp_path):
+    """Odd and even ranks are 80 ms apart, so each ring of six is closed but for two borders."""
+    changes = {"membership.min_workers": 12, "stop.rounds": 1, "inner.batch": 12}
+    far = [[0.0 if (a + b) % 2 == 0 else 0.08 for b in range(12)] for a in range(12)]
+    file = clusters.run_file({**TABLE, **changes})
+
+    result = cluster.simulate(file, islands=12, latencies=far, directory=tmp_path / "far")
+    near = cluster.simulate(file, islands=12, directory=tmp_path / "near")
+
+    names = [m.worker_id for m in stored_groups(tmp_path / "far")[-1].members]
+    regions = [int(name.rpartition("-")[2]) % 2 for name in names]
+    assert regions == [0] * 6 + [1] * 6
+    assert names[:6] == sorted(names[:6]) and names[6:] == sorted(names[6:])
+    assert result.virtual_seconds > near.virtual_seconds + 1.0
+    assert result.status.version == 1

@@ -27,6 +27,7 @@ from atoll.launch.local import LocalCoordinator, LocalIsland, Tokens
 from atoll.proof import audit, losses
 from atoll.protocol.messages import Status, StatusRequest
 from atoll.simulate.cluster import worker_name
+from atoll.strategies import registry
 
 POLL_SECONDS = 0.25
 LIMIT_SECONDS = 900.0
@@ -46,6 +47,8 @@ class Summary:
     bytes_sent: int  # by all islands
     bytes_received: int
     all_reduce_bytes: int  # what all-reduce every step would have sent, all islands, ring, fp32
+    exchanged_bytes: int  # of a sharded run: what its ranks sent each other, by calculation
+    steps: int  # of a sharded run: those that it consists of
     seconds: float
     digest: str | None
     audit_clean: bool
@@ -168,6 +171,7 @@ def _summary(
         report = audit.audit(run.ledger, run.blobs, layout=run.layout, with_replay=True)
         with run.ledger.reading() as t:
             held_out = losses.held_out_losses(t)
+        by_step = registry.any_of(run.manifest).by_step
         steps = report.tokens // (run.manifest.inner.batch * dataset.block)
         # What one island sends in one ring all-reduce of fp32 gradients.
         ring_bytes = 2 * run.layout.nbytes * (len(results) - 1) // len(results)
@@ -175,13 +179,16 @@ def _summary(
         rounds=report.rounds,
         islands=len(results),
         tokens=report.tokens,
-        loss_first=held_out.get(0),
+        loss_first=held_out.get(1 if by_step else 0),
         loss_last=held_out.get(report.rounds),
         unigram_entropy=data.unigram_entropy(dataset),
         tokens_per_second={r["worker_id"]: r["tokens_per_second"] for r in results},
         bytes_sent=sum(r["bytes_sent"] for r in results),
         bytes_received=sum(r["bytes_received"] for r in results),
-        all_reduce_bytes=ring_bytes * steps,
+        all_reduce_bytes=0 if by_step else ring_bytes * steps,
+        # Two gathers and a reduction of the model, each all but a rank's own part.
+        exchanged_bytes=3 * ring_bytes // 2 * len(results) * steps if by_step else 0,
+        steps=steps if by_step else 0,
         seconds=seconds,
         digest=report.digest,
         audit_clean=report.clean,
@@ -190,20 +197,19 @@ def _summary(
 
 
 def _show(summary: Summary, *, kept: Path | None) -> None:
-    saved = summary.all_reduce_bytes / max(1, summary.bytes_sent)
-    all_reduce = f"{output.size(summary.all_reduce_bytes)} ({saved:.0f}x)"
     clean = f"clean, {summary.audit_replayed_rounds} rounds replayed bit for bit"
+    if summary.steps:
+        clean = f"clean, {summary.rounds} checkpoints"
     rates = ", ".join(f"{n} {v:.0f}" for n, v in sorted(summary.tokens_per_second.items()))
     rows: list[tuple[str, str | None]] = [
         ("rounds", str(summary.rounds)),
+        *([("steps", str(summary.steps))] if summary.steps else []),
         ("tokens", str(summary.tokens)),
         ("held-out loss, first", output.number(summary.loss_first)),
         ("held-out loss, last", output.number(summary.loss_last)),
         ("unigram entropy of the data", output.number(summary.unigram_entropy)),
         ("tokens/s", rates),
-        ("sent by islands", output.size(summary.bytes_sent)),
-        ("received by islands", output.size(summary.bytes_received)),
-        ("all-reduce every step would send", all_reduce),
+        *_traffic(summary),
         ("audit", clean if summary.audit_clean else "NOT clean; run `atoll audit --replay`"),
         ("params digest", (summary.digest or "")[:16] + "…"),
         ("time", f"{summary.seconds:.0f} s"),
@@ -211,3 +217,21 @@ def _show(summary: Summary, *, kept: Path | None) -> None:
     output.console.print(output.table(None, (f"{summary.islands} islands", ""), rows))
     if kept is not None:
         output.say(f"state kept in {str(kept)!r}: atoll export {kept} -o model.safetensors")
+
+
+def _traffic(summary: Summary) -> list[tuple[str, str | None]]:
+    """What travelled: to and from the coordinator, and beside it."""
+    if summary.steps:
+        return [
+            ("weights and gradients between ranks", output.size(summary.exchanged_bytes)),
+            ("checkpoints to the coordinator", output.size(summary.bytes_sent)),
+        ]
+    saved = summary.all_reduce_bytes / max(1, summary.bytes_sent)
+    return [
+        ("sent by islands", output.size(summary.bytes_sent)),
+        ("received by islands", output.size(summary.bytes_received)),
+        (
+            "all-reduce every step would send",
+            f"{output.size(summary.all_reduce_bytes)} ({saved:.0f}x)",
+        ),
+    ]

@@ -8,12 +8,14 @@ import typer
 from atoll.cli import output
 from atoll.cli.options import SimulateOptions
 from atoll.errors import ConfigError
+from atoll.simulate import rank_faults
 from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults import seeds as naming
 from atoll.simulate.faults.invariants.base import INVARIANTS
 from atoll.simulate.faults.run import Outcome
 from atoll.simulate.faults.scenario import Size
 
+SHARDED = "sharded"
 SHOWN_EVERY = 25  # seeds between two lines of progress
 
 
@@ -39,6 +41,9 @@ def faults(options: SimulateOptions) -> None:
     if options.speeds is not None:
         given = f"draws speeds itself, so --speeds {options.speeds!r} has no effect"
         raise ConfigError(f"--faults {given}; leave it out")
+    if options.strategy_name == SHARDED:
+        _faults_of_ranks(options, first)
+        return
     size = Size(options.islands, options.rounds, options.strategy_name, options.mode_name)
     wanted = naming.parse("1" if options.seeds is None else options.seeds, first=first)
     total: Counter[str] = Counter()
@@ -67,6 +72,28 @@ def faults(options: SimulateOptions) -> None:
     else:
         _show(outcome, total, seeds=len(wanted), failed=len(failures))
     if failures:
+        raise typer.Exit(1)
+
+
+def _faults_of_ranks(options: SimulateOptions, first: int) -> None:
+    """The same for sharded runs, whose ranks train for real."""
+    for name, value in (("islands", options.islands), ("rounds", options.rounds)):
+        if value is not None:
+            given = f"--{name} {value} with --strategy {SHARDED}, whose seeds draw it"
+            raise ConfigError(f"{given}; leave it out")
+    wanted = naming.parse("1" if options.seeds is None else options.seeds, first=first)
+    found = [rank_faults.run(number) for number in wanted]
+    failed = [outcome for outcome in found if outcome.problem]
+    if options.as_json:
+        told = [asdict(outcome) for outcome in failed]
+        output.print_json({"seeds": [wanted.start, wanted.stop], "failed": told})
+    for outcome in [] if options.as_json else failed:
+        output.say(f"seed {outcome.seed}: {outcome.problem}")
+        output.say(f"repeat it with: atoll simulate --faults {outcome.seed} --strategy {SHARDED}")
+    if not options.as_json:
+        groups = sum(outcome.groups for outcome in found)
+        output.say(f"{len(found)} seeds, {groups} groups, {len(failed)} seeds failed")
+    if failed:
         raise typer.Exit(1)
 
 

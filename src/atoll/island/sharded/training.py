@@ -15,8 +15,8 @@ from atoll.data import batches as batching
 from atoll.data.base import Dataset
 from atoll.errors import ConfigError, ProtocolError
 from atoll.island.prefetch import RowPrefetch
+from atoll.island.sharded import restore as restoring
 from atoll.island.sharded.errands import Spawn
-from atoll.island.sharded.restore import restore
 from atoll.island.sharded.saving import RoundEnd, Saving
 from atoll.island.sharded.shield import Shield
 from atoll.island.sharded.source import SaveSource
@@ -100,7 +100,7 @@ class Training:
         """Tries the group's sums, and loads what it goes back to; the last step that is in it."""
         place, wanted = self.place, self._wanted()
         probe.check_sums(place.peers, group=place.number)
-        restore(
+        restoring.restore(
             wanted,
             self._holding,
             lambda section, start, data: self._shard.write(SAVED[section], start, data),

@@ -1,0 +1,37 @@
+"""`make demo STRATEGY=sharded`: two ranks as processes, 50 steps, and the simulation's digest."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from atoll.cli.app import app
+
+pytestmark = pytest.mark.xdist_group("sharded-demo")
+
+RUN_FILE = str(Path(__file__).parents[2] / "examples" / "sharded.toml")
+
+
+def said(*words: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    return said("demo", RUN_FILE)
+
+
+def test_two_ranks_train_fifty_steps_and_end_cleanly(shown: dict[str, Any]) -> None:
+    assert (shown["islands"], shown["steps"], shown["rounds"]) == (2, 50, 5)
+    assert shown["audit_clean"]
+    assert shown["loss_last"] < shown["loss_first"] < shown["unigram_entropy"]
+
+
+def test_demo_and_simulation_end_in_one_digest(shown: dict[str, Any]) -> None:
+    assert said("simulate", RUN_FILE, "--islands", "2")["digest"] == shown["digest"]

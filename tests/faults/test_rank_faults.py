@@ -1,0 +1,67 @@
+"""Sharded runs under faults that seeds draw; each must end as a calm one along the same groups."""
+
+import os
+
+import pytest
+
+from atoll.island.sharded import restore as restoring
+from atoll.island.sharded import training
+from atoll.simulate import rank_faults
+
+pytestmark = pytest.mark.xdist_group("rank-faults")
+
+SEEDS = int(os.environ.get("ATOLL_RANK_SEEDS", "6"))
+BITES = 2  # a seed whose ranks go back to a save of their disks
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_seed_ends_where_a_calm_training_ends(seed):
+    outcome = rank_faults.run(seed)
+
+    assert outcome.problem == ""
+    assert outcome.groups >= 1
+
+
+def test_same_seed_is_the_same_story():
+    assert rank_faults.drawn(7) == rank_faults.drawn(7) != rank_faults.drawn(8)
+
+
+def test_seeds_go_back_to_saves(monkeypatch):
+    """What the controls below change is used."""
+    sources = []
+    real = restoring.restore
+
+    def noting(wanted, *given, **more):
+        sources.append(wanted.source)
+        real(wanted, *given, **more)
+
+    monkeypatch.setattr(restoring, "restore", noting)
+    rank_faults.run(BITES)
+
+    assert "save" in sources
+
+
+def test_control_restore_that_forgets_a_moment_is_found(monkeypatch):
+    real = restoring.restore
+
+    def forgetful(wanted, new, put, **more):
+        def without(section, start, data):
+            put(section, start, bytes(len(data)) if section == 2 else data)
+
+        real(wanted, new, put if wanted.source == "initial" else without, **more)
+
+    monkeypatch.setattr(restoring, "restore", forgetful)
+
+    assert "a calm training" in rank_faults.run(BITES).problem
+
+
+def test_control_skipped_step_after_going_back_is_found(monkeypatch):
+    real = training.Training.restore
+
+    def skipping(self):
+        step = real(self)
+        return step + (step > 0)
+
+    monkeypatch.setattr(training.Training, "restore", skipping)
+
+    assert rank_faults.run(BITES).problem != ""

@@ -1,0 +1,195 @@
+"""Ranks of a sharded run as processes: killed, stopped and continued; their coordinator killed.
+
+One run meets all of it, one after the other, and must end in the digest of a calm training along
+the groups that it records.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from atoll.client.http import HttpClient
+from atoll.clock import SystemClock
+from atoll.errors import AtollError
+from atoll.launch import local, state
+from atoll.launch.local import LocalCoordinator, LocalIsland
+from atoll.ledger.records import GroupRecord
+from atoll.proof import audit as auditing
+from atoll.protocol.control import ControlRequest
+from atoll.protocol.messages import Status, StatusRequest
+from atoll.simulate import lineage
+from atoll.versions import recorded
+from tests.processes import LIMIT_SECONDS, TOKENS
+
+pytestmark = pytest.mark.xdist_group("sharded-killed")
+
+HEARTBEAT_TIMEOUT = 3.0
+MOST_SECONDS = HEARTBEAT_TIMEOUT + 10.0  # from a failure to the next step
+RUN_FILE = f"""
+name = "sharded-killed"
+strategy = "sharded"
+seed = 3
+heartbeat_interval = 0.5
+heartbeat_timeout = {HEARTBEAT_TIMEOUT}
+[model]
+architecture = "gpt"
+vocab = 16
+block = 8
+layers = 2
+heads = 2
+width = 8
+[data]
+kind = "synthetic"
+seed = 1
+rows = 500
+held_out_rows = 4
+block = 8
+vocab = 16
+[inner]
+batch = 7
+lr = 1e-3
+[sharded]
+save_every = 5
+checkpoint_every = 2
+deadline_seconds = 10
+[evaluate]
+every = 0
+[stop]
+rounds = 100000
+"""
+
+
+@dataclass
+class Ranks:
+    """The processes of one run; whoever is left ends with the test."""
+
+    home: Path
+    held: ExitStack
+    clock: SystemClock = field(default_factory=SystemClock)
+    islands: dict[str, LocalIsland] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # from each failure to the next step
+
+    def serve(self, port: int = 0) -> None:
+        file = self.home / "run.toml"
+        file.write_text(RUN_FILE)
+        options = ["--stay", "--port", str(port)]
+        self.coordinator: LocalCoordinator = local.start_coordinator(
+            file, self.home / "state", tokens=TOKENS, options=options
+        )
+        self.held.callback(self.coordinator.kill)
+        self.coordinator.wait_ready(timeout_seconds=LIMIT_SECONDS)
+        self.link = HttpClient(self.coordinator.url, token=TOKENS.admin)
+        self.held.callback(self.link.close)
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            self.islands[name] = island = local.start_island(
+                self.coordinator.url, self.home / name, worker_id=name, tokens=TOKENS
+            )
+            self.held.callback(island.kill)
+
+    def status(self) -> Status:
+        return self.link.send(StatusRequest())
+
+    def wait(self, what: str, holds: Callable[[Status], object]) -> Status:
+        deadline = self.clock.now() + LIMIT_SECONDS
+        while self.clock.now() < deadline:
+            try:
+                status = self.status()
+            except AtollError:
+                continue
+            if holds(status):
+                return status
+            self.clock.sleep(0.05)
+        logs = "\n".join(island.log_tail(1500) for island in self.islands.values())
+        raise AssertionError(f"{what} did not come; {self.coordinator.log_tail()}\n{logs}")
+
+    def training(self, *names: str) -> Status:
+        """Waits until exactly these train together and have saved since."""
+        self.wait(f"a group of {names}", lambda s: set(s.ring) == set(names))
+        return self.wait("its first save", lambda s: set(s.ring) == set(names) and s.consistent)
+
+    def timed(self, failure: str, *names: str) -> None:
+        """Waits until these have made a step after a failure that has just happened."""
+        began, before = self.clock.now(), self.status().group
+        self.wait(f"a group after {failure}", lambda s: set(s.ring) == set(names))
+        number = self.status().group
+        assert number != before
+        steps = {w.worker_id: w.telemetry.tokens for w in self.status().workers}
+        self.wait(
+            "a step",
+            lambda s: all(
+                w.telemetry.tokens > steps[w.worker_id] for w in s.workers if w.worker_id in names
+            ),
+        )
+        self.seconds[failure] = self.clock.now() - began
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with ExitStack() as held:
+        found = Ranks(tmp_path_factory.mktemp("sharded-killed"), held)
+        found.serve()
+        found.join("a", "b", "c")
+        found.training("a", "b", "c")
+
+        os.kill(found.islands["b"].pid, signal.SIGKILL)
+        found.timed("a killed rank", "a", "c")
+
+        os.kill(found.islands["c"].pid, signal.SIGSTOP)
+        found.timed("a stopped rank", "a")
+        os.kill(found.islands["c"].pid, signal.SIGCONT)
+        found.training("a", "c")
+
+        port = int(found.coordinator.url.rpartition(":")[2])
+        version = found.status().version
+        group = found.status().group
+        found.coordinator.kill()
+        found.serve(port)
+        after = found.wait("a checkpoint after it", lambda s: s.version > version)
+        assert after.group == group
+
+        found.join("d")
+        found.training("a", "c", "d")
+
+        found.link.send(ControlRequest(action="stop"))
+        for name in ("a", "c", "d"):
+            assert found.islands[name].wait(timeout_seconds=LIMIT_SECONDS) == 0
+        found.coordinator.terminate()
+        found.coordinator.wait(timeout_seconds=LIMIT_SECONDS)
+        yield found
+
+
+def groups_of(ranks: Ranks) -> list[GroupRecord]:
+    with state.at_rest(ranks.home / "state") as (ledger, _), ledger.reading() as t:
+        return t.groups.all()
+
+
+def test_training_goes_on_within_the_heartbeat_timeout_and_ten_seconds(ranks: Ranks) -> None:
+    assert set(ranks.seconds) == {"a killed rank", "a stopped rank"}
+    assert max(ranks.seconds.values()) < MOST_SECONDS
+
+
+def test_survivors_went_back_to_a_save_and_not_to_the_start(ranks: Ranks) -> None:
+    members = [[m.worker_id for m in group.members] for group in groups_of(ranks)]
+    after_kill = next(g for g in groups_of(ranks) if [m.worker_id for m in g.members] == ["a", "c"])
+
+    assert ["a", "b", "c"] in members and ["a", "c", "d"] in members
+    assert after_kill.step > 0
+
+
+def test_records_are_sound_and_end_where_a_calm_training_ends(ranks: Ranks) -> None:
+    with state.at_rest(ranks.home / "state") as (ledger, blobs):
+        manifest = recorded.manifest_of(ledger)
+        assert manifest is not None
+        layout = recorded.layout_of(manifest)
+        report = auditing.audit(ledger, blobs, layout=layout, with_replay=False)
+        again = lineage.retrained(ledger)
+
+    assert report.clean, report.problems
+    assert report.digest == again
