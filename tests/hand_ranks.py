@@ -112,12 +112,12 @@ class Sea:
         self.sharded = registry.sharded(self.manifest)
         self.clock = ManualClock()
         self.dialled: list[tuple[str, int]] = []
-        self._open()
+        self.open_stores()
         if alone(self.stores.ledger).run.get() is None:
             self._create()
         self.coordinator = self._coordinator()
 
-    def _open(self) -> None:
+    def open_stores(self) -> None:
         self.stores: Stores = stores_in(self.home)
         self.ledger, self.blobs = self.stores.ledger, self.stores.blobs
 
@@ -153,7 +153,7 @@ class Sea:
         """Ends this life without a word and opens the directory again, on a clock of its own."""
         self.close()
         self.clock = ManualClock(1e6, wall_start=self.clock.wall() + 1)
-        self._open()
+        self.open_stores()
         self.coordinator = self._coordinator()
         return self
 

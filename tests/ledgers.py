@@ -11,16 +11,21 @@ from atoll.ledger.connection import Connection, Mode
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.postgres import connect
 from atoll.ledger.records import (
+    CheckpointRecord,
     ContributionRecord,
     DatasetRecord,
     EvaluationRecord,
+    GroupRecord,
     LeaseRecord,
     ManifestRecord,
+    PartRecord,
     Published,
     QueueRecord,
+    RankRecord,
     RoundPlan,
     RoundState,
     RunRecord,
+    SaveRecord,
     SnapshotRecord,
 )
 from atoll.ledger.sqlite.database import SqliteDatabase
@@ -188,7 +193,7 @@ def contribution(worker_id: str = "a", **changes: object) -> ContributionRecord:
 
 
 # Changes only with `play` or with the tables; every engine must give this same value.
-STATE_OF_PLAY = "c804b1f5df0d7fac797b90d551f14ef250aac9d81c568e6a2a4d67bdef30b370"
+STATE_OF_PLAY = "1b12054a122e0d9b6383e8fecdc69965e74671e37ddfe15935c1c3743798082b"
 
 
 def play(ledger: Ledger) -> None:
@@ -217,6 +222,16 @@ def play(ledger: Ledger) -> None:
     units = replace(lease(3, "a", 2**39, 2**40), dataset_id="d" * 16, shuffle_seed=2**62, unit=500)
     begin(ledger, replace(plan(3, [units]), queues=(queue,)))
     alone(ledger).contributions.accept(contribution("a", round=3))
+    ranks = (RankRecord(0, "B", 2, "10.0.0.1:4000", "pem"), RankRecord(1, "a", 1, "[::1]:1", ""))
+    alone(ledger).groups.form(GroupRecord(9, 0.5, ranks, step=2**40))
+    alone(ledger).groups.decide(9, round_number=3, goes_on=False)
+    alone(ledger).saves.add(SaveRecord(9, 2**41, 1, "own", "before"))
+    alone(ledger).checkpoints.add(
+        CheckpointRecord(2, 2**41, 9, ("B", "a"), ("p0", "p1"), ("b0", "b1"), 8, 2**33, 0.1)
+    )
+    alone(ledger).checkpoints.report(
+        PartRecord(3, 9, 1, "a", "part", "blob", 2**40, 0.1 + 0.2, 2**33, -0.0, 4)
+    )
 
 
 # Moves of a ledger whose round 1 is open

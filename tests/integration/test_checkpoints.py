@@ -7,16 +7,23 @@ import pytest
 
 from atoll.errors import (
     BlobMissing,
+    ConfigError,
     Conflict,
     FrameError,
     FrameTooLarge,
     ProtocolError,
     StaleGroup,
+    StateDamaged,
+    StorageFull,
     WrongRound,
 )
+from atoll.launch import repair
 from atoll.layout import byte_view
 from atoll.ledger import chain
 from atoll.ledger.records import CheckpointRecord, LeaseState, RoundState
+from atoll.ledger.tables.groups import CheckpointTable, SaveTable
+from atoll.ledger.tables.leases import LeaseTable
+from atoll.ledger.tables.rounds import RoundTable
 from atoll.protocol.messages import Identity
 from atoll.protocol.sharded import SaveReport
 from atoll.sums import digest as digests
@@ -566,7 +573,7 @@ def test_retention_keeps_the_newest_checkpoints_and_drops_what_was_never_committ
     }
     assert left not in stored
     report = sea.audit()
-    assert (report.clean, report.pruned, report.replayed_rounds) == (True, 2, 2)
+    assert (report.clean, report.pruned, report.checkpoints_read) == (True, 2, 2)
 
 
 def test_audit_finds_a_changed_blob_a_changed_record_and_rows_that_are_not_done(sea, trio):
@@ -611,3 +618,90 @@ def test_audit_reads_the_weights_that_the_digest_is_of(sea, trio):
 
     assert "tensor 'embedding' of the stored weights differs" in problems["weights"]
     assert "weights" not in {p.what for p in sea.audit(with_replay=False).problems}
+
+
+def test_start_is_refused_when_a_part_of_the_newest_checkpoint_is_gone(sea, trio):
+    sea.trained(trio, 1)
+    sea.settle()
+    gone = checkpoint(sea).blobs[1]
+    (sea.home / "blobs" / gone[:2] / gone).unlink()
+
+    with pytest.raises(StateDamaged, match=f"blob {gone} of the checkpoint of round 1"):
+        sea.restart()
+
+
+def test_report_that_crosses_the_commit_is_answered_as_committed(sea, trio, monkeypatch):
+    """The checkpoint is recorded between two looks of the same report."""
+    sea.trained(trio, 1)
+
+    def settled(*_: object) -> bool:
+        sea.settle()
+        return True
+
+    monkeypatch.setattr(sea.coordinator.checkpoints.uploads, "is_stored", settled)
+
+    assert trio[0].tell_part(1).committed
+
+
+def test_disk_without_room_keeps_the_checkpoint_for_later(sea, trio, monkeypatch):
+    sea.trained(trio, 1)
+    whole = sea.coordinator.checkpoints.commit_due
+
+    def full() -> bool:
+        raise StorageFull
+
+    monkeypatch.setattr(sea.coordinator.checkpoints, "commit_due", full)
+    assert sea.settle() == 0
+    assert sea.coordinator.status().storage_full
+    monkeypatch.setattr(sea.coordinator.checkpoints, "commit_due", whole)
+    sea.clock.advance(seconds=2.0)
+
+    assert sea.settle() == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "method"),
+    [
+        (SaveTable, "drop_below"),
+        (LeaseTable, "finish"),
+        (RoundTable, "checkpoint"),
+        (CheckpointTable, "add"),
+    ],
+)
+def test_crash_inside_the_commit_leaves_nothing_of_it(sea, trio, monkeypatch, table, method):
+    """Whatever the transaction had done, the next start has all the parts and commits again."""
+    sea.trained(trio, 1)
+    before = sea.state_hash()
+    with monkeypatch.context() as patch:
+        patch.setattr(table, method, crash)
+        with pytest.raises(Crash):
+            sea.coordinator.advance()
+
+    assert sea.state_hash() == before
+    sea.restart()
+    assert sea.settle() == 1
+    assert sea.coordinator.digest == digest_at(sea, 6)
+    assert sea.audit().clean
+
+
+class Crash(Exception):
+    """Ends what a coordinator is doing."""
+
+
+def crash(*_: object, **__: object) -> None:
+    raise Crash
+
+
+def test_repair_of_a_sharded_run_is_refused_and_changes_nothing(sea, trio):
+    sea.trained(trio, 1)
+    sea.settle()
+    gone = checkpoint(sea).blobs[1]
+    (sea.home / "blobs" / gone[:2] / gone).unlink()
+    before = sea.state_hash()
+    sea.close()
+
+    with pytest.raises(ConfigError, match="a sharded run has none; restore the state directory"):
+        repair.repair(sea.home)
+
+    sea.open_stores()
+    assert sea.ledger.state_hash() == before

@@ -7,7 +7,7 @@ import pytest
 from atoll.collectives.grpc.trust import Identity as RankIdentity
 from atoll.coordinator import handlers
 from atoll.coordinator.handlers import Arrival
-from atoll.coordinator.sharded.groups import FORMING_SECONDS, MEASURE_SECONDS, SHUN_SECONDS
+from atoll.coordinator.sharded.forming import FORMING_SECONDS, MEASURE_SECONDS, SHUN_SECONDS
 from atoll.errors import AddressUnreachable, Evicted, ProtocolError, StaleGroup
 from atoll.ledger.records import LeaseState
 from atoll.protocol.messages import AssignmentRequest

@@ -87,6 +87,8 @@ def _show(report: AuditReport) -> None:
         snapshot = f"the snapshot of round {report.replayed_from} (older blobs are pruned)"
         origin = snapshot if report.replayed_from else "the initial weights"
         replayed = f"{report.replayed_rounds} rounds rebuilt from {origin}"
+    if report.checkpoints_read is not None:
+        replayed = f"weights of {report.checkpoints_read} checkpoints read and compared"
     output.say(
         f"run {report.run_id}: {report.rounds} rounds, {report.contributions} contributions "
         f"({report.pruned} pruned), {report.rows} rows, {report.tokens} tokens"

@@ -51,7 +51,11 @@ def view(found: Status) -> Group:
         f"run {found.name} ({found.run_id}): {found.state}, round {found.version}{goal}, "
         f"{found.tokens} tokens{waiting}"
     )
+    ring = f"group {found.group}: {' -> '.join(found.ring)}" if found.group else ""
     notes = [
+        ring,
+        f"all ranks have saved step {found.consistent}" if found.consistent else "",
+        f"newest checkpoint at step {found.checkpoint}" if found.checkpoint else "",
         f"storage full: {found.storage_full}" if found.storage_full else "",
         f"{found.stale_contributions} stale contributions" if found.stale_contributions else "",
         f"{found.resyncs} resyncs" if found.resyncs else "",

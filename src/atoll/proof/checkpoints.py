@@ -125,7 +125,7 @@ def _check_blobs(
                     report.add(record.round, "nbytes", said)
                     return
         if with_digests:
-            report.replayed_rounds += 1
+            report.checkpoints_read = 1 + (report.checkpoints_read or 0)
             found = parts.digest_of(blobs, checkpoint.blobs, asked, layout)
             if found.root != record.master_digest:
                 tensor = digests.first_difference(layout, found.leaves, record.leaves or b"")

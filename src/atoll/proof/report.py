@@ -32,6 +32,7 @@ class AuditReport:
     staleness: int = 0  # the highest: rounds from the one a contribution was made for to its own
     replayed_from: int | None = None
     replayed_rounds: int = 0
+    checkpoints_read: int | None = None  # of a sharded run: whose weights were read and compared
     digest: str | None = None
     balance: list[EpochBalance] = field(default_factory=list)
     fragments: list[FragmentBalance] = field(default_factory=list)  # empty: there is one

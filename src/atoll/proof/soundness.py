@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from atoll.blobs.base import Blobs
-from atoll.errors import AtollError, StateDamaged, StoreError
+from atoll.errors import AtollError, ConfigError, StateDamaged, StoreError
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
@@ -68,7 +68,7 @@ def check_start(ledger: Ledger, blobs: Blobs) -> None:
     if not found:
         with ledger.reading() as t:
             waiting = t.rounds.unpublished()  # their contributions are not folded yet
-        found = _contribution_flaws(ledger, blobs, waiting)
+        found = _contribution_flaws(ledger, blobs, waiting) + _checkpoint_flaws(ledger, blobs)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise StateDamaged(f"{found[0]}{more}")
@@ -86,6 +86,12 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout, told: int = 0) -> F
         damages += _records(t)
         storage = retention.storage_of(t)
         kept = retention.kept_from(t, storage)
+        if manifests.first.any_strategy.by_step:
+            raise ConfigError(
+                "a repair goes back by replaying contributions, and a sharded run has none; "
+                "restore the state directory from a copy, or start a new run from an exported "
+                "checkpoint (model.start_from)"
+            )
         # What an earlier repair had to do without is no news, and no less missing.
         known = retention.replay_start(t, storage)
     published = _published(rounds)
@@ -200,6 +206,25 @@ def _contribution_flaws(
             part = f"the contribution of {c.worker_id!r} to round {c.round}"
             found.append(Damage(part, str(error), c.applied, blob=c.sha256))
     return found
+
+
+def _checkpoint_flaws(ledger: Ledger, blobs: Blobs) -> list[Damage]:
+    """Blobs of the newest checkpoint, and parts of the next one, that are not there.
+
+    By their names and sizes: each is hashed when it is first read.
+    """
+    with ledger.reading() as t:
+        newest, parts = t.checkpoints.newest(), t.checkpoints.every_part()
+    wanted = [] if newest is None else [(blob, newest.round) for blob in newest.blobs]
+    wanted += [(part.blob, part.round) for part in parts]
+    if not wanted:
+        return []
+    stored = {ref.sha256 for ref in blobs.stored()}
+    return [
+        Damage(f"blob {blob} of the checkpoint of round {number}", "it is missing", blob=blob)
+        for blob, number in wanted
+        if blob not in stored
+    ]
 
 
 def _starts(

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from atoll.blobs.base import BlobReader, Blobs
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.sharded import certificates
+from atoll.coordinator.sharded.boundaries import Boundaries
 from atoll.coordinator.sharded.checkpoints import Checkpoints
 from atoll.coordinator.sharded.groups import Groups
 from atoll.coordinator.sharded.intervals import Intervals
 from atoll.coordinator.sharded.part_uploads import PartRequest, PartStream
+from atoll.coordinator.sharded.saves import Saves
 from atoll.coordinator.sharded.status import ShardedReport
 from atoll.data.parts import Part
 from atoll.errors import BlobMissing, ProtocolError
@@ -44,6 +46,8 @@ class ShardedCoordinator(Authority):
     blobs: Blobs
     intervals: Intervals
     groups: Groups
+    saves: Saves
+    boundaries: Boundaries
     checkpoints: Checkpoints
     report: ShardedReport
 
@@ -103,7 +107,7 @@ class ShardedCoordinator(Authority):
         """The sender has saved its shard, and its predecessor's."""
         with self.refusals():
             self._enter(report.identity)
-            return self.groups.saved(report)
+            return self.saves.report(report)
 
     def part(self, report: PartReport, *, begun: bool = False) -> PartReply:
         """The sender's part of a checkpoint is uploaded; whether the checkpoint is recorded."""
@@ -115,7 +119,7 @@ class ShardedCoordinator(Authority):
         """How the sender's group goes on after a round."""
         with self.refusals():
             self._enter(request.identity, begun=begun)
-            return self.groups.boundary(request)
+            return self.boundaries.answer(request)
 
     def missing(self, report: MissingReport) -> None:
         """The sender did not reach others of its group."""

@@ -8,6 +8,7 @@ from atoll.coordinator.members.membership import Membership
 from atoll.coordinator.rounds.disk_space import DiskSpace
 from atoll.coordinator.sharded.groups import Groups
 from atoll.coordinator.sharded.intervals import Intervals
+from atoll.coordinator.sharded.saves import Saves
 from atoll.coordinator.shown import status as shown
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import CheckpointRecord, RoundRecord
@@ -26,6 +27,7 @@ class ShardedReport:
     manifests: Manifests
     intervals: Intervals
     groups: Groups
+    saves: Saves
     counters: Counters
     disk: DiskSpace
 
@@ -70,7 +72,7 @@ class ShardedReport:
             storage_full=self.disk.reason,
             group=0 if group is None else group.number,
             ring=() if group is None else tuple(m.worker_id for m in group.members),
-            consistent=self.groups.consistent(),
+            consistent=self.saves.consistent(),
             checkpoint=0 if checkpoint is None else checkpoint.step,
         )
 

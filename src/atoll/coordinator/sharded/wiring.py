@@ -10,9 +10,11 @@ from atoll.coordinator.member_wiring import Opened
 from atoll.coordinator.members.barriers import Barriers
 from atoll.coordinator.members.dialback import Dial
 from atoll.coordinator.rounds.disk_space import DiskSpace
+from atoll.coordinator.sharded.boundaries import Boundaries
 from atoll.coordinator.sharded.checkpoints import Checkpoints
 from atoll.coordinator.sharded.groups import Groups
 from atoll.coordinator.sharded.intervals import Intervals
+from atoll.coordinator.sharded.saves import Saves
 from atoll.coordinator.sharded.service import ShardedCoordinator
 from atoll.coordinator.sharded.status import ShardedReport
 from atoll.coordinator.stores import Stores
@@ -57,6 +59,7 @@ def wired(stores: Stores, clock: Clock, opened: Opened, *, dial: Dial) -> Sharde
         changed=changed,
     )
     checkpoints.groups = groups
+    saves = Saves(ledger, groups, intervals)
     largest = intervals.asked.save_bytes(layout, 0, manifests.first.manifest.membership.min_workers)
     disk = DiskSpace(blobs, clock, needed_bytes=largest)
     return ShardedCoordinator(
@@ -78,6 +81,8 @@ def wired(stores: Stores, clock: Clock, opened: Opened, *, dial: Dial) -> Sharde
         disk=disk,
         intervals=intervals,
         groups=groups,
+        saves=saves,
+        boundaries=Boundaries(groups, intervals, membership.control),
         checkpoints=checkpoints,
         report=ShardedReport(
             run_id=run.run_id,
@@ -86,6 +91,7 @@ def wired(stores: Stores, clock: Clock, opened: Opened, *, dial: Dial) -> Sharde
             manifests=manifests,
             intervals=intervals,
             groups=groups,
+            saves=saves,
             counters=counters,
             disk=disk,
         ),

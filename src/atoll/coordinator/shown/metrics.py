@@ -38,6 +38,10 @@ def _run(found: Status) -> Iterator[Metric]:
         "storage_full": ("Whether the disk has no room.", bool(found.storage_full)),
         "peak_memory_bytes": ("Of the coordinator.", used.ru_maxrss * 1024),
     }
+    if found.checkpoint or found.group:
+        gauges["group_ranks"] = ("Ranks of the group that trains.", len(found.ring))
+        gauges["consistent_step"] = ("Newest step that all ranks saved.", found.consistent)
+        gauges["checkpoint_step"] = ("Step of the newest checkpoint.", found.checkpoint)
     for last in found.history[-1:]:
         gauges["train_loss"] = ("Newest train loss.", last.train_loss)
         gauges["held_out_loss"] = ("Newest held-out loss.", last.evaluation_loss)
