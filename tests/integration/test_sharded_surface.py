@@ -1,9 +1,12 @@
 """What a script and `atoll join` may say in a sharded run; everything else is refused by name."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from atoll.clock import SystemClock
+from atoll.collectives.base import Key
 from atoll.errors import ConfigError
 from atoll.island.ranks.group import SOLO
 from atoll.island.sharded.grpc_host import GrpcHost
@@ -23,8 +26,10 @@ def manifest(tmp_path, **changes):
 
 
 def test_torchrun_is_refused_where_ranks_are_processes(tmp_path):
+    group: Any = Two()
+
     with pytest.raises(ConfigError, match=r"torchrun with 2 processes.*transport='grpc'"):
-        joining.check_place(manifest(tmp_path), Two(), is_rank=True, listen=None, advertise=None)
+        joining.check_place(manifest(tmp_path), group, is_rank=True, listen=None, advertise=None)
 
 
 @pytest.mark.parametrize("name", ["listen", "advertise"])
@@ -93,16 +98,16 @@ class Broken:
 
 
 def test_script_computes_on_with_zeros_until_somebody_asks():
-    inner = Broken()
-    shield = Shield(inner)
+    inner: Any = Broken()
+    shield, key = Shield(inner), Key(1, 1, "gather")
     out = torch.ones(3)
 
-    shield.all_gather("key", torch.ones(2), out).wait()
-    shield.reduce_scatter("key", torch.ones(3), out).wait()
+    shield.all_gather(key, torch.ones(2), out).wait()
+    shield.reduce_scatter(key, torch.ones(3), out).wait()
 
     assert torch.equal(out, torch.zeros(3))
     assert inner.calls == 1  # what comes after the first error is not begun at all
     with pytest.raises(ConfigError, match="over"):
         shield.check()
     with pytest.raises(ConfigError, match="over"):
-        shield.all_reduce("key", out)
+        shield.all_reduce(key, out)

@@ -20,6 +20,7 @@ from atoll.protocol.manifest import Manifest
 PLACES = {"data", "model"}
 # What says where to go, who this is and where its own things are.
 OWN = {
+    *("listen", "advertise"),  # where a rank of a sharded run is reached
     *("url", "token", "fingerprint", "worker_id", "state", "device", "json", "log_level"),
     *("parallel", "group_timeout"),  # how this machine places the ranks of its island
     *PLACES,

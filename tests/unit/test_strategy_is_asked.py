@@ -23,6 +23,7 @@ MAY_NAME = {
     "strategies/sharded/settings.py": {"FOREIGN"},
     "simulate/faults/scenario.py": {"settings"},
     "simulate/faults/seeds.py": {"given"},
+    "simulate/rank_faults.py": {"settings"},
 }
 NUMBERS = {"lead", "num_fragments"}
 SEQUENCES = {"fragments", "parts"}
