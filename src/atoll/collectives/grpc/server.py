@@ -1,6 +1,7 @@
 """A rank's own server: takes in what other ranks of the present group send, and nothing else."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,6 +38,8 @@ class RankServer:
     ) -> None:
         self._identity = identity
         self._door = Door()
+        self._trusted = b""  # by gRPC at present
+        self._trusted_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rank-server")
         self._server = grpc.server(
             self._pool, options=dial.options(), maximum_concurrent_rpcs=MAX_STREAMS
@@ -59,7 +62,9 @@ class RankServer:
             return self._server.add_insecure_port(listen)
         first = self._configuration(b"")
         credentials = grpc.dynamic_ssl_server_credentials(
-            first, self._fetched, require_client_authentication=True
+            first,
+            self._fetched,  # type: ignore[arg-type]  # None is documented, not in the stubs
+            require_client_authentication=True,
         )
         return self._server.add_secure_port(listen, credentials)
 
@@ -71,9 +76,19 @@ class RankServer:
             [(own.key_pem, own.certificate_pem)], trusted or own.certificate_pem
         )
 
-    def _fetched(self) -> "grpc.ServerCertificateConfiguration":
+    def _fetched(self) -> "grpc.ServerCertificateConfiguration | None":
+        """Whom to trust from this handshake on; None where that is as it was.
+
+        gRPC does not guard the exchange against handshakes under way, and an exchange at every one
+        of them crashed it now and then; so only when the group has changed.
+        """
         present = self._door.present
-        return self._configuration(b"" if present is None else present.group.certificates)
+        trusted = b"" if present is None else present.group.certificates
+        with self._trusted_lock:
+            if trusted == self._trusted:
+                return None
+            self._trusted = trusted
+        return self._configuration(trusted)
 
     @property
     def bulk_port(self) -> int:
