@@ -25,10 +25,20 @@ from atoll.protocol.messages import (
     RegisterRequest,
 )
 from atoll.protocol.samples import Sample, SamplesRequest
+from atoll.protocol.sharded import (
+    BoundaryRequest,
+    GroupRequest,
+    HeldSave,
+    MissingReport,
+    PartReport,
+    SaveReport,
+)
 from atoll.wire.proto import transfer_pb2
 from tests import served
 from tests.served import Served, Worker
 
+HASH = "0" * 64
+SAVE = HeldSave(step=1, group=1, rank=0, own=HASH, predecessor=HASH)
 SAMPLE = Sample(sequence=1, wall=1.0, round=1, step=1)
 
 
@@ -46,6 +56,7 @@ Send = Callable[[str, str, str | None, bytes | None], Answer]
 def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
     """A good message of every kind, which would change something if it were let in."""
     identity = worker.identity()
+    of_round = {"group": 1, "round": 1}
     newcomer = Worker(worker.served, f"newcomer-{secrets.token_hex(8)}")
     return {
         RegisterRequest: newcomer.registration(),
@@ -60,6 +71,14 @@ def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
         OuterRateRequest: OuterRateRequest(lr=1.0),
         BarrierRequest: BarrierRequest(name="walk", identity=identity),
         AllowRequest: AllowRequest(worker_id="nobody"),
+        # Of another kind of run than the walk's.
+        GroupRequest: GroupRequest(identity=identity),
+        SaveReport: SaveReport(identity=identity, save=SAVE),
+        PartReport: PartReport(
+            identity=identity, **of_round, step=1, part=HASH, blob=HASH, loss_sum=1.0, tokens=1
+        ),
+        BoundaryRequest: BoundaryRequest(identity=identity, **of_round),
+        MissingReport: MissingReport(identity=identity, group=1, step=1, missing=("nobody",)),
     }
 
 
@@ -178,4 +197,7 @@ def rpc_requests(worker: Worker, attendee: Worker) -> dict[str, Any]:
         "Upload": transfer_pb2.UploadPart(open=opened),
         "Download": transfer_pb2.DownloadRequest(identity=identity),
         "Presence": transfer_pb2.PresenceOpen(identity=present),
+        "PartOffset": transfer_pb2.PartOpen(identity=present),
+        "SendPart": transfer_pb2.PartPiece(open=transfer_pb2.PartOpen(identity=present)),
+        "Fetch": transfer_pb2.FetchRequest(identity=present),
     }

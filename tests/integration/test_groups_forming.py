@@ -8,7 +8,16 @@ from atoll.collectives.grpc.trust import Identity as RankIdentity
 from atoll.coordinator import handlers
 from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.sharded.forming import FORMING_SECONDS, MEASURE_SECONDS, SHUN_SECONDS
-from atoll.errors import AddressUnreachable, Evicted, ProtocolError, StaleGroup
+from atoll.errors import (
+    AddressUnreachable,
+    Evicted,
+    Fenced,
+    ManifestMismatch,
+    ProtocolError,
+    StaleGeneration,
+    StaleGroup,
+    UnknownWorker,
+)
 from atoll.ledger.records import LeaseState
 from atoll.protocol.messages import AssignmentRequest
 from tests.clusters import Cluster
@@ -475,3 +484,44 @@ def test_message_of_a_sharded_run_is_refused_in_a_run_in_rounds(sea, tmp_path):
     with pytest.raises(ProtocolError, match=r"^GroupRequest is not a message of run 'by-hand'"):
         handlers.answer(cluster.coordinator, a.question(), Arrival())
     cluster.close()
+
+
+# Identities
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"island_key": "9" * 64}, Fenced),
+        ({"incarnation": 7}, Fenced),
+        ({"worker_id": "stranger"}, UnknownWorker),
+        ({"generation": 99}, StaleGeneration),
+        ({"run_id": "another"}, ManifestMismatch),
+    ],
+    ids=["key", "life", "name", "generation", "run"],
+)
+def test_every_message_with_another_identity_is_refused_and_changes_nothing(
+    sea, monkeypatch, changes, error
+):
+    a, b = sea.formed(*sea.ranks("a", "b"))
+    forged = a.identity.model_copy(update=changes)
+    before = sea.state_hash()
+    monkeypatch.setattr(HandRank, "identity", property(lambda _: forged))
+    calls = (
+        a.ask,
+        a.watch,
+        lambda: a.save(3),
+        lambda: a.tell_part(1),
+        lambda: a.boundary(1),
+        lambda: a.missing("b"),
+        lambda: sea.coordinator.part_offset(a.request(1)),
+        lambda: sea.coordinator.begin_part(a.request(1)),
+        lambda: sea.coordinator.fetch(forged, sea.coordinator.run.initial_sha256, 0, 1),
+    )
+
+    for call in calls:
+        with pytest.raises(error):
+            call()
+
+    assert sea.state_hash() == before
+    assert b.number == a.number

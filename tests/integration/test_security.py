@@ -63,6 +63,11 @@ ROUTES: Mapping[str, Role | None] = {
     "POST /workers/{worker_id}/assignment": Role.WORKER,
     "POST /workers/{worker_id}/evaluation": Role.WORKER,
     "POST /workers/{worker_id}/samples": Role.WORKER,
+    "POST /workers/{worker_id}/group": Role.WORKER,
+    "POST /workers/{worker_id}/save": Role.WORKER,
+    "POST /workers/{worker_id}/part": Role.WORKER,
+    "POST /workers/{worker_id}/boundary": Role.WORKER,
+    "POST /workers/{worker_id}/missing": Role.WORKER,
     "GET /metrics": Role.WORKER,
     "GET /work": Role.WORKER,
     "GET /metrics/history": Role.WORKER,
@@ -313,6 +318,9 @@ def test_unknown_rpc_methods_refuse_strangers_like_any_other(coordinator: Served
     assert found.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+SHARDED_PATHS = ("group", "save", "part", "boundary", "missing")
+
+
 @pytest.mark.parametrize("role", Role)
 def test_messages_of_the_walk_pass_with_a_known_token(coordinator: Served, role: Role) -> None:
     bob = coordinator.worker(f"bob-{role.value}")
@@ -332,9 +340,12 @@ def test_messages_of_the_walk_pass_with_a_known_token(coordinator: Served, role:
 
     # It is let in and looked at, but no round is open in which bob was asked to evaluate.
     assert answers.pop("POST /workers/{worker_id}/evaluation") == Answer(409, "WRONG_ROUND")
+    # These are let in and refused by name: the run is of another kind.
+    of_sharded = [answers.pop(f"POST /workers/{{worker_id}}/{name}") for name in SHARDED_PATHS]
+    assert of_sharded == [Answer(422, "PROTOCOL")] * len(SHARDED_PATHS)
     passed = {route.name: Answer(200, None) for route in may}
     assert answers.items() <= passed.items()
-    assert len(answers) == len(passed) - 1
+    assert len(answers) == len(passed) - 1 - len(SHARDED_PATHS)
 
 
 def test_admin_may_read_the_ledger_and_the_api(coordinator: Served) -> None:
@@ -452,6 +463,10 @@ def test_messages_under_a_wrong_identity_are_refused_and_change_nothing(
     assert coordinator.coordinator.state_hash() == before
 
 
+# Tested in `test_groups_forming`: this run refuses them by name, whoever sends them.
+OF_SHARDED = {"GroupRequest", "SaveReport", "PartReport", "BoundaryRequest", "MissingReport"}
+
+
 def test_every_message_with_an_identity_is_among_the_tested_ones(
     coordinator: Served, mallory: Worker
 ) -> None:
@@ -466,7 +481,7 @@ def test_every_message_with_an_identity_is_among_the_tested_ones(
         method.name
         for method in rpc_methods()
         if "identity" in str(method.input_type.fields_by_name.keys())
-        or method.input_type.name == "UploadPart"
+        or method.input_type.name in ("UploadPart", "PartPiece")
     }
 
     assert http == {
@@ -476,9 +491,10 @@ def test_every_message_with_an_identity_is_among_the_tested_ones(
         "LeaveRequest",
         "SamplesRequest",
         "BarrierRequest",
+        *OF_SHARDED,
     }
     assert rpcs == {method.name for method in rpc_methods()}
-    assert rpcs == {"Offset", "Upload", "Download", "Presence"}
+    assert rpcs == {"Offset", "Upload", "Download", "Presence", "PartOffset", "SendPart", "Fetch"}
     assert set(mutations(mallory)) == set(MUTATIONS)
 
 
