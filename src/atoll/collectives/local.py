@@ -13,8 +13,8 @@ from atoll.clock import Clock
 from atoll.collectives import memory, peers, schedule
 from atoll.collectives.base import Label
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Runner, Way
-from atoll.collectives.mailbox import Mailbox
-from atoll.collectives.peers import Pings, Source
+from atoll.collectives.mailbox import Bytes, Mailbox
+from atoll.collectives.peers import Desk, Pings, Source
 from atoll.errors import ConfigError, GroupBroken, NotReady
 
 
@@ -40,6 +40,7 @@ class LocalGroup:
         self.size = size
         self.clock = clock
         self.sources: dict[int, Source] = {}  # of the ranks that let others read
+        self.desks: dict[int, Desk] = {}  # of the ranks that let others ask
         self.left: set[int] = set()
         self._latency = latency
         # In memory nothing flows: what waits here would wait at its sender instead.
@@ -54,16 +55,18 @@ class LocalGroup:
         runner: Runner,
         *,
         source: Source | None = None,
+        desk: Desk | None = None,
         way: Way = "ring",
         timeout_seconds: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> "LocalMember":
-        """One rank, which lets the others read from `source`."""
+        """One rank, which lets the others read from `source` and ask at `desk`."""
         return LocalMember(
             self,
             rank,
             runner,
             source=source,
+            desk=desk,
             way=way,
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
@@ -97,6 +100,7 @@ class LocalMember(Exchange):
         runner: Runner,
         *,
         source: Source | None,
+        desk: Desk | None,
         way: Way,
         timeout_seconds: float,
         chunk_bytes: int,
@@ -116,6 +120,8 @@ class LocalMember(Exchange):
         self._read_seconds = timeout_seconds
         if source is not None:
             group.sources[rank] = source
+        if desk is not None:
+            group.desks[rank] = desk
 
     def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
         def opened(start: int, until: float) -> Iterator[bytes]:
@@ -138,6 +144,29 @@ class LocalMember(Exchange):
             timeout_seconds=self._read_seconds,
         )
 
+    def ask(self, rank: int, name: str, body: Bytes = b"") -> bytes:
+        peers.check_ask(body)
+
+        def opened(until: float) -> bytes:
+            group = self._group
+            group.mailboxes[self.rank].check_open()
+            if rank not in group.desks:
+                raise NotReady(f"rank {rank} is not in the group yet, or no more; call again")
+            self._travel(self.rank, rank, until)
+            answer = group.desks[rank].answer(self.rank, name, body)
+            self._travel(rank, self.rank, until)
+            group.mailboxes[self.rank].check_open()
+            return answer
+
+        return peers.answered(
+            opened, rank=rank, clock=self._group.clock, timeout_seconds=self._read_seconds
+        )
+
+    def _travel(self, sender: int, to: int, until: float) -> None:
+        seconds = min(self._group.seconds(sender, to), until - self._group.clock.now())
+        if seconds > 0:
+            self._group.clock.sleep(seconds)
+
     def advance(self, step: int) -> None:
         self._group.mailboxes[self.rank].advance(step)
 
@@ -145,6 +174,7 @@ class LocalMember(Exchange):
         """Leaves the group: what is under way is given up, and what comes is dropped."""
         self._group.left.add(self.rank)
         self._group.sources.pop(self.rank, None)
+        self._group.desks.pop(self.rank, None)
         self.abort(GroupBroken("this rank has left its group"))
 
 

@@ -6,9 +6,11 @@ from typing import Protocol
 
 from atoll.clock import Clock
 from atoll.collectives.base import Collectives
+from atoll.collectives.mailbox import Bytes
 from atoll.errors import AtollError, ConfigError, MissingRanks, ProtocolError
 
 READ_BYTES = 1 << 20  # the most that a peer sends at a time
+ASK_BYTES = 1 << 20  # the most that a peer is told at a time
 RETRY_SECONDS = 0.2
 
 
@@ -27,8 +29,31 @@ class Source(Protocol):
         ...
 
 
+class Desk(Protocol):
+    """What a rank's server does for the others of its group, whatever this rank computes.
+
+    Called by threads of the transport, several at a time. Who asks is read from the connection.
+    """
+
+    def answer(self, sender: int, name: str, body: Bytes) -> bytes:
+        """The answer to rank `sender`; `body` is good during the call.
+
+        May wait, at most for as long as a collective. The same may be asked again, where the answer
+        was lost, and must then change nothing; NotReady asks the sender to call again.
+        """
+        ...
+
+
 class Peers(Collectives, Protocol):
-    """The collectives of a rank, and ranged reads from its peers."""
+    """The collectives of a rank, and what it reads from its peers and asks of them."""
+
+    def ask(self, rank: int, name: str, body: Bytes = b"") -> bytes:
+        """What the desk of rank `rank` answers; asked again where a connection breaks.
+
+        `body` has at most `ASK_BYTES`. MissingRanks once there is no answer for as long as a
+        collective may take; what the peer refuses with; what was given with `abort`.
+        """
+        ...
 
     def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
         """Exactly the bytes `[start, stop)` of what rank `rank` has under that name.
@@ -46,6 +71,37 @@ class Peers(Collectives, Protocol):
     def close(self) -> None:
         """Leaves the group: what is under way is given up."""
         ...
+
+
+def check_ask(body: Bytes) -> None:
+    """ConfigError for more than a peer takes at a time."""
+    if len(body) > ASK_BYTES:
+        raise ConfigError(
+            f"{len(body)} bytes cannot be told to a rank at a time; at most {ASK_BYTES} are taken"
+        )
+
+
+def answered(
+    opened: Callable[[float], bytes], *, rank: int, clock: Clock, timeout_seconds: float
+) -> bytes:
+    """What a peer answers, asked again while an error allows it; then MissingRanks.
+
+    `opened(until)` asks once.
+    """
+    until = clock.now() + timeout_seconds
+    while True:
+        try:
+            return opened(until)
+        except AtollError as error:
+            if not error.retry:
+                raise
+            if clock.now() + RETRY_SECONDS >= until:
+                raise MissingRanks(
+                    f"rank {rank} did not answer in {timeout_seconds:g} s ({error}); the step is "
+                    f"given up",
+                    ranks=[rank],
+                ) from error
+            clock.sleep(RETRY_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from atoll.collectives.grpc.trust import RankGroup
 from atoll.collectives.mailbox import Mailbox
-from atoll.collectives.peers import Source
+from atoll.collectives.peers import Desk, Source
 from atoll.errors import AtollError, NotReady, StaleGeneration
 
 log = logging.getLogger(__name__)
@@ -14,11 +14,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Present:
-    """The group that is trusted, where its messages go, and what it may read."""
+    """The group that is trusted, where its messages go, what it may read and where it asks."""
 
     group: RankGroup
     mailbox: Mailbox | None
     source: Source | None
+    desk: Desk | None = None
 
     def box(self) -> Mailbox:
         """NotReady while the group only measures."""

@@ -6,13 +6,14 @@ from typing import Literal, Self
 
 from atoll.clock import Clock
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Way
+from atoll.collectives.grpc.asks import Asks
 from atoll.collectives.grpc.port import Carrier, GrpcCarrier, StreamPort
 from atoll.collectives.grpc.reads import Reads
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.tcp import TcpCarrier
 from atoll.collectives.grpc.trust import Identity, RankGroup
-from atoll.collectives.mailbox import Mailbox
-from atoll.collectives.peers import Source
+from atoll.collectives.mailbox import Bytes, Mailbox
+from atoll.collectives.peers import Desk, Source
 from atoll.collectives.runners import Threaded
 from atoll.errors import AtollError, GroupBroken
 
@@ -28,8 +29,8 @@ HELD_CHUNKS = 4  # of each peer, before its stream waits
 class RankMember(Exchange):
     """Fulfils `peers.Peers`: this process as a rank of `group`, over its `server`, until `close`.
 
-    The others read from `source`. Messages travel in gRPC streams or, with `bulk="tcp"`, over
-    sockets that gRPC calls opened.
+    The others read from `source` and ask at `desk`. Messages travel in gRPC streams or, with
+    `bulk="tcp"`, over sockets that gRPC calls opened.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class RankMember(Exchange):
         clock: Clock,
         identity: Identity | None = None,
         source: Source | None = None,
+        desk: Desk | None = None,
         way: Way = "ring",
         timeout_seconds: float = 60.0,
         bulk: Bulk = "grpc",
@@ -60,6 +62,9 @@ class RankMember(Exchange):
         self._reads = Reads(
             group, rank, identity=identity, clock=clock, timeout_seconds=timeout_seconds
         )
+        self._asks = Asks(
+            group, rank, identity=identity, clock=clock, timeout_seconds=timeout_seconds
+        )
         self._thread = Threaded(f"rank-{rank}")
         super().__init__(
             rank=rank,
@@ -72,10 +77,13 @@ class RankMember(Exchange):
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
         )
-        server.enter(group, self._box, source=source)
+        server.enter(group, self._box, source=source, desk=desk)
 
     def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
         return self._reads.read(rank, name, start, stop)
+
+    def ask(self, rank: int, name: str, body: Bytes = b"") -> bytes:
+        return self._asks.ask(rank, name, body)
 
     def advance(self, step: int) -> None:
         self._box.advance(step)
@@ -84,6 +92,7 @@ class RankMember(Exchange):
         self._box.abort(error)
         self._streams.abort(error)
         self._reads.abort(error)
+        self._asks.abort(error)
 
     def _refused(self, error: AtollError) -> None:
         """A peer takes nothing from this rank any more, so no collective will end."""

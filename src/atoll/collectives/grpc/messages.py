@@ -11,6 +11,10 @@ Now and then, and when it is asked, the receiver says how many messages more lie
 It is asked with a message of one byte, over a socket with a header of zeros. A ranged read has
 
     u64 start | u64 stop | name in UTF-8
+
+and a question is
+
+    body | name in UTF-8 | u16 bytes of the name
 """
 
 import struct
@@ -30,6 +34,7 @@ HEADER_BYTES = _LENGTH.size + TRAILER_BYTES
 ASK_HEADER = bytes(HEADER_BYTES)
 MAX_VALUES_BYTES = CHUNK_BYTES + (64 << 10)  # over any carrier
 _RANGE = struct.Struct("<QQ")
+_NAME = struct.Struct("<H")
 _INVITATION = struct.Struct("<H32s")
 MAX_NAME_BYTES = 512
 _OPS: tuple[Op, ...] = get_args(Op)
@@ -122,6 +127,32 @@ def range_asked(request: bytes) -> tuple[str, int, int]:
     if start > stop:
         raise ProtocolError(f"bytes [{start}, {stop}) of {name!r} end before they start")
     return name, start, stop
+
+
+def question(name: str, body: bytes | bytearray | memoryview) -> bytes:
+    """What is asked at a desk; copies the body once."""
+    written = name.encode()
+    if len(written) > MAX_NAME_BYTES:
+        raise ProtocolError(
+            f"name={name[:40]!r}… has {len(written)} bytes; at most {MAX_NAME_BYTES} are taken"
+        )
+    return b"".join((body, written, _NAME.pack(len(written))))
+
+
+def asked(request: bytes) -> tuple[str, memoryview]:
+    """Name and body of a question; ProtocolError for what no rank asks."""
+    end = len(request) - _NAME.size
+    length = _NAME.unpack_from(request, end)[0] if end >= 0 else 0
+    if end < length or length > MAX_NAME_BYTES:
+        raise ProtocolError(
+            f"a question of {len(request)} bytes is not one; it ends in a name of at most "
+            f"{MAX_NAME_BYTES} and its length"
+        )
+    try:
+        name = request[end - length : end].decode()
+    except UnicodeDecodeError as exc:
+        raise ProtocolError("the name of a question is not UTF-8") from exc
+    return name, memory.readable(request, end - length)
 
 
 def invite(port: int, key: bytes) -> bytes:

@@ -14,7 +14,7 @@ from atoll.collectives.grpc.door import Door, Present
 from atoll.collectives.grpc.outbox import ANSWERS_EVERY
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
-from atoll.collectives.peers import READ_BYTES, Source
+from atoll.collectives.peers import READ_BYTES, Desk, Source
 from atoll.errors import Accident, AddressUnreachable, AtollError, NotReady
 from atoll.wire import rpc, statuses
 
@@ -98,14 +98,19 @@ class RankServer:
     # Groups
 
     def enter(
-        self, group: RankGroup, mailbox: Mailbox | None = None, *, source: Source | None = None
+        self,
+        group: RankGroup,
+        mailbox: Mailbox | None = None,
+        *,
+        source: Source | None = None,
+        desk: Desk | None = None,
     ) -> None:
         """From now on messages of this group go to `mailbox`, and no other's anywhere.
 
-        Its members, and nobody else, read from `source`. Without a mailbox the group only measures:
-        who sends is told to call again.
+        Its members, and nobody else, read from `source` and ask at `desk`. Without a mailbox the
+        group only measures: who sends is told to call again.
         """
-        self._door.present = Present(group, mailbox, source)
+        self._door.present = Present(group, mailbox, source, desk)
         self._bulk.dismiss()
 
     def leave(self) -> None:
@@ -128,6 +133,7 @@ class RankServer:
             "Bulk": grpc.unary_unary_rpc_method_handler(self._invite),
             "Ping": grpc.unary_unary_rpc_method_handler(self._ping),
             "Read": grpc.unary_stream_rpc_method_handler(self._read),
+            "Ask": grpc.unary_unary_rpc_method_handler(self._ask),
         }
         return grpc.method_handlers_generic_handler(dial.SERVICE, made)
 
@@ -181,6 +187,20 @@ class RankServer:
             _abort(context, error)
         except Exception:
             log.exception("a read met an unexpected error")
+            _abort(context, Accident())
+
+    def _ask(self, request: bytes, context: "Context") -> bytes:
+        """What this rank's desk answers to a member of the present group."""
+        try:
+            present, sender = self._admitted(context)
+            if present.desk is None:
+                raise NotReady("this rank answers nothing yet; call again")
+            name, body = messages.asked(request)
+            return bytes(present.desk.answer(sender, name, body))
+        except AtollError as error:
+            _abort(context, error)
+        except Exception:
+            log.exception("a question met an unexpected error")
             _abort(context, Accident())
 
     def _admitted(self, context: "Context") -> tuple[Present, int]:
