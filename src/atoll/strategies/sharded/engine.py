@@ -121,6 +121,10 @@ class Engine:
     def _units(self) -> Sequence[Unit]:
         return self.shard.units.units
 
+    def trains(self, tensor: str) -> bool:
+        """Whether the tensor of that name has a gradient."""
+        return self.model.get_parameter(tensor).requires_grad
+
     # A micro-batch
 
     def begin(self, step: int, micro: int, *, tokens: int) -> None:

@@ -7,29 +7,23 @@ Weights and moments change only after the last exchange of the step, so a step t
 leaves this rank's shard as it was.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
-from atoll.collectives import schedule
 from atoll.collectives.base import Key
 from atoll.compiled.base import compiled
-from atoll.errors import ConfigError, Diverged, EmptySum
-from atoll.layout import Span
-from atoll.strategies.sharded import onebit
+from atoll.errors import ConfigError, EmptySum
+from atoll.strategies.sharded import onebit, tiles
 from atoll.strategies.sharded.adamw import AdamW
+from atoll.strategies.sharded.commit import norm_of
 from atoll.strategies.sharded.engine import Engine
 from atoll.strategies.sharded.onebit import Momenta
 from atoll.strategies.sharded.seconds import Split
-from atoll.strategies.sharded.shard import TILE_ELEMENTS, Section
 
-CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_
 TOTALS, SQUARES = 0, 1  # in place of a unit in the keys of a step's two small sums
-STATE: tuple[Section, ...] = ("weights", "sums", "first_moments", "second_moments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +35,6 @@ class Made:
     tokens: int
     norm: float  # of the mean gradient, before clipping
     seconds: Split
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """Elements of the shard that are stepped at once, of trained tensors of one kind."""
-
-    span: Span  # of a section
-    decays: bool
 
 
 class Step:
@@ -67,7 +53,7 @@ class Step:
         self.clip = clip
         self._warmup = onebit_warmup_steps
         self._momenta: Momenta | None = None
-        self._tiles = _tiles(engine)
+        self._tiles = tiles.of(engine.shard, engine.trains)
         compiled.prepare(engine.shard.elements)
         self._forget()
 
@@ -107,7 +93,7 @@ class Step:
             self._exchange_momenta(self._momenta, tokens)
         norm = self._mean_and_norm(tokens)
         with self.engine.seconds.of("step"):
-            self._update(lr, _clipping(norm, self.clip))
+            self._update(lr, tiles.clipping(norm, self.clip))
         made = Made(self._number, loss_sum, tokens, norm, self.engine.seconds.split())
         self._forget()
         return made
@@ -174,41 +160,22 @@ class Step:
 
     def _mean_and_norm(self, tokens: int) -> float:
         """Makes the sums the mean, by the only division there is; the mean's norm."""
-        squares = torch.zeros(1, dtype=torch.float64)
         with self.engine.seconds.of("step"):
-            for tile in self._tiles:
-                mean = self.engine.shard.view("sums", tile.span).div_(float(tokens))
-                squares += mean.to(torch.float64, copy=True).square_().sum()
-                self.engine.shard.release("sums", tile.span)
+            squares = tiles.to_mean(self.engine.shard, self._tiles, tokens)
         self._all_reduce(SQUARES, squares)
-        norm = math.sqrt(squares.item()) if squares.item() >= 0 else math.nan
-        if not math.isfinite(norm):
-            raise Diverged(
-                f"the gradient of step {self._number} has the norm {norm}; the weights are "
-                f"unchanged; lower inner.lr or set inner.clip"
-            )
-        return norm
+        return norm_of(squares.item(), step=self._number)
 
     def _update(self, lr: float, scale: float) -> None:
-        shard = self.engine.shard
-        for tile in self._tiles:
-            weights, gradient, first, second = (shard.view(s, tile.span) for s in STATE)
-            if scale != 1.0:
-                gradient.mul_(scale)
-            state = (weights, gradient, first, second)
+        step = self._number
+
+        def rule(state: tuple[Tensor, ...], decays: bool) -> None:
             if self._momenta is None:
-                self.rule.update(state, lr=lr, step=self._number, decays=tile.decays)
+                self.rule.update(state, lr=lr, step=step, decays=decays)
             else:
-                onebit.update(
-                    self.rule,
-                    state,
-                    lr=lr,
-                    step=self._number,
-                    warmup=self._warmup,
-                    decays=tile.decays,
-                )
-            for section in STATE:
-                shard.release(section, tile.span)
+                warmup = self._warmup
+                onebit.update(self.rule, state, lr=lr, step=step, warmup=warmup, decays=decays)
+
+        tiles.update(self.engine.shard, self._tiles, scale, rule)
 
     def _all_reduce(self, unit: int, values: Tensor) -> None:
         key = Key(self.engine.group, self._number, "control", unit=unit)
@@ -221,24 +188,3 @@ class Step:
         self._micro_tokens = 0
         self._tokens = 0
         self._loss_sum = 0.0
-
-
-def _clipping(norm: float, clip: float) -> float:
-    """What the mean gradient is multiplied by."""
-    return min(1.0, clip / (norm + CLIP_EPS)) if clip else 1.0
-
-
-def _tiles(engine: Engine) -> list[_Tile]:
-    """The shard's trained elements: matrices decay, vectors do not, frozen tensors are left out."""
-    kinds: list[tuple[Span, bool, bool]] = []  # in a section, decays, trains
-    for buffers in engine.buffers:
-        trains = {held.spec.name: held.parameter.requires_grad for held in buffers.held}
-        for tensor, span in engine.shard.pieces(buffers.unit.number):
-            kinds.append((span, len(tensor.shape) >= 2, trains[tensor.name]))
-    tiles = []
-    for (decays, does_train), group in groupby(kinds, key=lambda kind: kind[1:]):
-        spans = [span for span, _, _ in group]
-        if does_train:
-            whole = Span(spans[0].start, spans[-1].stop)
-            tiles += [_Tile(s, decays) for s in schedule.chunks(whole, TILE_ELEMENTS)]
-    return tiles
