@@ -150,9 +150,9 @@ class LocalMember(Exchange):
         def opened(until: float) -> bytes:
             group = self._group
             group.mailboxes[self.rank].check_open()
+            self._travel(self.rank, rank, until)
             if rank not in group.desks:
                 raise NotReady(f"rank {rank} is not in the group yet, or no more; call again")
-            self._travel(self.rank, rank, until)
             answer = group.desks[rank].answer(self.rank, name, body)
             self._travel(rank, self.rank, until)
             group.mailboxes[self.rank].check_open()
