@@ -1,5 +1,6 @@
 """How a rank calls another: the connection's limits, and who it takes for whom."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,6 +38,41 @@ def channel(group: RankGroup, to: int, identity: Identity | None) -> grpc.Channe
     name = ("grpc.ssl_target_name_override", COMMON_NAME)
     credentials = channel_credentials(identity, member)
     return grpc.secure_channel(member.address, credentials, options=[*options(), name])
+
+
+class Channels:
+    """One kept connection from a rank to each peer, since there are many calls. Thread-safe.
+
+    One that broke is dropped, so that the next call dials anew: gRPC itself would wait longer each
+    time.
+    """
+
+    def __init__(self, group: RankGroup, identity: Identity | None) -> None:
+        self._group = group
+        self._identity = identity
+        self._lock = threading.Lock()
+        self._kept: dict[int, grpc.Channel] = {}
+
+    def to(self, rank: int) -> grpc.Channel:
+        with self._lock:
+            if rank not in self._kept:
+                self._kept[rank] = channel(self._group, rank, self._identity)
+            return self._kept[rank]
+
+    def drop(self, rank: int, broken: grpc.Channel) -> None:
+        """Closes it, unless another one has taken its place."""
+        with self._lock:
+            if self._kept.get(rank) is not broken:
+                return
+            del self._kept[rank]
+        broken.close()
+
+    def close(self) -> None:
+        with self._lock:
+            kept = list(self._kept.values())
+            self._kept.clear()
+        for one in kept:
+            one.close()
 
 
 @contextmanager

@@ -4,13 +4,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
-
 from atoll.clock import Clock
 from atoll.collectives import peers
 from atoll.collectives.grpc import dial, messages
 from atoll.collectives.grpc.trust import Identity, RankGroup
-from atoll.errors import AtollError
+from atoll.errors import AtollError, CoordinatorUnreachable
 
 
 class Reads:
@@ -25,9 +23,8 @@ class Reads:
         clock: Clock,
         timeout_seconds: float,
     ) -> None:
-        self._group = group
-        self._rank = rank
-        self._identity = identity
+        self._metadata = group.metadata(rank)
+        self._channels = dial.Channels(group, identity)
         self._clock = clock
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
@@ -38,9 +35,7 @@ class Reads:
         """As `peers.Peers.read`."""
 
         def opened(start: int, until: float) -> Iterator[bytes]:
-            request = messages.read_request(name, start, stop)
-            with dial.channel(self._group, to, self._identity) as channel:
-                yield from self._answers(channel, request, until)
+            yield from self._answers(to, messages.read_request(name, start, stop), until)
 
         return peers.resumed(
             opened, start, stop, rank=to, clock=self._clock, timeout_seconds=self._timeout
@@ -53,21 +48,25 @@ class Reads:
             calls = list(self._calls)
         for call in calls:
             call.cancel()
+        self._channels.close()
 
-    def _answers(self, channel: grpc.Channel, request: bytes, until: float) -> Iterator[bytes]:
-        ask: Any = channel.unary_stream(f"/{dial.SERVICE}/Read")
+    def _answers(self, to: int, request: bytes, until: float) -> Iterator[bytes]:
         with self._lock:
             if self._error is not None:
                 raise self._error
+            channel = self._channels.to(to)
+            ask: Any = channel.unary_stream(f"/{dial.SERVICE}/Read")
             left = max(0.001, until - self._clock.now())
-            call = ask(request, metadata=self._group.metadata(self._rank), timeout=left)
+            call = ask(request, metadata=self._metadata, timeout=left)
             self._calls.add(call)
         try:
             with dial.typed():
                 yield from call
-        except AtollError:
+        except AtollError as error:
             if self._error is not None:
                 raise self._error from None
+            if isinstance(error, CoordinatorUnreachable):
+                self._channels.drop(to, channel)
             raise
         finally:
             with self._lock:
