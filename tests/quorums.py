@@ -22,7 +22,8 @@ from atoll.simulate.fibers import Scheduler
 from atoll.strategies.sharded import micro_batches
 from atoll.strategies.sharded.commit import Kind, Outcome, Policy
 from atoll.strategies.sharded.quorum.owner import Rule
-from atoll.strategies.sharded.quorum.rank import QuorumRank, Reception, Settings
+from atoll.strategies.sharded.quorum.rank import QuorumRank, Reception
+from atoll.strategies.sharded.quorum.settings import Settings
 from atoll.strategies.sharded.step import Made
 from tests import ranks_on_loopback, sharded
 from tests.sharded import Training

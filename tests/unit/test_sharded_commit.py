@@ -15,7 +15,9 @@ from atoll.errors import (
     ProtocolError,
     StaleContribution,
 )
+from atoll.protocol.manifest import InnerSettings, ShardedSettings
 from atoll.strategies.sharded.commit import Commit, Folded, Policy, Progress
+from atoll.strategies.sharded.quorum import settings
 
 SIZE = 3
 ALL = frozenset(range(SIZE))
@@ -73,6 +75,30 @@ def test_more_or_fewer_workers_than_there_can_be_are_refused(changes):
 def test_deadline_that_is_none_is_refused(seconds):
     with pytest.raises(ConfigError, match="deadline_seconds="):
         policy(deadline_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"exchange": "ring"},
+        {"gradients": "int8"},
+        {"parameters": "bf16"},
+        {"residuals": True},
+        {"onebit_warmup_steps": 3},
+        {"transport": "torch_dist"},
+    ],
+    ids=str,
+)
+def test_setting_that_does_not_go_with_a_quorum_is_refused_by_name(changes):
+    wanted: dict[str, Any] = {"commit": "quorum", "exchange": "direct"}
+    made = {"group": 1, "version": 0, "size": 3, "min_workers": 5}
+    [name] = changes
+
+    with pytest.raises(ConfigError, match=f"sharded.{name}="):
+        settings.of(ShardedSettings(**{**wanted, **changes}), InnerSettings(), **made)
+
+    found = settings.of(ShardedSettings(**wanted), InnerSettings(), **made)  # the control
+    assert (found.policy.kind, found.policy.needed) == ("quorum", 3)
 
 
 # The leader

@@ -79,8 +79,10 @@ class Leader:
 
     def _committed(self, commit: Commit) -> Outcome:
         step = commit.step
+        # Well within the time that a peer is given to answer.
+        poll = min(POLL_SECONDS, self._policy.deadline_seconds / 4)
         until = self._clock.now() + self._policy.deadline_seconds
-        for owner, senders in self._from_all(lambda k: self._arrived(k, step, until)).items():
+        for owner, senders in self._from_all(lambda k: self._arrived(k, step, until, poll)).items():
             commit.arrived(owner, senders)
         commit.decide(is_late=True)
         asked = messages.FoldRequest(
@@ -99,12 +101,10 @@ class Leader:
         assert commit.stage == "done", commit.due()
         return outcome
 
-    def _arrived(self, owner: int, step: int, until: float) -> frozenset[int]:
+    def _arrived(self, owner: int, step: int, until: float, poll: float) -> frozenset[int]:
         while True:
             left = max(0.0, until - self._clock.now())
-            asked = messages.ArrivedRequest(
-                group=self._group, step=step, seconds=min(left, POLL_SECONDS)
-            )
+            asked = messages.ArrivedRequest(group=self._group, step=step, seconds=min(left, poll))
             if owner == LEADER:
                 reply = self._owner.arrived(asked)
             else:

@@ -1,10 +1,8 @@
 """One rank of a group that commits by quorum: owner, engine, steps, and with the first a leader."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import nn
 
 from atoll.clock import Clock
@@ -15,12 +13,13 @@ from atoll.collectives.peers import Peers, Source
 from atoll.collectives.runners import Threaded
 from atoll.errors import GroupBroken, NotReady
 from atoll.strategies.sharded.budget import Budget
-from atoll.strategies.sharded.commit import LEADER, Outcome, Policy
+from atoll.strategies.sharded.commit import LEADER, Outcome
 from atoll.strategies.sharded.engine import Engine
 from atoll.strategies.sharded.quorum import messages
 from atoll.strategies.sharded.quorum.exchange import Lanes, QuorumExchange
 from atoll.strategies.sharded.quorum.leader import Leader
-from atoll.strategies.sharded.quorum.owner import Owner, Rule
+from atoll.strategies.sharded.quorum.owner import Owner
+from atoll.strategies.sharded.quorum.settings import Settings
 from atoll.strategies.sharded.quorum.step import QuorumStep
 from atoll.strategies.sharded.shard import Shard
 
@@ -60,18 +59,6 @@ class Reception:
         if self._owner is None:
             raise NotReady("this rank has not restored its shard yet; call again")
         return self._owner
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What all ranks of a group agree on."""
-
-    group: int
-    version: int  # the last step that is in the shards
-    policy: Policy
-    rule: Rule
-    micro_batches: int
-    computes: torch.dtype | None = None
 
 
 class QuorumRank:

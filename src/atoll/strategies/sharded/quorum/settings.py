@@ -1,0 +1,70 @@
+"""What all ranks of a group that commits by quorum agree on, from the run's settings."""
+
+from dataclasses import dataclass
+
+import torch
+
+from atoll.errors import ConfigError
+from atoll.protocol.manifest import InnerSettings, ShardedSettings
+from atoll.strategies.sharded import build
+from atoll.strategies.sharded.commit import Policy
+from atoll.strategies.sharded.quorum.owner import Rule
+
+# What a quorum takes of settings that have other values, too, and why.
+_ONLY: dict[str, tuple[object, str]] = {
+    "transport": ("grpc", "owners commit in their own servers"),
+    "exchange": ("direct", "a ring's partial sums mix senders"),
+    "gradients": ("fp32", "parts are added up after the set is known"),
+    "parameters": ("fp32", "weights are pulled as they are computed with"),
+    "residuals": (False, "no gradient is rounded"),
+    "onebit_warmup_steps": (0, "momenta of late ranks would differ"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of one group."""
+
+    group: int
+    version: int  # the last step that is in the shards
+    policy: Policy
+    rule: Rule
+    micro_batches: int
+    computes: torch.dtype | None = None  # of the passes; the shard's own by default
+
+
+def of(
+    sharded: ShardedSettings,
+    inner: InnerSettings,
+    *,
+    group: int,
+    version: int,
+    size: int,
+    min_workers: int,
+) -> Settings:
+    """ConfigError, naming the setting, for what a quorum does not do."""
+    check(sharded)
+    return Settings(
+        group=group,
+        version=version,
+        policy=Policy(
+            kind=sharded.commit,
+            size=size,
+            min_workers=min(min_workers, size),
+            deadline_seconds=sharded.deadline_seconds,
+        ),
+        rule=Rule(build.rule(inner), inner.clip),
+        micro_batches=sharded.micro_batches,
+        computes=torch.bfloat16 if inner.precision == "bf16" else None,
+    )
+
+
+def check(sharded: ShardedSettings) -> None:
+    """ConfigError, naming the setting, for what a quorum does not do."""
+    for name, (wanted, why) in _ONLY.items():
+        found = getattr(sharded, name)
+        if found != wanted:
+            raise ConfigError(
+                f"sharded.{name}={found!r} does not go with sharded.commit = 'quorum': {why}; set "
+                f"it to {wanted!r}, or commit = 'strict'"
+            )
