@@ -96,11 +96,11 @@ def test_bf16_parameters_give_the_loss_of_rounded_weights():
 
 @pytest.mark.parametrize("residuals", [False, True])
 def test_int8_gradients_train_about_as_fp32_ones(residuals):
-    training = Training(steps=20)
+    training = Training(steps=8)
     options: dict[str, Any] = {"gradient_codec": INT8, "residuals": residuals}
 
-    found = sharded.threads(3, sharded.trained(training, **options), way="direct")
-    wanted = sharded.threads(3, sharded.trained(training), way="direct")
+    found = sharded.threads(2, sharded.trained(training, **options), way="direct")
+    wanted = sharded.threads(2, sharded.trained(training), way="direct")
 
     assert losses(found) != losses(wanted)
     assert losses(found) == pytest.approx(losses(wanted), rel=5e-3)

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.clock import SystemClock
 from atoll.collectives.base import Handle, Key
 from atoll.strategies.sharded.engine import Engine
 from atoll.strategies.sharded.step import Step
-from tests import sharded
+from tests import rank_groups, sharded
 from tests.sharded import Rank, Training
 
 # Whole model and worst tensor: what rounding alone may make of 20 steps. Adam turns the rounding
@@ -84,6 +85,17 @@ def test_threads_and_fibers_give_the_same_bits(size):
     for section in ("weights", "first_moments", "second_moments"):
         a, b = (sharded.whole(short, [r.shard for r in ranks], section) for ranks in (here, there))
         assert torch.equal(a, b)
+
+
+def test_servers_give_the_bits_of_threads():
+    short = Training(steps=2)
+    work = sharded.trained(short)
+
+    found = rank_groups.over_grpc(3, "ring", lambda ranks: work(ranks, SystemClock()))
+    wanted = sharded.threads(3, work)
+
+    a, b = (sharded.whole(short, [rank.shard for rank in ranks]) for ranks in (found, wanted))
+    assert torch.equal(a, b)
 
 
 def test_ring_and_direct_exchange_give_the_same_bits():
