@@ -85,14 +85,13 @@ class CodedRing(_Coded):
         hops = schedule.ring_gather(post.rank, post.size)
         to = [post.after] if hops else []
         own = _begun(self._publish(key, first, shard, out, parts[post.rank], to))
-        for turn, hop in enumerate(hops):
-            is_last = turn == len(hops) - 1
-            for piece in self._pieces(parts[hop.receives]):
+        for tick in self._ticks([parts[hop.receives] for hop in hops]):
+            next(own, None)
+            for turn, piece in tick:
                 payload = self._take(Label(key, first + turn, piece), post.before, until)
-                if not is_last:
+                if turn < len(hops) - 1:
                     post.send(post.after, Label(key, first + turn + 1, piece), payload)
                 codecs.decode(self._coding, payload, piece.of(out))
-                next(own, None)
         _finish(own)
 
     def reduce(
@@ -108,21 +107,34 @@ class CodedRing(_Coded):
         post = self._post
         hops = schedule.ring_reduce(post.rank, post.size)
         own = _begun(self._first(key, values, parts, hops[0].sends, residual))
-        for turn, hop in enumerate(hops):
-            is_last = turn == len(hops) - 1
-            part = parts[hop.receives]
-            coder = self._part_codec(key, "reduce", hop.receives)
-            for piece in self._pieces(part):
+        coders = [self._part_codec(key, "reduce", hop.receives) for hop in hops]
+        for tick in self._ticks([parts[hop.receives] for hop in hops]):
+            next(own, None)
+            for turn, piece in tick:
+                part = parts[hops[turn].receives]
                 payload = self._take(Label(key, turn, piece), post.before, until)
                 partial = piece.of(values)  # used up, so the sum takes their place
                 codecs.fold(self._coding, payload, partial)
-                if is_last:
+                if turn == len(hops) - 1:
                     place(piece, part, out).copy_(partial)
                 else:
-                    again = coder.encode(partial, inside(piece, part), kept(piece, residual))
+                    kept_back = kept(piece, residual)
+                    again = coders[turn].encode(partial, inside(piece, part), kept_back)
                     post.send(post.after, Label(key, turn + 1, piece), again)
-                next(own, None)
         _finish(own)
+
+    def _ticks(self, parts: Sequence[Span]) -> Iterator[list[tuple[int, Span]]]:
+        """What comes, as (turn, piece), in the very order in which the rank before sends it.
+
+        A piece of turn t comes t * AHEAD ticks after its like of turn 0. Whoever sends one of its
+        own and then passes on what a tick brought sends in this order, AHEAD ticks later: nothing
+        waits in a mailbox in front of what is wanted first, which could not come in if it is full.
+        """
+        turns = [list(self._pieces(part)) for part in parts]
+        last = max((len(pieces) + t * AHEAD for t, pieces in enumerate(turns)), default=0)
+        for tick in range(last):
+            places = enumerate(tick - t * AHEAD for t in range(len(turns)))
+            yield [(t, turns[t][k]) for t, k in places if 0 <= k < len(turns[t])]
 
     def _first(
         self,
