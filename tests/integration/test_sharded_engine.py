@@ -141,6 +141,15 @@ class Twice(GPT):
         return logits
 
 
+class TwiceFrozen(Twice):
+    """What its blocks take at first has no gradient, and what they take then has one."""
+
+    def __init__(self, given: GPTConfig) -> None:
+        super().__init__(given)
+        self.tokens.requires_grad_(False)
+        self.positions.requires_grad_(False)
+
+
 class Nested(nn.Module):
     """Blocks that are lists without a forward pass of their own."""
 
@@ -190,12 +199,18 @@ def one_step(model: nn.Module, real: nn.Module, size: int) -> tuple[dict[str, Te
 def copied(model: nn.Module) -> nn.Module:
     """Another one on meta: each rank has its own."""
     with torch.device("meta"):
-        made = Twice(model.config) if isinstance(model, Twice) else Nested()
+        made = type(model)(model.config) if isinstance(model, Twice) else Nested()
     return made
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Twice(config(sharded.MODEL)), Nested], ids=["called twice", "lists"]
+    "make",
+    [
+        lambda: Twice(config(sharded.MODEL)),
+        lambda: TwiceFrozen(config(sharded.MODEL)),
+        Nested,
+    ],
+    ids=["called twice", "called twice, at first with frozen inputs", "lists"],
 )
 def test_gradients_of_unusual_models_are_those_of_one_process(make: Callable[[], nn.Module]):
     torch.manual_seed(0)
