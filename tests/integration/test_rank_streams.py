@@ -23,6 +23,7 @@ from atoll.errors import GroupBroken, MissingRanks, StaleGeneration
 from tests import rank_process, ranks_on_loopback
 from tests.cables import Cable, cable
 
+CLOCK = SystemClock()
 ELEMENTS = 700_001
 NEAR, FAR = "127.0.0.1", "127.0.0.2"
 
@@ -199,6 +200,24 @@ def test_memory_may_be_used_again_once_a_collective_is_done(bulk):
                 handle.wait()
                 assert torch.equal(own, values(0) + values(1))
                 own.fill_(float("nan"))
+
+
+@every_bulk
+@plain_and_tls
+def test_memory_may_be_used_again_after_a_collective_failed(bulk, is_tls):
+    """A peer that comes late gets nothing, and not what is in the memory by then."""
+    with ranks_on_loopback.ranks(2, bulk=bulk, is_tls=is_tls, timeout_seconds=1) as (one, late):
+        own, came = torch.ones(8 << 20), torch.zeros(8 << 20)  # more than buffers hold
+        with pytest.raises(MissingRanks):
+            one.broadcast(key(1), own, source=0).wait()
+        own.untyped_storage().resize_(0)
+        with pytest.raises(MissingRanks):
+            late.broadcast(key(1), came, source=0).wait()
+
+        assert came.unique().tolist() == [0.0, 1.0]  # the control: what it had taken in before
+        one.broadcast(key(2), sent := values(0), source=0)
+        late.broadcast(key(2), again := torch.zeros(ELEMENTS), source=0).wait()
+        assert torch.equal(again, sent)
 
 
 @pytest.fixture
