@@ -225,6 +225,63 @@ def test_gradients_of_unusual_models_are_those_of_one_process(make: Callable[[],
         torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-7)
 
 
+class Shallow(GPT):
+    """Leaves the pass after its first block where it is told to."""
+
+    leaves = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks[:1] if self.leaves else self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Counting:
+    """Collectives that know which gathers were waited for."""
+
+    def __init__(self, inner: Collectives) -> None:
+        self.inner = inner
+        self.open: set[object] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def all_gather(self, *args: Any, **options: Any) -> Handle:
+        handle = self.inner.all_gather(*args, **options)
+        self.open.add(handle)
+
+        class Waited:
+            def wait(inner) -> None:
+                handle.wait()
+                self.open.discard(handle)
+
+        return Waited()
+
+
+def test_weights_that_were_gathered_ahead_and_not_used_are_waited_for_before_they_go():
+    training = Training()
+
+    def work(ranks: Collectives, clock: Clock) -> list[int]:
+        counting = Counting(ranks)
+        shard = Shard(training.units, rank=ranks.rank, size=ranks.size)
+        with torch.device("meta"):
+            model = Shallow(config(sharded.MODEL))
+        engine = Engine(model, shard, cast(Collectives, counting), group=1, clock=clock)
+        left = []
+        for micro, leaves in enumerate((False, True)):
+            model.leaves = leaves
+            engine.begin(1, micro, tokens=8)
+            gpt.loss(model, training.rows(1)[:1]).backward()
+            engine.finish()
+            engine.free()
+            left.append(len(counting.open))
+        return left
+
+    assert sharded.threads(2, work) == [[0, 0], [0, 0]]
+
+
 LLAMA: dict[str, Any] = {
     "architecture": "transformers",
     "config": {
