@@ -7,7 +7,7 @@ import pytest
 
 from atoll.clock import SystemClock
 from atoll.collectives.base import Key, Label
-from atoll.collectives.grpc import bulk
+from atoll.collectives.grpc import bulk, sockets
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import RANK_KEY, SECRET_KEY, Identity, RankGroup
 from atoll.collectives.mailbox import Mailbox
@@ -290,12 +290,32 @@ def test_caller_that_shows_no_key_is_cut_off_in_time(called, monkeypatch):
     called.sender().close()  # the control: who shows one gets in
 
 
+@pytest.mark.parametrize("called", [False], indirect=True, ids=["plain"])
+def test_refused_caller_that_goes_on_sending_is_cut_off_and_its_place_is_free(called, monkeypatch):
+    monkeypatch.setattr(sockets, "DRAIN_SECONDS", 0.5)
+    monkeypatch.setattr(bulk, "MAX_OPENING", 1)
+    at = ("127.0.0.1", called.servers[0].bulk_port)
+    with socket.create_connection(at, 10) as first:
+        first.sendall(b"?" * sockets.KEY_BYTES)
+        with pytest.raises(ConnectionError):
+            trickle(first, seconds=10)
+
+        called.sender().close()
+
+
 def test_callers_without_a_key_are_few(called, monkeypatch):
     monkeypatch.setattr(bulk, "MAX_OPENING", 1)
     at = ("127.0.0.1", called.servers[0].bulk_port)
     with socket.create_connection(at, 10) as first, socket.create_connection(at, 10) as second:
         assert read_to_the_end(second) in (b"", b"cut")
         first.sendall(b"x")  # it is still open
+
+
+def trickle(connection: socket.socket, *, seconds: float) -> None:
+    until = CLOCK.now() + seconds
+    while CLOCK.now() < until:
+        connection.sendall(b"more")
+        CLOCK.sleep(0.05)
 
 
 def read_to_the_end(connection: socket.socket) -> bytes:

@@ -186,6 +186,24 @@ def test_codecs_do_drop_something_of_these_numbers():
     )
 
 
+@pytest.mark.parametrize("carried", ["grpc", "tcp"])
+@pytest.mark.parametrize("size", [3, 4])
+def test_ring_of_long_parts_does_not_stand_still_where_mailboxes_are_full(carried, size):
+    length = size * 8 * GROUP_ELEMENTS + 1_007  # mailboxes hold a chunk each
+
+    def work(ranks: Collectives) -> tuple[Tensor, Tensor]:
+        shard = schedule.cut(length, size)[ranks.rank].of(values(0, length)).clone()
+        whole = torch.zeros(length)
+        ranks.all_gather(key(1), shard, whole, codec=PARAMETERS["int8"]).wait()
+        return reducing(length)(ranks), whole
+
+    found = TRANSPORTS[carried](size, "ring", work, timeout_seconds=10.0)
+
+    assert equal([summed for summed, _ in found], ring_sums(size, length))
+    gathered = torch.cat([rounded(part) for part in parts_of(0, length, size)])
+    assert all(torch.equal(whole, gathered) for _, whole in found)
+
+
 @every_way
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_all_reduce_rounds_the_sum_once_more_for_all(transport, way, size):

@@ -8,21 +8,26 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from atoll.clock import SystemClock
-from atoll.collectives.base import Key
+from atoll.collectives.base import Key, Label
 from atoll.collectives.exchange import Way
+from atoll.collectives.grpc import dial, messages
 from atoll.collectives.grpc.member import Bulk, RankMember
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import RankGroup
+from atoll.collectives.mailbox import Mailbox
 from atoll.errors import GroupBroken, MissingRanks, StaleGeneration
+from atoll.layout import Span
 from tests import rank_process, ranks_on_loopback
 from tests.cables import Cable, cable
 
+CLOCK = SystemClock()
 ELEMENTS = 700_001
 NEAR, FAR = "127.0.0.1", "127.0.0.2"
 
@@ -199,6 +204,52 @@ def test_memory_may_be_used_again_once_a_collective_is_done(bulk):
                 handle.wait()
                 assert torch.equal(own, values(0) + values(1))
                 own.fill_(float("nan"))
+
+
+def test_server_that_closes_answers_what_it_has_taken():
+    """A process ends after its last sum; who sent to it still waits for the answer."""
+    asks, closes = threading.Event(), threading.Event()
+    label = Label(key(1), 0, Span(0, 4))
+
+    def parts() -> Iterator[bytes]:
+        yield messages.packed(label, memoryview(b"four"))
+        asks.wait(10)
+        yield messages.ASK
+        closes.wait(10)
+
+    box = Mailbox(group=1, rank=0, size=2, clock=CLOCK, limit_bytes=8)
+    with ranks_on_loopback.servers(2) as made, dial.channel(made.group, 0, None) as channel:
+        made.servers[0].enter(made.group, box)
+        deliver: Any = channel.stream_stream(f"/{dial.SERVICE}/Deliver")
+        answers = deliver(parts(), metadata=made.group.metadata(1))
+        taken = box.take(label, 1, nbytes=4, until=CLOCK.now() + 10)
+        ending = threading.Thread(target=made.servers[0].close)
+        ending.start()
+        ending.join(0.1)
+        asks.set()
+
+        assert bytes(taken) == b"four"
+        assert messages.count_of(next(answers)) == 1
+        closes.set()
+        ending.join()
+
+
+@every_bulk
+@plain_and_tls
+def test_memory_may_be_used_again_after_a_collective_failed(bulk, is_tls):
+    """A peer that comes late gets nothing, and not what is in the memory by then."""
+    with ranks_on_loopback.ranks(2, bulk=bulk, is_tls=is_tls, timeout_seconds=1) as (one, late):
+        own, came = torch.ones(8 << 20), torch.zeros(8 << 20)  # more than buffers hold
+        with pytest.raises(MissingRanks):
+            one.broadcast(key(1), own, source=0).wait()
+        own.untyped_storage().resize_(0)
+        with pytest.raises(MissingRanks):
+            late.broadcast(key(1), came, source=0).wait()
+
+        assert came.unique().tolist() == [0.0, 1.0]  # the control: what it had taken in before
+        one.broadcast(key(2), sent := values(0), source=0)
+        late.broadcast(key(2), again := torch.zeros(ELEMENTS), source=0).wait()
+        assert torch.equal(again, sent)
 
 
 @pytest.fixture

@@ -141,6 +141,15 @@ class Twice(GPT):
         return logits
 
 
+class TwiceFrozen(Twice):
+    """What its blocks take at first has no gradient, and what they take then has one."""
+
+    def __init__(self, given: GPTConfig) -> None:
+        super().__init__(given)
+        self.tokens.requires_grad_(False)
+        self.positions.requires_grad_(False)
+
+
 class Nested(nn.Module):
     """Blocks that are lists without a forward pass of their own."""
 
@@ -190,12 +199,18 @@ def one_step(model: nn.Module, real: nn.Module, size: int) -> tuple[dict[str, Te
 def copied(model: nn.Module) -> nn.Module:
     """Another one on meta: each rank has its own."""
     with torch.device("meta"):
-        made = Twice(model.config) if isinstance(model, Twice) else Nested()
+        made = type(model)(model.config) if isinstance(model, Twice) else Nested()
     return made
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Twice(config(sharded.MODEL)), Nested], ids=["called twice", "lists"]
+    "make",
+    [
+        lambda: Twice(config(sharded.MODEL)),
+        lambda: TwiceFrozen(config(sharded.MODEL)),
+        Nested,
+    ],
+    ids=["called twice", "called twice, at first with frozen inputs", "lists"],
 )
 def test_gradients_of_unusual_models_are_those_of_one_process(make: Callable[[], nn.Module]):
     torch.manual_seed(0)
@@ -208,6 +223,63 @@ def test_gradients_of_unusual_models_are_those_of_one_process(make: Callable[[],
     for name, parameter in real.named_parameters():
         wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-7)
+
+
+class Shallow(GPT):
+    """Leaves the pass after its first block where it is told to."""
+
+    leaves = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks[:1] if self.leaves else self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Counting:
+    """Collectives that know which gathers were waited for."""
+
+    def __init__(self, inner: Collectives) -> None:
+        self.inner = inner
+        self.open: set[object] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def all_gather(self, *args: Any, **options: Any) -> Handle:
+        handle = self.inner.all_gather(*args, **options)
+        self.open.add(handle)
+
+        class Waited:
+            def wait(inner) -> None:
+                handle.wait()
+                self.open.discard(handle)
+
+        return Waited()
+
+
+def test_weights_that_were_gathered_ahead_and_not_used_are_waited_for_before_they_go():
+    training = Training()
+
+    def work(ranks: Collectives, clock: Clock) -> list[int]:
+        counting = Counting(ranks)
+        shard = Shard(training.units, rank=ranks.rank, size=ranks.size)
+        with torch.device("meta"):
+            model = Shallow(config(sharded.MODEL))
+        engine = Engine(model, shard, cast(Collectives, counting), group=1, clock=clock)
+        left = []
+        for micro, leaves in enumerate((False, True)):
+            model.leaves = leaves
+            engine.begin(1, micro, tokens=8)
+            gpt.loss(model, training.rows(1)[:1]).backward()
+            engine.finish()
+            engine.free()
+            left.append(len(counting.open))
+        return left
+
+    assert sharded.threads(2, work) == [[0, 0], [0, 0]]
 
 
 LLAMA: dict[str, Any] = {

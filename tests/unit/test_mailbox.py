@@ -124,6 +124,15 @@ def test_message_of_the_step_before_is_not_taken_twice():
     assert box.deliver(label(4), 1, b"once") == "repeated"
 
 
+def test_step_that_is_over_stays_over_whatever_step_is_told_later():
+    box = mailbox()
+    box.advance(5)
+    box.advance(2)
+
+    with pytest.raises(ProtocolError):
+        box.deliver(label(3), 1, b"late")
+
+
 def test_wrong_size_is_refused_by_name():
     box = mailbox()
     box.deliver(label(), 1, b"four")

@@ -177,6 +177,24 @@ def test_pairs_before_the_consistent_step_go_and_that_one_stays(kept):
     assert steps(kept) == [50, 40, 20]
 
 
+def test_word_of_a_consistent_step_that_comes_late_leaves_a_later_groups_pairs(kept):
+    for step, group in ((10, 1), (20, 1), (15, 2)):
+        pair(kept, step, group=group)
+
+    kept.keep(consistent=20, group=1)
+
+    assert {(held.step, held.group) for held in kept.held} == {(20, 1), (15, 2)}
+
+
+def test_pair_under_another_name_does_not_count(kept, tmp_path):
+    """It could not be found again by its step and group."""
+    pair(kept, 10)
+    (found,) = tmp_path.rglob("save-10-1")
+    found.rename(found.with_name("save-20-1"))
+
+    assert Saves(found.parent, run_id=RUN).held == ()
+
+
 def test_steps_that_will_be_made_again_are_dropped(kept):
     for step in (10, 20):
         pair(kept, step)

@@ -43,6 +43,7 @@ class Handle(Protocol):
 
         MissingRanks when the deadline is over, naming those whose values did not come; what was
         given with `abort`; StaleGeneration when the group is over. Nothing is ever filled in.
+        After an error, too, nothing reads or writes the tensors any more.
         """
         ...
 

@@ -150,8 +150,14 @@ class Exchange:
     def _begun(self, work: Callable[[float], None]) -> Handle:
         def timed() -> None:
             until = self._clock.now() + self._timeout
-            work(until)
-            self._post.flush(until=until)
+            try:
+                work(until)
+                self._post.flush(until=until)
+            except Exception:
+                # Whoever waited may change or free the tensors now, and what was queued would be
+                # sent with whatever is in their place.
+                self._post.drop()
+                raise
 
         return self._runner.begin(timed)
 

@@ -196,3 +196,6 @@ class LocalPort:
 
     def flush(self, *, until: float) -> None:
         """Nothing needs its memory any more: it was copied."""
+
+    def drop(self) -> None:
+        """Nothing is queued."""

@@ -15,7 +15,7 @@ class Port(Protocol):
     """How messages leave a rank."""
 
     def send(self, to: int, label: Label, values: Tensor) -> None:
-        """Queues a message; never waits. `values` stay as they are until `flush`."""
+        """Queues a message; never waits. `values` stay as they are until `flush`, or `drop`."""
         ...
 
     def flush(self, *, until: float) -> None:
@@ -23,6 +23,10 @@ class Port(Protocol):
 
         MissingRanks, naming those who did not take theirs, at the time `until`.
         """
+        ...
+
+    def drop(self) -> None:
+        """What was not taken yet is not sent any more, and needs its memory no more."""
         ...
 
 
@@ -57,6 +61,10 @@ class Post:
     def flush(self, *, until: float) -> None:
         """Returns once nothing that was sent needs its memory any more."""
         self._port.flush(until=until)
+
+    def drop(self) -> None:
+        """Gives up what was sent and not taken."""
+        self._port.drop()
 
     def take(
         self,

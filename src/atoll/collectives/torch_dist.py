@@ -297,6 +297,8 @@ class TorchRanks:
         return [row[STAMP_BYTES : STAMP_BYTES + nbytes] for row in rows]
 
     def _check(self, key: Key, sender: int, message: Tensor, stamp: Tensor) -> None:
+        if self._error is not None:  # nobody waits any more, and the tensors may be gone
+            raise self._error
         if not torch.equal(message[:STAMP_BYTES], stamp):
             raise ProtocolError(
                 f"{key}: what came from rank {sender} belongs to another exchange; all ranks "

@@ -140,7 +140,7 @@ class BulkListener:
                 self._open[connection] = present
             self._received(connection, present, sender)
         except AtollError as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), _open_by(sockets.DRAIN_SECONDS, connection):
                 connection.sendall(sockets.refusal(error))
                 sockets.drain(connection)
         except OSError as error:
@@ -205,7 +205,7 @@ class BulkListener:
 
 @contextlib.contextmanager
 def _open_by(seconds: float, connection: socket.socket) -> Iterator[None]:
-    """Cuts a caller off that has not shown its key in time."""
+    """Cuts a caller off that has not shown its key, or gone, in time."""
     deadline = threading.Timer(seconds, sockets.cut, [connection])
     deadline.daemon = True
     deadline.start()

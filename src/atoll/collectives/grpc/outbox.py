@@ -34,6 +34,7 @@ class Outbox:
 
     def __init__(self, clock: Clock) -> None:
         self.changed = threading.Condition()
+        self.reading = threading.Lock()  # held by whoever reads a message's values
         self.kept: deque[Message] = deque()  # not answered yet, oldest first
         self.is_closed = False
         self.is_waited_for = False
@@ -56,7 +57,15 @@ class Outbox:
             self.is_waited_for = True
             self._tell()
         self._clock.wait_for(lambda: not self.kept or self._is_given_up, self.changed, seconds=left)
-        return not self.kept
+        return not self.kept and not self._is_given_up
+
+    def linger(self, until: float) -> None:
+        """Waits until all is answered, given up or not, at the latest until then."""
+        with self.changed:
+            self.is_waited_for = bool(self.kept)
+            self._tell()
+        left = max(0.0, until - self._clock.now())
+        self._clock.wait_for(lambda: not self.kept or self.is_closed, self.changed, seconds=left)
 
     def give_up(self) -> None:
         """Nobody waits any more for what was not answered."""
@@ -68,10 +77,24 @@ class Outbox:
         """Nothing more is sent; the present stream is cut."""
         with self.changed:
             self.is_closed = True
-            self._tell()
+        self.drop()
+
+    def drop(self) -> None:
+        """Forgets what was not answered, and cuts the present stream.
+
+        When this returns nobody reads those values any more, so that they may change or go.
+        """
+        with self.changed:
+            self.kept.clear()
+            self.is_waited_for = False
             stream = self._stream
+            if stream is not None:
+                stream.has_ended = True
+            self._tell()
         if stream is not None:
             stream.cut()
+        with self.reading:
+            pass
 
     def wait_closed(self, seconds: float) -> None:
         """Waits so long, or until it is closed."""
@@ -117,10 +140,10 @@ class Stream:
         return self.has_ended or self._outbox.is_closed
 
     def cut_by(self, cut: Callback) -> None:
-        """How it is ended from outside, from now on; at once where the outbox is closed."""
+        """How it is ended from outside, from now on; at once where it is over already."""
         with self._outbox.changed:
             self._cut = cut
-        if self._outbox.is_closed:
+        if self.is_over:
             cut()
 
     def cut(self) -> None:
@@ -141,9 +164,20 @@ class Stream:
             self._ring = ring
             return None
 
+    @contextmanager
+    def reading(self) -> Iterator[bool]:
+        """Around every use of a message's values; False: the stream is over, and they may be gone.
+
+        What it holds must end soon when the stream is cut.
+        """
+        with self._outbox.reading:
+            yield not self.is_over
+
     def answered(self, messages: int) -> None:
         """The peer has so many more of them; ProtocolError where so many were never written."""
         with self._outbox.changed:
+            if self.has_ended:
+                return  # what it carried was dropped
             if messages > self._written:
                 raise ProtocolError(
                     f"a peer answered {messages} messages; {self._written} are on the way to it"

@@ -17,6 +17,8 @@ from atoll.errors import AtollError, MissingRanks
 
 log = logging.getLogger(__name__)
 
+LINGER_SECONDS = 1.0
+
 
 class Carrier(Protocol):
     """How messages get to a peer's mailbox."""
@@ -71,6 +73,16 @@ class StreamPort:
                 f"sent in time; the step is given up",
                 ranks=late,
             )
+
+    def drop(self) -> None:
+        """Peers that are not at fault have a moment to take theirs."""
+        until = self._clock.now() + LINGER_SECONDS
+        with self._lock:
+            peers = list(self._peers.values())
+        for outbox, _ in peers:
+            outbox.linger(until)
+        for outbox, _ in peers:
+            outbox.drop()
 
     def abort(self, error: Exception) -> None:
         """Whoever sends, or waits until all is answered, raises `error`."""
@@ -132,4 +144,8 @@ def _parts(stream: Stream) -> Iterator[bytes]:
             yield messages.ASK
         else:
             label, values = message
-            yield messages.packed(label, memory.bytes_of(values))
+            with stream.reading() as is_there:
+                if not is_there:
+                    return
+                part = messages.packed(label, memory.bytes_of(values))
+            yield part

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CLOSING_SECONDS = 0.5
 MAX_STREAMS = 256  # one for each peer, and room for old ones that are just ending
 
 
@@ -40,6 +41,8 @@ class RankServer:
         self._door = Door()
         self._trusted = b""  # by gRPC at present
         self._trusted_lock = threading.Lock()
+        self._owing: set[object] = set()  # streams with messages that are not answered yet
+        self._answered = threading.Condition()
         self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="rank-server")
         self._server = grpc.server(
             self._pool, options=dial.options(), maximum_concurrent_rpcs=MAX_STREAMS
@@ -121,6 +124,8 @@ class RankServer:
     def close(self) -> None:
         """Ends all streams; who waits in a mailbox must be sent away before."""
         self.leave()
+        with self._answered:  # their askers wait for the last answers
+            self._answered.wait_for(lambda: not self._owing, CLOSING_SECONDS)
         self._server.stop(grace=None).wait()
         self._bulk.close()
         self._pool.shutdown()
@@ -140,6 +145,7 @@ class RankServer:
     def _deliver(self, parts: Iterator[bytes], context: "Context") -> Iterator[bytes]:
         """Takes messages in order and says how many lie in the mailbox."""
         owed = 0  # answers
+        stream = object()
         try:
             present, sender = self._admitted(context)
             mailbox = present.box()
@@ -149,14 +155,24 @@ class RankServer:
                     self._door.check(present)
                     mailbox.deliver(label, sender, values)
                     owed += 1
+                    self._owing.add(stream)
                 if owed and (owed == ANSWERS_EVERY or not is_message):
                     yield messages.count(owed)
                     owed = 0
+                    self._paid(stream)
             yield messages.count(owed)
         except AtollError as error:
             if owed:
                 yield messages.count(owed)
             _abort(context, error)
+        finally:
+            self._paid(stream)
+
+    def _paid(self, stream: object) -> None:
+        """A stream's answers are on their way; gRPC asks for more when it has sent the last."""
+        with self._answered:
+            self._owing.discard(stream)
+            self._answered.notify_all()
 
     def _invite(self, _: bytes, context: "Context") -> bytes:
         """Where and with what key the caller may open a socket for the same messages."""

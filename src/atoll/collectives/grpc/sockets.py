@@ -102,10 +102,9 @@ def send(connection: socket.socket, header: bytes, data: memoryview) -> None:
 
 def drain(connection: socket.socket) -> None:
     """Takes what still comes until the peer ends: an end with something unread would lose it what
-    was last said.
+    was last said. The caller cuts it off after a while: a peer may never end.
     """
     cut(connection, socket.SHUT_WR)
-    connection.settimeout(DRAIN_SECONDS)
     while connection.recv(1 << 16):
         pass
 

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from torch import Tensor
 
 from atoll.collectives import memory
+from atoll.collectives.base import Label
 from atoll.collectives.grpc import dial, messages, sockets
 from atoll.collectives.grpc.outbox import Ask, Message, Outbox, Stream
 from atoll.collectives.grpc.trust import Identity, RankGroup
@@ -138,14 +140,18 @@ class _Socket:
             if isinstance(message, Ask):
                 self._connection.sendall(messages.ASK_HEADER)
             else:
-                label, values = message
-                data = memory.bytes_of(values)
-                sockets.send(self._connection, messages.header(label, len(data)), data)
+                self._send(*message)
         except OSError:
             self._read()  # the peer may have said why it takes no more
             raise
         if self._answers.poll(0):
             self._read()
+
+    def _send(self, label: Label, values: Tensor) -> None:
+        with self._stream.reading() as is_there:
+            if is_there:
+                data = memory.bytes_of(values)
+                sockets.send(self._connection, messages.header(label, len(data)), data)
 
     def _read(self) -> None:
         said = self._connection.recv(ANSWERS_AT_ONCE)

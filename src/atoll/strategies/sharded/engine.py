@@ -57,7 +57,7 @@ class Engine:
     _tokens: int  # of this rank's micro-batch
     _turn: int  # units that the backward pass has come to
     _trace: list[int]  # units in the order in which they were called
-    _open: Counter[int]  # calls whose backward pass is to come, by unit
+    _open: Counter[int]  # calls whose end is to come, by unit; without one a unit's is `finish`
     _gathers: Counter[int]  # of each unit in this step
     _reduced: set[int]  # in this micro-batch
     _summed: set[int]  # in this step
@@ -247,8 +247,6 @@ class Engine:
 
     def after_forward(self, unit: int, call: Call | None) -> None:
         """The unit's module returns."""
-        if call is not None and not call.has_end:
-            self._open[unit] -= 1
         is_last = len(self._trace) >= len(self._order)
         # The last one is the first that backward needs.
         if self._phase != "backward" and not (self._phase == "forward" and is_last):

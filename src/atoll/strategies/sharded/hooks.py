@@ -39,7 +39,6 @@ class Call:
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
-        self.has_end = False  # whether `after_backward` will be told
         self.began_backward = False  # its first output has a gradient
 
 
@@ -83,7 +82,6 @@ def _with_end(moments: Moments, call: Call, args: Any, kwargs: Any) -> Any:
     places = [k for k, leaf in enumerate(leaves) if _has_gradient(leaf)]
     if not places:
         return None
-    call.has_end = True
     identity: Any = _End.apply  # torch leaves it untyped
     passed = identity(moments, call, *(leaves[k] for k in places))
     for place, tensor in zip(places, passed, strict=True):
