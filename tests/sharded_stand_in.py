@@ -16,7 +16,6 @@ from torch import Tensor
 from atoll.clock import Clock
 from atoll.collectives import memory
 from atoll.errors import CoordinatorUnreachable, UnknownWorker
-from atoll.island.link.base import Traffic
 from atoll.island.link.rank import Part
 from atoll.layout import Layout
 from atoll.protocol.exchange import Waiting
@@ -48,6 +47,7 @@ from atoll.protocol.sharded import (
     SaveReport,
 )
 from atoll.rows import RowRange
+from atoll.traffic import Traffic
 
 POLL_SECONDS = 0.05
 BLOCK = 8

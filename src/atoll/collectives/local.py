@@ -14,8 +14,9 @@ from atoll.collectives import memory, peers, schedule
 from atoll.collectives.base import Label
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Runner, Way
 from atoll.collectives.mailbox import Mailbox
-from atoll.collectives.peers import Pings, Source
+from atoll.collectives.peers import CountedSource, Pings, Source
 from atoll.errors import ConfigError, GroupBroken, NotReady
+from atoll.traffic import Traffic
 
 
 class LocalGroup:
@@ -57,6 +58,7 @@ class LocalGroup:
         way: Way = "ring",
         timeout_seconds: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
+        traffic: Traffic | None = None,
     ) -> "LocalMember":
         """One rank, which lets the others read from `source`."""
         return LocalMember(
@@ -67,6 +69,7 @@ class LocalGroup:
             way=way,
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
+            traffic=traffic,
         )
 
     def seconds(self, sender: int, to: int) -> float:
@@ -100,6 +103,7 @@ class LocalMember(Exchange):
         way: Way,
         timeout_seconds: float,
         chunk_bytes: int,
+        traffic: Traffic | None,
     ) -> None:
         super().__init__(
             rank=rank,
@@ -111,11 +115,12 @@ class LocalMember(Exchange):
             way=way,
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
+            traffic=traffic,
         )
         self._group = group
         self._read_seconds = timeout_seconds
         if source is not None:
-            group.sources[rank] = source
+            group.sources[rank] = CountedSource(source, self.traffic)
 
     def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
         def opened(start: int, until: float) -> Iterator[bytes]:
@@ -136,6 +141,7 @@ class LocalMember(Exchange):
             rank=rank,
             clock=self._group.clock,
             timeout_seconds=self._read_seconds,
+            traffic=self.traffic,
         )
 
     def advance(self, step: int) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 from atoll.clock import Clock
 from atoll.collectives.base import Collectives
 from atoll.errors import AtollError, ConfigError, MissingRanks, ProtocolError
+from atoll.traffic import Traffic
 
 READ_BYTES = 1 << 20  # the most that a peer sends at a time
 RETRY_SECONDS = 0.2
@@ -25,6 +26,19 @@ class Source(Protocol):
         BlobMissing for a name that it does not have, and will not.
         """
         ...
+
+
+@dataclass(frozen=True)
+class CountedSource:
+    """Fulfils `Source` with what `inner` gives, and counts it as sent."""
+
+    inner: Source
+    traffic: Traffic
+
+    def read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        for piece in self.inner.read(name, start, stop):
+            self.traffic.sends(len(piece))
+            yield piece
 
 
 class Peers(Collectives, Protocol):
@@ -64,6 +78,7 @@ def resumed(
     rank: int,
     clock: Clock,
     timeout_seconds: float,
+    traffic: Traffic,
 ) -> Iterator[bytes]:
     """What a peer sends of `[start, stop)`, counted, and asked for again from where it broke off.
 
@@ -77,6 +92,7 @@ def resumed(
         try:
             for piece in opened(start, until):
                 start += len(piece)
+                traffic.receives(len(piece))
                 if start > stop:
                     raise ProtocolError(
                         f"rank {rank} sent {start - asked} bytes and more; {stop - asked} were "

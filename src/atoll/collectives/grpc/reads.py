@@ -11,6 +11,7 @@ from atoll.collectives import peers
 from atoll.collectives.grpc import dial, messages
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.errors import AtollError
+from atoll.traffic import Traffic
 
 
 class Reads:
@@ -24,12 +25,14 @@ class Reads:
         identity: Identity | None,
         clock: Clock,
         timeout_seconds: float,
+        traffic: Traffic,
     ) -> None:
         self._group = group
         self._rank = rank
         self._identity = identity
         self._clock = clock
         self._timeout = timeout_seconds
+        self._traffic = traffic
         self._lock = threading.Lock()
         self._calls: set[Any] = set()  # under way
         self._error: Exception | None = None
@@ -43,7 +46,13 @@ class Reads:
                 yield from self._answers(channel, request, until)
 
         return peers.resumed(
-            opened, start, stop, rank=to, clock=self._clock, timeout_seconds=self._timeout
+            opened,
+            start,
+            stop,
+            rank=to,
+            clock=self._clock,
+            timeout_seconds=self._timeout,
+            traffic=self._traffic,
         )
 
     def abort(self, error: Exception) -> None:
