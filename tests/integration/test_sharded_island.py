@@ -168,6 +168,7 @@ def continued(world, group, home, tmp_path, *, until):
         calm.coordinator.checkpoint = restore.step, restore.size, parts
     elif restore.source == "checkpoint":
         calm.coordinator.blobs.update(world.coordinator.blobs)
+        calm.coordinator.roots.update(world.coordinator.roots)
         calm.coordinator.checkpoint = restore.step, restore.size, restore.parts
     begun(calm, len(group.members))
     calm.run()
@@ -284,6 +285,61 @@ def test_two_neighbours_killed_go_back_to_the_checkpoint(tmp_path):
     assert (second.restore.source, second.restore.step) == ("checkpoint", 4)
     assert coordinator.committed == 3
     assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+def spoiling(world, names):
+    """One bit of the first range that is fetched of these blobs is turned round; how many were."""
+    spoilt: list[str] = []
+
+    def spoil(sha256, data):
+        if sha256 not in names() or spoilt:
+            return data
+        spoilt.append(sha256)
+        return data[:12] + bytes([data[12] ^ 1]) + data[13:]
+
+    world.coordinator.spoil = spoil
+    return spoilt
+
+
+def given_up(caplog):
+    return {r.code for r in caplog.records if r.message == "a step is given up"}
+
+
+def test_initial_weights_that_came_damaged_are_not_trained_on(tmp_path, caplog):
+    world, calm = (World(tmp_path / name, wanted=2, **{"stop.rounds": 1}) for name in "ab")
+    spoilt = spoiling(world, lambda: {world.coordinator.initial})
+    for one in (world, calm):
+        begun(one, 2)
+        one.run()
+
+    assert len(spoilt) == 1
+    assert "BLOB_CHANGED" in given_up(caplog)
+    assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+@pytest.mark.parametrize("what", ["bytes", "hashes"])
+def test_checkpoint_that_came_damaged_is_not_trained_on(tmp_path, caplog, what):
+    home = tmp_path / "a"
+    first = World(home, wanted=2, **{"stop.rounds": 1})
+    begun(first, 2)
+    first.run()
+    assert first.coordinator.checkpoint is not None
+    step, _, parts = first.coordinator.checkpoint
+    worlds = [World(tmp_path / name, wanted=3, **{"stop.rounds": 2}) for name in "bc"]
+    for world in worlds:
+        coordinator = world.coordinator
+        coordinator.committed = 1
+        kept = tuple(coordinator.store(first.coordinator.blobs[part]) for part in parts)
+        coordinator.checkpoint = step, 2, kept
+    fetched = set(parts) if what == "bytes" else {first.coordinator.roots[part] for part in parts}
+    spoilt = spoiling(worlds[0], lambda: fetched)
+    for world in worlds:
+        begun(world, 3)
+        world.run()
+
+    assert len(spoilt) == 1
+    assert "BLOB_CHANGED" in given_up(caplog)
+    assert torch.equal(worlds[0].weights()[1], worlds[1].weights()[1])
 
 
 def test_silent_rank_is_named_by_all_who_miss_it(tmp_path):
