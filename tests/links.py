@@ -12,7 +12,6 @@ from atoll.island.conversation import session as sessions
 from atoll.island.conversation.intents import Steps
 from atoll.island.conversation.session import Session
 from atoll.island.driver import Driver
-from atoll.island.link.base import Traffic
 from atoll.island.ranks.group import SOLO, Group
 from atoll.island.state.store import IslandIdentity
 from atoll.protocol.exchange import Ask
@@ -26,6 +25,7 @@ from atoll.protocol.messages import (
 )
 from atoll.protocol.samples import SamplesRequest
 from atoll.simulate.link import MemoryLink
+from atoll.traffic import Traffic
 
 T = TypeVar("T")
 

@@ -12,13 +12,13 @@ from atoll.coordinator import boot
 from atoll.coordinator.service import Coordinator
 from atoll.errors import CoordinatorUnreachable
 from atoll.island import trainer
-from atoll.island.link.base import Traffic
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.proof import audit
 from atoll.protocol.messages import Identity, RegisterRequest
 from atoll.simulate.fibers import Fiber, Scheduler
 from atoll.simulate.link import MemoryLink
+from atoll.traffic import Traffic
 from atoll.versions import recorded
 from tests import clusters, links
 from tests.ledgers import alone

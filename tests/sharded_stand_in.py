@@ -16,7 +16,6 @@ from torch import Tensor
 from atoll.clock import Clock
 from atoll.collectives import memory
 from atoll.errors import CoordinatorUnreachable, UnknownWorker
-from atoll.island.link.base import Traffic
 from atoll.island.link.rank import Part
 from atoll.layout import Layout
 from atoll.protocol.exchange import Waiting
@@ -48,6 +47,9 @@ from atoll.protocol.sharded import (
     SaveReport,
 )
 from atoll.rows import RowRange
+from atoll.strategies.sharded.saves import Chunks
+from atoll.sums import digest as digests
+from atoll.traffic import Traffic
 
 POLL_SECONDS = 0.05
 BLOCK = 8
@@ -90,14 +92,19 @@ class StandIn:
         self.committed = 0  # rounds
         self.losses: dict[int, PartReport] = {}
         self.blobs: dict[str, bytes] = {}
+        self.roots: dict[str, str] = {}  # of saves, by their blobs
+        self.spoil: Callable[[str, bytes], bytes] = lambda _, data: data  # what is fetched
         self.initial = self.store(bytes(memory.bytes_of(initial)))
+        found = digests.digest(layout, initial)
+        self.blobs[found.root] = found.leaves
         self.consistent: tuple[int, int, tuple[str, ...]] | None = None  # step, size, parts
         self.checkpoint: tuple[int, int, tuple[str, ...]] | None = None
         self.formed: list[Formed] = []
 
     def store(self, data: bytes) -> str:
-        sha256 = hashlib.sha256(data).hexdigest()
-        self.blobs[sha256] = data
+        sha256, chunks = hashlib.sha256(data).hexdigest(), Chunks.of([data])
+        self.blobs |= {sha256: data, chunks.root: chunks.encoded()}
+        self.roots[sha256] = chunks.root
         return sha256
 
     # What a test does
@@ -192,7 +199,13 @@ class StandIn:
                 return Restore(source="save", step=step, size=size, parts=parts, holders=holders)
         if self.checkpoint is not None:
             step, size, parts = self.checkpoint
-            return Restore(source="checkpoint", step=step, size=size, parts=parts)
+            return Restore(
+                source="checkpoint",
+                step=step,
+                size=size,
+                parts=parts,
+                roots=tuple(self.roots[part] for part in parts),
+            )
         return Restore(source="initial", step=0, parts=(self.initial,))
 
     def _told(self, group: Formed) -> GroupReply:
@@ -314,11 +327,12 @@ class StandInLink:
         if self.coordinator.is_away:
             raise CoordinatorUnreachable("away")
         data = part.read(0, part.nbytes)
-        assert hashlib.sha256(data).hexdigest() == part.sha256
-        self.coordinator.blobs[part.sha256] = data
+        assert self.coordinator.store(data) == part.sha256
+        assert self.coordinator.roots[part.sha256] == part.root
 
     def fetch(self, _: Any, sha256: str, *, offset: int, nbytes: int) -> bytes:
-        return self.coordinator.blobs[sha256][offset : offset + nbytes]
+        data = self.coordinator.blobs[sha256][offset : offset + nbytes]
+        return self.coordinator.spoil(sha256, data)
 
     def attend(self, identity: Any) -> Any:
         raise AssertionError("nobody attends here")

@@ -29,6 +29,20 @@ every_way = pytest.mark.parametrize("way", ["ring", "direct"])
 every_size = pytest.mark.parametrize("size", SIZES)
 
 
+@every_way
+def test_bytes_between_ranks_are_counted(transport, way):
+    def work(ranks):
+        out = torch.zeros(len(schedule.cut(10_007, 3)[ranks.rank]))
+        ranks.reduce_scatter(key(0), values(ranks.rank, 10_007), out).wait()
+        ranks.all_gather(key(1), out, torch.zeros(10_007)).wait()
+        return ranks.traffic.sent, ranks.traffic.received
+
+    found = transport(3, way, work)
+
+    # Each value reaches two more ranks in either exchange.
+    assert [sum(side) for side in zip(*found, strict=True)] == [2 * 2 * 4 * 10_007] * 2
+
+
 # What comes out
 
 

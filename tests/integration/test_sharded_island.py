@@ -44,17 +44,18 @@ TABLE = {
 class World:
     """Ranks as fibers, and the stand-in that they talk to."""
 
-    def __init__(self, home, *, wanted, **changes):
+    def __init__(self, home, *, wanted, latencies=None, **changes):
         self.home = home
         home.mkdir(exist_ok=True)
         self.manifest, initial, layout = clusters.sharded_manifest(home, {**TABLE, **changes})
         self.units = Units.of(layout)
         self.scheduler = Scheduler()
-        self.sea = Sea(self.scheduler)
+        self.sea = Sea(self.scheduler, latencies=latencies)
         self.coordinator = StandIn(self.manifest, layout, initial, wanted=wanted)
         self.fibers = {}
         self.beside = {}
         self.steps = {}
+        self.told = {}
         self.script = lambda run, after_step: trainer.train(run, after_step=after_step)
 
     def start(self, index):
@@ -81,6 +82,7 @@ class World:
 
         def after_step():
             self.steps[name] = run.steps
+            self.told[name] = run.telemetry()
             self.scheduler.sleep(0.1)
 
         self.script(run, after_step)
@@ -166,6 +168,7 @@ def continued(world, group, home, tmp_path, *, until):
         calm.coordinator.checkpoint = restore.step, restore.size, parts
     elif restore.source == "checkpoint":
         calm.coordinator.blobs.update(world.coordinator.blobs)
+        calm.coordinator.roots.update(world.coordinator.roots)
         calm.coordinator.checkpoint = restore.step, restore.size, restore.parts
     begun(calm, len(group.members))
     calm.run()
@@ -215,6 +218,53 @@ def test_killed_rank_costs_the_steps_since_the_last_save(tmp_path):
     assert torch.equal(world.weights()[1], calm.weights()[1])
 
 
+def test_steps_that_a_group_goes_back_over_are_counted_and_logged(tmp_path, caplog):
+    world = World(tmp_path, wanted=3, **{"sharded.save_every": 4, "sharded.checkpoint_every": 1})
+    begun(world, 3)
+
+    def kill():
+        world.kill(2)
+        world.coordinator.wanted = 2
+        world.coordinator.evict("rank-2")
+
+    when(world, lambda: world.steps.get("rank-0", 0) == 6, kill)
+    world.run()
+
+    assert world.coordinator.formed[1].restore.step == 4
+    lost = [world.told[name].rolled_back_steps for name in ("rank-0", "rank-1")]
+    # Made in all, less the last step's number: what was made twice.
+    assert lost == [world.steps[name] - 11 for name in ("rank-0", "rank-1")]
+    assert lost == [2, 2]
+    logged = [r for r in caplog.records if r.message == "steps are rolled back"]
+    assert [(r.reached, r.step, r.lost) for r in logged] == [(6, 4, 2), (6, 4, 2)]
+
+
+def test_seconds_and_bytes_between_ranks_are_told(tmp_path):
+    names = [f"rank-{index}" for index in range(2)]
+    far = {a: {b: 0.05 for b in names if b != a} for a in names}
+    worlds = [
+        World(tmp_path / str(number), wanted=2, latencies=latencies, **{"stop.rounds": 1})
+        for number, latencies in enumerate((None, far))
+    ]
+    for world in worlds:
+        begun(world, 2)
+        world.run()
+
+    near, away = (world.told["rank-0"] for world in worlds)
+    # On the virtual clock only the way between ranks takes time.
+    assert (near.gather_seconds, near.reduce_seconds) == (0.0, 0.0)
+    assert away.gather_seconds >= 3 * 0.05
+    assert away.reduce_seconds >= 3 * 0.05
+    assert near.communication_share in (None, 0.0)
+    assert 0.0 < away.communication_share <= 1.0
+    # All that one sends the other receives, but for what is under way; a step moves the model's
+    # halves at least three times.
+    other = worlds[0].told["rank-1"]
+    half = 4 * worlds[0].units.layout.size // 2
+    assert near.rank_bytes_sent >= 3 * 3 * half
+    assert near.rank_bytes_sent == pytest.approx(other.rank_bytes_received, rel=0.2)
+
+
 def test_two_neighbours_killed_go_back_to_the_checkpoint(tmp_path):
     world = World(tmp_path / "a", wanted=4)
     coordinator = world.coordinator
@@ -235,6 +285,61 @@ def test_two_neighbours_killed_go_back_to_the_checkpoint(tmp_path):
     assert (second.restore.source, second.restore.step) == ("checkpoint", 4)
     assert coordinator.committed == 3
     assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+def spoiling(world, names):
+    """One bit of the first range that is fetched of these blobs is turned round; how many were."""
+    spoilt: list[str] = []
+
+    def spoil(sha256, data):
+        if sha256 not in names() or spoilt:
+            return data
+        spoilt.append(sha256)
+        return data[:12] + bytes([data[12] ^ 1]) + data[13:]
+
+    world.coordinator.spoil = spoil
+    return spoilt
+
+
+def given_up(caplog):
+    return {r.code for r in caplog.records if r.message == "a step is given up"}
+
+
+def test_initial_weights_that_came_damaged_are_not_trained_on(tmp_path, caplog):
+    world, calm = (World(tmp_path / name, wanted=2, **{"stop.rounds": 1}) for name in "ab")
+    spoilt = spoiling(world, lambda: {world.coordinator.initial})
+    for one in (world, calm):
+        begun(one, 2)
+        one.run()
+
+    assert len(spoilt) == 1
+    assert "BLOB_CHANGED" in given_up(caplog)
+    assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+@pytest.mark.parametrize("what", ["bytes", "hashes"])
+def test_checkpoint_that_came_damaged_is_not_trained_on(tmp_path, caplog, what):
+    home = tmp_path / "a"
+    first = World(home, wanted=2, **{"stop.rounds": 1})
+    begun(first, 2)
+    first.run()
+    assert first.coordinator.checkpoint is not None
+    step, _, parts = first.coordinator.checkpoint
+    worlds = [World(tmp_path / name, wanted=3, **{"stop.rounds": 2}) for name in "bc"]
+    for world in worlds:
+        coordinator = world.coordinator
+        coordinator.committed = 1
+        kept = tuple(coordinator.store(first.coordinator.blobs[part]) for part in parts)
+        coordinator.checkpoint = step, 2, kept
+    fetched = set(parts) if what == "bytes" else {first.coordinator.roots[part] for part in parts}
+    spoilt = spoiling(worlds[0], lambda: fetched)
+    for world in worlds:
+        begun(world, 3)
+        world.run()
+
+    assert len(spoilt) == 1
+    assert "BLOB_CHANGED" in given_up(caplog)
+    assert torch.equal(worlds[0].weights()[1], worlds[1].weights()[1])
 
 
 def test_silent_rank_is_named_by_all_who_miss_it(tmp_path):

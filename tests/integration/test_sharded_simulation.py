@@ -7,8 +7,11 @@ they went back to, and nothing else.
 from contextlib import closing
 
 import pytest
+from rich.console import Console
 
 from atoll import torch_threads
+from atoll.cli import status
+from atoll.coordinator.shown import metrics
 from atoll.ledger import engines
 from atoll.proof import audit as auditing
 from atoll.simulate import cluster, lineage
@@ -124,6 +127,28 @@ def test_lineage_of_another_size_ends_elsewhere(tmp_path):
     results = [cluster.simulate(file, islands=n, directory=tmp_path / str(n)) for n in (2, 3)]
 
     assert results[0].digest != results[1].digest
+
+
+def test_status_and_metrics_show_where_the_time_of_steps_goes(tmp_path):
+    world, found = Watched(tmp_path), []
+    world.later(lambda: world.is_under_way(2), lambda: found.append(world.coordinator.now.status()))
+    world.finished(2)
+
+    [shown] = found
+    console = Console(width=160, record=True)
+    console.print(status.view(shown))
+    told = shown.workers[0].telemetry
+    assert told.compute_seconds > 0.0
+    assert told.rank_bytes_sent > 0
+    assert "communication" in console.export_text()
+    text = metrics.render(shown).decode()
+    for name, figure in (
+        ("compute_seconds", told.compute_seconds),
+        ("rank_sent_bytes", told.rank_bytes_sent),
+        ("rolled_back_steps", 0.0),
+    ):
+        line = next(s for s in text.splitlines() if s.startswith(f"atoll_worker_{name}{{"))
+        assert float(line.split()[-1]) == figure
 
 
 def test_killed_rank_costs_the_steps_since_the_last_save(tmp_path):

@@ -10,10 +10,10 @@ from atoll.clock import ManualClock
 from atoll.coordinator.shown import samples as stored
 from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import StorageFull, StoreError
-from atoll.island.link.base import Traffic
 from atoll.island.telemetry import Meter, Samples
 from atoll.protocol.messages import Telemetry
 from atoll.protocol.samples import MAX_BATCH, Sample
+from atoll.traffic import Traffic
 
 
 def owner(name: str = "a", life: int = 1) -> tuple[str, int]:

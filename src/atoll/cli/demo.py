@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from atoll import config
 from atoll.cli import audit as auditing
 from atoll.cli import output
+from atoll.cli.join import RANK_FIGURES
 from atoll.cli.options import Records
 from atoll.client.http import HttpClient
 from atoll.clock import SystemClock
@@ -25,7 +26,7 @@ from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
 from atoll.launch import local
 from atoll.launch.local import LocalCoordinator, LocalIsland, Tokens
 from atoll.proof import audit, losses
-from atoll.protocol.messages import Status, StatusRequest
+from atoll.protocol.messages import Status, StatusRequest, Telemetry
 from atoll.simulate.cluster import worker_name
 from atoll.strategies import registry
 
@@ -47,12 +48,14 @@ class Summary:
     bytes_sent: int  # by all islands
     bytes_received: int
     all_reduce_bytes: int  # what all-reduce every step would have sent, all islands, ring, fp32
-    exchanged_bytes: int  # of a sharded run: what its ranks sent each other, by calculation
     steps: int  # of a sharded run: those that it consists of
+    rank_bytes_sent: int  # of a sharded run: to other ranks, by all, saves included
+    communication: float | None  # of a sharded run: its share of the ranks' seconds
     seconds: float
     digest: str | None
     audit_clean: bool
     audit_replayed_rounds: int
+    audit_checkpoints: int  # of a sharded run: those whose weights were read and compared
 
 
 def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool) -> None:
@@ -175,6 +178,7 @@ def _summary(
         steps = report.tokens // (run.manifest.inner.batch * dataset.block)
         # What one island sends in one ring all-reduce of fp32 gradients.
         ring_bytes = 2 * run.layout.nbytes * (len(results) - 1) // len(results)
+    told = [Telemetry.model_validate({k: r[k] for k in RANK_FIGURES}) for r in results if by_step]
     return Summary(
         rounds=report.rounds,
         islands=len(results),
@@ -186,20 +190,27 @@ def _summary(
         bytes_sent=sum(r["bytes_sent"] for r in results),
         bytes_received=sum(r["bytes_received"] for r in results),
         all_reduce_bytes=0 if by_step else ring_bytes * steps,
-        # Two gathers and a reduction of the model, each all but a rank's own part.
-        exchanged_bytes=3 * ring_bytes // 2 * len(results) * steps if by_step else 0,
         steps=steps if by_step else 0,
+        rank_bytes_sent=sum(one.rank_bytes_sent for one in told),
+        communication=_communication(told),
         seconds=seconds,
         digest=report.digest,
         audit_clean=report.clean,
         audit_replayed_rounds=report.replayed_rounds,
+        audit_checkpoints=report.checkpoints_read or 0,
     )
+
+
+def _communication(told: list[Telemetry]) -> float | None:
+    """The mean share of all ranks; None where there are none."""
+    shares = [share for one in told if (share := one.communication_share) is not None]
+    return sum(shares) / len(shares) if shares else None
 
 
 def _show(summary: Summary, *, kept: Path | None) -> None:
     clean = f"clean, {summary.audit_replayed_rounds} rounds replayed bit for bit"
-    if summary.steps:
-        clean = f"clean, {summary.rounds} checkpoints"
+    if summary.steps:  # nothing is replayed: only ranks together can make a step again
+        clean = f"clean, {summary.audit_checkpoints} checkpoints verified"
     rates = ", ".join(f"{n} {v:.0f}" for n, v in sorted(summary.tokens_per_second.items()))
     rows: list[tuple[str, str | None]] = [
         ("rounds", str(summary.rounds)),
@@ -223,8 +234,9 @@ def _traffic(summary: Summary) -> list[tuple[str, str | None]]:
     """What travelled: to and from the coordinator, and beside it."""
     if summary.steps:
         return [
-            ("weights and gradients between ranks", output.size(summary.exchanged_bytes)),
-            ("checkpoints to the coordinator", output.size(summary.bytes_sent)),
+            ("sent between ranks", output.size(summary.rank_bytes_sent)),
+            ("time spent waiting for ranks", f"{summary.communication or 0.0:.0%}"),
+            ("sent to the coordinator", output.size(summary.bytes_sent)),
         ]
     saved = summary.all_reduce_bytes / max(1, summary.bytes_sent)
     return [

@@ -21,6 +21,10 @@ from atoll.island.run import Run
 from atoll.island.sharded.run import ShardedRun
 from atoll.launch import joining, placement
 
+RANK_FIGURES = {
+    *("gather_seconds", "compute_seconds", "reduce_seconds", "step_seconds"),
+    *("rank_bytes_sent", "rank_bytes_received", "rolled_back_steps"),
+}
 STOPPED = 130  # what shells report for a command ended by a signal from the keyboard
 
 
@@ -110,6 +114,7 @@ def _tell(run: Run | ShardedRun, *, as_json: bool) -> None:
     about: dict[str, object]
     if isinstance(run, ShardedRun):
         about = {"version": run.version, "step": telemetry.step, "steps": run.steps}
+        about |= telemetry.model_dump(include=RANK_FIGURES)
         ended = f"ended at step {telemetry.step}, checkpoint {run.version}"
     else:
         about = {"version": run.version, "digest": run.digest, "stale_rounds": run.stale_rounds}

@@ -62,7 +62,11 @@ def view(found: Status) -> Group:
         f"refused: {found.refusals}" if found.refusals else "",
     ]
     return Group(
-        head, history_table(found), workers_table(found), Text("; ".join(filter(None, notes)))
+        head,
+        history_table(found),
+        workers_table(found),
+        *([ranks_table(found)] if any(map(_has_stepped, found.workers)) else []),
+        Text("; ".join(filter(None, notes))),
     )
 
 
@@ -85,6 +89,32 @@ def workers_table(found: Status) -> Table:
     """Who takes part, and how."""
     columns = ("island", "state", "round", "step", "loss", "tokens/s", "sent", "received", "heard")
     return output.table(None, columns, map(_worker_row, found.workers))
+
+
+def ranks_table(found: Status) -> Table:
+    """Where the time of ranks' steps went, and what they sent each other."""
+    columns = (
+        *("rank", "gather", "compute", "reduce", "step", "communication"),
+        *("sent to ranks", "received from ranks", "rolled back"),
+    )
+    return output.table(None, columns, map(_rank_row, filter(_has_stepped, found.workers)))
+
+
+def _has_stepped(worker: WorkerStatus) -> bool:
+    return worker.telemetry.communication_share is not None
+
+
+def _rank_row(worker: WorkerStatus) -> tuple[object, ...]:
+    told = worker.telemetry
+    seconds = (told.gather_seconds, told.compute_seconds, told.reduce_seconds, told.step_seconds)
+    return (
+        worker.worker_id,
+        *(f"{spent:.1f} s" for spent in seconds),
+        f"{told.communication_share or 0.0:.0%}",
+        output.size(told.rank_bytes_sent),
+        output.size(told.rank_bytes_received),
+        f"{told.rolled_back_steps} steps",
+    )
 
 
 def _worker_row(worker: WorkerStatus) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from atoll.collectives.mailbox import Mailbox
 from atoll.collectives.plain import PlainDirect, PlainRing
 from atoll.collectives.post import Port, Post
 from atoll.layout import Span
+from atoll.traffic import Traffic
 
 CHUNK_BYTES = 1 << 20  # measured best for gRPC; a socket bears less
 Way = Literal["ring", "direct"]
@@ -46,7 +47,9 @@ class Exchange:
         way: Way = "ring",
         timeout_seconds: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
+        traffic: Traffic | None = None,
     ) -> None:
+        self.traffic = Traffic() if traffic is None else traffic
         self._post = Post(
             rank=rank,
             size=size,
@@ -54,6 +57,7 @@ class Exchange:
             mailbox=mailbox,
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
+            traffic=self.traffic,
         )
         self.rank = rank
         self.size = size

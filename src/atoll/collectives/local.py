@@ -14,8 +14,9 @@ from atoll.collectives import memory, peers, schedule
 from atoll.collectives.base import Label
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Runner, Way
 from atoll.collectives.mailbox import Bytes, Mailbox
-from atoll.collectives.peers import Desk, Pings, Source
+from atoll.collectives.peers import CountedSource, Desk, Pings, Source
 from atoll.errors import ConfigError, GroupBroken, NotReady
+from atoll.traffic import Traffic
 
 
 class LocalGroup:
@@ -59,6 +60,7 @@ class LocalGroup:
         way: Way = "ring",
         timeout_seconds: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
+        traffic: Traffic | None = None,
     ) -> "LocalMember":
         """One rank, which lets the others read from `source` and ask at `desk`."""
         return LocalMember(
@@ -70,6 +72,7 @@ class LocalGroup:
             way=way,
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
+            traffic=traffic,
         )
 
     def seconds(self, sender: int, to: int) -> float:
@@ -104,6 +107,7 @@ class LocalMember(Exchange):
         way: Way,
         timeout_seconds: float,
         chunk_bytes: int,
+        traffic: Traffic | None,
     ) -> None:
         super().__init__(
             rank=rank,
@@ -115,11 +119,12 @@ class LocalMember(Exchange):
             way=way,
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
+            traffic=traffic,
         )
         self._group = group
         self._read_seconds = timeout_seconds
         if source is not None:
-            group.sources[rank] = source
+            group.sources[rank] = CountedSource(source, self.traffic)
         if desk is not None:
             group.desks[rank] = desk
 
@@ -142,6 +147,7 @@ class LocalMember(Exchange):
             rank=rank,
             clock=self._group.clock,
             timeout_seconds=self._read_seconds,
+            traffic=self.traffic,
         )
 
     def ask(self, rank: int, name: str, body: Bytes = b"") -> bytes:

@@ -8,6 +8,7 @@ from atoll.clock import Clock
 from atoll.collectives.base import Collectives
 from atoll.collectives.mailbox import Bytes
 from atoll.errors import AtollError, ConfigError, MissingRanks, ProtocolError
+from atoll.traffic import Traffic
 
 READ_BYTES = 1 << 20  # the most that a peer sends at a time
 ASK_BYTES = 1 << 20  # the most that a peer is told at a time
@@ -42,6 +43,19 @@ class Desk(Protocol):
         was lost, and must then change nothing; NotReady asks the sender to call again.
         """
         ...
+
+
+@dataclass(frozen=True)
+class CountedSource:
+    """Fulfils `Source` with what `inner` gives, and counts it as sent."""
+
+    inner: Source
+    traffic: Traffic
+
+    def read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        for piece in self.inner.read(name, start, stop):
+            self.traffic.sends(len(piece))
+            yield piece
 
 
 class Peers(Collectives, Protocol):
@@ -120,6 +134,7 @@ def resumed(
     rank: int,
     clock: Clock,
     timeout_seconds: float,
+    traffic: Traffic,
 ) -> Iterator[bytes]:
     """What a peer sends of `[start, stop)`, counted, and asked for again from where it broke off.
 
@@ -133,6 +148,7 @@ def resumed(
         try:
             for piece in opened(start, until):
                 start += len(piece)
+                traffic.receives(len(piece))
                 if start > stop:
                     raise ProtocolError(
                         f"rank {rank} sent {start - asked} bytes and more; {stop - asked} were "

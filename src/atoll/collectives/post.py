@@ -9,6 +9,7 @@ from atoll.collectives import schedule
 from atoll.collectives.base import Label
 from atoll.collectives.mailbox import Bytes, Mailbox
 from atoll.errors import ConfigError, MissingRanks
+from atoll.traffic import Traffic
 
 
 class Port(Protocol):
@@ -42,6 +43,7 @@ class Post:
         mailbox: Mailbox,
         timeout_seconds: float,
         chunk_bytes: int,
+        traffic: Traffic,
     ) -> None:
         if not 0 <= rank < size:
             raise ConfigError(f"rank={rank} is not one of size={size} ranks, 0 to {size - 1}")
@@ -53,10 +55,12 @@ class Post:
         self._port = port
         self._mailbox = mailbox
         self._timeout = timeout_seconds
+        self._traffic = traffic  # of values; what names them is a few bytes more
 
     def send(self, to: int, label: Label, values: Tensor) -> None:
         """Queues a message; `values` are kept, and stay as they are until `flush`."""
         self._port.send(to, label, values)
+        self._traffic.sends(values.nbytes)
 
     def flush(self, *, until: float) -> None:
         """Returns once nothing that was sent needs its memory any more."""
@@ -77,7 +81,7 @@ class Post:
     ) -> Bytes:
         """A message of exactly `nbytes`; MissingRanks names `with_others` too if theirs is away."""
         try:
-            return self._mailbox.take(label, sender, nbytes=nbytes, until=until)
+            taken = self._mailbox.take(label, sender, nbytes=nbytes, until=until)
         except MissingRanks:
             asked = [(label, one) for one in (*with_others, sender)]
             absent = self._mailbox.missing(asked)
@@ -87,3 +91,5 @@ class Post:
                 f"the step is given up",
                 ranks=absent,
             ) from None
+        self._traffic.receives(nbytes)
+        return taken

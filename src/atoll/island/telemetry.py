@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.clock import Clock
-from atoll.island.link.base import Traffic
 from atoll.protocol.messages import Telemetry
 from atoll.protocol.samples import MAX_BATCH, Sample
+from atoll.traffic import Traffic
 
 QUEUED_SAMPLES = 10_000  # nearly three hours without a coordinator
 SAMPLE_SECONDS = 1.0  # at most one sample in this time

@@ -18,6 +18,7 @@ from atoll.settings import Choice
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Done(Message):
@@ -78,6 +79,21 @@ class Telemetry(Message):
     loss: Number | None = None
     bytes_sent: Whole = 0
     bytes_received: Whole = 0
+    # Of a rank of a sharded run, since its process started:
+    gather_seconds: Seconds = 0.0  # waited for weights
+    compute_seconds: Seconds = 0.0
+    reduce_seconds: Seconds = 0.0  # waited for sums of gradients
+    step_seconds: Seconds = 0.0  # updated its part of the model
+    rank_bytes_sent: Whole = 0  # to other ranks, saves included
+    rank_bytes_received: Whole = 0
+    rolled_back_steps: Whole = 0  # made, and made again after a group went back to an earlier one
+
+    @property
+    def communication_share(self) -> float | None:
+        """Of the seconds of a rank's steps, those that it waited for others; None without any."""
+        waited = self.gather_seconds + self.reduce_seconds
+        total = waited + self.compute_seconds + self.step_seconds
+        return waited / total if total else None
 
 
 class HeartbeatReply(Message):

@@ -44,7 +44,8 @@ class Restore(Message):
 
     `initial`: the blob `parts[0]` of the initial weights, from byte `offset` on fp32 in the order
     of the layout; moments are zero. `checkpoint`: blobs, one for each rank of the group that saved
-    it, by the sha256 that `Fetch` takes. `save`: parts on the disks of ranks, by the hashes of
+    it, by the sha256 that `Fetch` takes; `roots` are the hashes of their saves, under which `Fetch`
+    gives those of their chunks. `save`: parts on the disks of ranks, by the hashes of
     their saves; `holders` says for each part which ranks of the new group have it.
     """
 
@@ -52,6 +53,7 @@ class Restore(Message):
     step: Whole  # the last one that is in it
     size: Whole = 1  # ranks that it is cut for
     parts: tuple[Sha256, ...]
+    roots: tuple[Sha256, ...] = ()
     offset: Whole = 0  # bytes of each part before its first element
     holders: tuple[tuple[Rank, ...], ...] = ()
     tokens: Whole = 0  # of the run, up to that step

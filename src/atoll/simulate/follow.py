@@ -20,7 +20,7 @@ from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.errors import AtollError
 from atoll.island import trainer
-from atoll.island.link.base import Attendance, Download, FrameSource, Traffic, Work
+from atoll.island.link.base import Attendance, Download, FrameSource, Work
 from atoll.island.run import Run
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.layout import Layout
@@ -39,6 +39,7 @@ from atoll.protocol.messages import (
     RegisterRequest,
 )
 from atoll.simulate.fibers import Scheduler
+from atoll.traffic import Traffic
 from atoll.versions import recorded, weights
 from atoll.versions.manifests import Manifests
 from atoll.versions.replay import Replay

@@ -15,11 +15,12 @@ from atoll.coordinator.service import Coordinator
 from atoll.coordinator.sharded.part_uploads import PartRequest
 from atoll.coordinator.sharded.service import ShardedCoordinator
 from atoll.errors import CoordinatorUnreachable
-from atoll.island.link.base import Download, FrameSource, Traffic, Work
+from atoll.island.link.base import Download, FrameSource, Work
 from atoll.island.link.rank import Part
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.exchange import Ask, Waiting
 from atoll.protocol.messages import Identity
+from atoll.traffic import Traffic
 from atoll.wire import chunks
 
 PEER = "127.0.0.1"

@@ -1,7 +1,7 @@
 """What lies between simulated ranks: groups in memory, at the latencies of a matrix."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.clock import Clock
 from atoll.collectives.local import LocalGroup, LocalMember
@@ -10,6 +10,7 @@ from atoll.collectives.runners import Inline
 from atoll.island.sharded.host import Endpoint
 from atoll.protocol.manifest import ShardedSettings
 from atoll.protocol.sharded import GroupReply
+from atoll.traffic import Traffic
 
 FIRST_PORT = 20_000
 ADDRESS = "127.0.0.1"
@@ -55,6 +56,7 @@ class SeaHost:
 
     sea: Sea
     endpoint: Endpoint
+    traffic: Traffic = field(default_factory=Traffic)
 
     def measure(self, candidate: GroupReply, rank: int) -> Pings:
         return self.sea.group(candidate).pings(rank)
@@ -68,6 +70,7 @@ class SeaHost:
             way=settings.exchange,
             timeout_seconds=settings.deadline_seconds,
             source=source,
+            traffic=self.traffic,
         )
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from atoll.errors import ConfigError, LayoutMismatch
+from atoll.errors import BlobChanged, ConfigError, LayoutMismatch
 from atoll.layout import ELEMENT_BYTES, Layout, Span
 
 LEAF_DIGEST_BYTES = 32  # of BLAKE3
@@ -117,6 +117,16 @@ class StreamedDigest:
 def root_of(leaves: bytes) -> str:
     """The root that leaf digests, one after another, hash to."""
     return blake3(leaves).hexdigest()
+
+
+def check_leaf(leaves: bytes, number: int, data: bytes | bytearray | memoryview) -> None:
+    """BlobChanged unless `data` are the bytes whose digest is leaf `number` of `leaves`."""
+    wanted = leaves[number * LEAF_DIGEST_BYTES : (number + 1) * LEAF_DIGEST_BYTES]
+    if blake3(data).digest() != wanted:
+        raise BlobChanged(
+            f"leaf {number} of the weights came with {len(data)} bytes that are not those that "
+            f"were recorded; restore the blob that they are in from a copy"
+        )
 
 
 def composed(fragments: Iterable[ParamsDigest]) -> ParamsDigest:

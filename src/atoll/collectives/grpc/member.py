@@ -13,9 +13,10 @@ from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.tcp import TcpCarrier
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Bytes, Mailbox
-from atoll.collectives.peers import Desk, Source
+from atoll.collectives.peers import CountedSource, Desk, Source
 from atoll.collectives.runners import Threaded
 from atoll.errors import AtollError, GroupBroken
+from atoll.traffic import Traffic
 
 Bulk = Literal["grpc", "tcp"]
 CARRIERS: dict[Bulk, Callable[..., Carrier]] = {"grpc": GrpcCarrier, "tcp": TcpCarrier}
@@ -30,7 +31,8 @@ class RankMember(Exchange):
     """Fulfils `peers.Peers`: this process as a rank of `group`, over its `server`, until `close`.
 
     The others read from `source` and ask at `desk`. Messages travel in gRPC streams or, with
-    `bulk="tcp"`, over sockets that gRPC calls opened.
+    `bulk="tcp"`, over sockets that gRPC calls opened. What goes between ranks is counted in
+    `traffic`, questions left out.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class RankMember(Exchange):
         timeout_seconds: float = 60.0,
         bulk: Bulk = "grpc",
         chunk_bytes: int | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
+        traffic = Traffic() if traffic is None else traffic
         chunk_bytes = chunk_bytes or BULK_CHUNK_BYTES[bulk]
         self._server = server
         self._box = Mailbox(
@@ -60,7 +64,12 @@ class RankMember(Exchange):
         carrier = CARRIERS[bulk](group, rank, identity=identity)
         self._streams = StreamPort(carrier, clock=clock, failed=self._refused)
         self._reads = Reads(
-            group, rank, identity=identity, clock=clock, timeout_seconds=timeout_seconds
+            group,
+            rank,
+            identity=identity,
+            clock=clock,
+            timeout_seconds=timeout_seconds,
+            traffic=traffic,
         )
         self._asks = Asks(
             group, rank, identity=identity, clock=clock, timeout_seconds=timeout_seconds
@@ -76,8 +85,10 @@ class RankMember(Exchange):
             way=way,
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
+            traffic=traffic,
         )
-        server.enter(group, self._box, source=source, desk=desk)
+        offered = None if source is None else CountedSource(source, traffic)
+        server.enter(group, self._box, source=offered, desk=desk)
 
     def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
         return self._reads.read(rank, name, start, stop)

@@ -9,6 +9,7 @@ from atoll.collectives import peers
 from atoll.collectives.grpc import dial, messages
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.errors import AtollError, CoordinatorUnreachable
+from atoll.traffic import Traffic
 
 
 class Reads:
@@ -22,11 +23,13 @@ class Reads:
         identity: Identity | None,
         clock: Clock,
         timeout_seconds: float,
+        traffic: Traffic,
     ) -> None:
         self._metadata = group.metadata(rank)
         self._channels = dial.Channels(group, identity)
         self._clock = clock
         self._timeout = timeout_seconds
+        self._traffic = traffic
         self._lock = threading.Lock()
         self._calls: set[Any] = set()  # under way
         self._error: Exception | None = None
@@ -38,7 +41,13 @@ class Reads:
             yield from self._answers(to, messages.read_request(name, start, stop), until)
 
         return peers.resumed(
-            opened, start, stop, rank=to, clock=self._clock, timeout_seconds=self._timeout
+            opened,
+            start,
+            stop,
+            rank=to,
+            clock=self._clock,
+            timeout_seconds=self._timeout,
+            traffic=self._traffic,
         )
 
     def abort(self, error: Exception) -> None:

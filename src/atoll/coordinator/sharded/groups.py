@@ -238,6 +238,7 @@ class Groups:
                 step=checkpoint.step,
                 size=len(checkpoint.blobs),
                 parts=checkpoint.blobs,
+                roots=checkpoint.parts,
             )
         return found.model_copy(update={"tokens": self.intervals.tokens_at(found.step)})
 

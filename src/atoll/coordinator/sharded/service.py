@@ -14,13 +14,14 @@ from atoll.coordinator.sharded import certificates
 from atoll.coordinator.sharded.boundaries import Boundaries
 from atoll.coordinator.sharded.checkpoints import Checkpoints
 from atoll.coordinator.sharded.groups import Groups
+from atoll.coordinator.sharded.hashes import Hashes
 from atoll.coordinator.sharded.intervals import Intervals
 from atoll.coordinator.sharded.part_uploads import PartRequest, PartStream
 from atoll.coordinator.sharded.saves import Saves
 from atoll.coordinator.sharded.status import ShardedReport
 from atoll.data.parts import Part
 from atoll.errors import BlobMissing, ProtocolError
-from atoll.ledger.records import RunRecord
+from atoll.ledger.records import CheckpointRecord, RunRecord
 from atoll.proof import retention
 from atoll.protocol.messages import Identity, RegisterReply, RegisterRequest, Status
 from atoll.protocol.sharded import (
@@ -49,6 +50,7 @@ class ShardedCoordinator(Authority):
     saves: Saves
     boundaries: Boundaries
     checkpoints: Checkpoints
+    hashes: Hashes
     report: ShardedReport
 
     @property
@@ -161,7 +163,10 @@ class ShardedCoordinator(Authority):
             self.checkpoints.uploads.commit(stream)
 
     def fetch(self, identity: Identity, sha256: str, offset: int, nbytes: int) -> BlobReader:
-        """A reader of the initial weights or of a checkpoint's part, for bytes that it has.
+        """A reader of the initial weights or of a checkpoint's part, or of the hashes of either.
+
+        The hashes of a part are asked for by its root, the leaves of the initial weights by their
+        digest, and the bytes themselves by their sha256.
 
         BlobMissing for every other blob, ProtocolError for bytes outside it. The caller closes it.
         """
@@ -169,13 +174,7 @@ class ShardedCoordinator(Authority):
             self._enter(identity)
             with self.ledger.reading() as t:
                 kept = retention.kept_checkpoints(t, retention.storage_of(t))
-            known = {self.run.initial_sha256, *(blob for c in kept for blob in c.blobs)}
-            if sha256 not in known:
-                raise BlobMissing(
-                    f"sha256={sha256!r} is neither the initial weights nor part of a checkpoint "
-                    f"that is kept; ask for a group and restore what it says"
-                )
-            reader = self.blobs.open(sha256)
+            reader = self._opened(sha256, kept)
             if offset + nbytes > reader.nbytes:
                 reader.close()
                 raise ProtocolError(
@@ -183,3 +182,17 @@ class ShardedCoordinator(Authority):
                     f"{reader.nbytes}; a range lies inside"
                 )
             return reader
+
+    def _opened(self, name: str, kept: Sequence[CheckpointRecord]) -> BlobReader:
+        if name == self.run.initial_sha256 or any(name in c.blobs for c in kept):
+            return self.blobs.open(name)
+        if name == self.manifests.first.manifest.model.initial_digest:
+            return self.hashes.of_initial(name, self.run.initial_sha256)
+        for checkpoint in kept:
+            if name in checkpoint.parts:
+                blob = checkpoint.blobs[checkpoint.parts.index(name)]
+                return self.hashes.of_part(name, blob)
+        raise BlobMissing(
+            f"sha256={name!r} is neither the initial weights nor part of a checkpoint that is "
+            f"kept; ask for a group and restore what it says"
+        )

@@ -13,6 +13,7 @@ from atoll.coordinator.rounds.disk_space import DiskSpace
 from atoll.coordinator.sharded.boundaries import Boundaries
 from atoll.coordinator.sharded.checkpoints import Checkpoints
 from atoll.coordinator.sharded.groups import Groups
+from atoll.coordinator.sharded.hashes import Hashes
 from atoll.coordinator.sharded.intervals import Intervals
 from atoll.coordinator.sharded.saves import Saves
 from atoll.coordinator.sharded.service import ShardedCoordinator
@@ -84,6 +85,7 @@ def wired(stores: Stores, clock: Clock, opened: Opened, *, dial: Dial) -> Sharde
         saves=saves,
         boundaries=Boundaries(groups, intervals, membership.control),
         checkpoints=checkpoints,
+        hashes=Hashes(blobs, layout),
         report=ShardedReport(
             run_id=run.run_id,
             ledger=ledger,

@@ -75,6 +75,16 @@ def _workers(found: Status) -> Iterator[Metric]:
         "received_bytes": ("Received by this process.", lambda w: w.telemetry.bytes_received),
         "loss": ("Newest.", lambda w: w.telemetry.loss),
     }
+    if found.checkpoint or found.group:
+        figures |= {
+            "gather_seconds": ("Waited for weights.", lambda w: w.telemetry.gather_seconds),
+            "compute_seconds": ("Computed.", lambda w: w.telemetry.compute_seconds),
+            "reduce_seconds": ("Waited for sums.", lambda w: w.telemetry.reduce_seconds),
+            "step_seconds": ("Updated its part.", lambda w: w.telemetry.step_seconds),
+            "rank_sent_bytes": ("Sent to ranks.", lambda w: w.telemetry.rank_bytes_sent),
+            "rank_received_bytes": ("From ranks.", lambda w: w.telemetry.rank_bytes_received),
+            "rolled_back_steps": ("Made for nothing.", lambda w: w.telemetry.rolled_back_steps),
+        }
     for name, (text, value) in figures.items():
         family = GaugeMetricFamily(f"atoll_worker_{name}", text, labels=["worker_id"])
         for worker in members:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from atoll.errors import FrameError
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity
+from atoll.traffic import Traffic
 
 R = TypeVar("R", bound=BaseModel)
 Work = Callable[[], None]
@@ -76,14 +77,6 @@ class Attendance(Protocol):
     def close(self) -> None:
         """Ends it, from any thread."""
         ...
-
-
-@dataclass
-class Traffic:
-    """Bytes of frames that a link has carried; shown, never used for anything."""
-
-    sent: int = 0
-    received: int = 0
 
 
 class Link(Protocol):

@@ -9,10 +9,11 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from atoll.errors import AtollError
-from atoll.island.link.base import Attendance, Download, FrameSource, Link, Traffic, Work
+from atoll.island.link.base import Attendance, Download, FrameSource, Link, Work
 from atoll.island.ranks.group import Group
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity
+from atoll.traffic import Traffic
 
 R = TypeVar("R", bound=BaseModel)
 

@@ -10,10 +10,11 @@ from pydantic import BaseModel
 
 from atoll.client.http import CONTROL_SECONDS, HttpClient
 from atoll.errors import CoordinatorUnreachable, FrameError, StoreError
-from atoll.island.link.base import Download, FrameSource, Traffic, Work
+from atoll.island.link.base import Download, FrameSource, Work
 from atoll.island.link.rank import Part
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Identity, Info, InfoRequest
+from atoll.traffic import Traffic
 from atoll.wire import chunks, rpc
 from atoll.wire.proto import transfer_pb2
 from atoll.wire.proto.transfer_pb2 import PartOpen, PartPiece, UploadOpen, UploadPart

@@ -12,6 +12,7 @@ from atoll.errors import ConfigError
 from atoll.island.sharded.host import Endpoint
 from atoll.protocol.manifest import ShardedSettings
 from atoll.protocol.sharded import GroupReply
+from atoll.traffic import Traffic
 
 EVERYWHERE = ("0.0.0.0", "[::]", "::")
 DEFAULT_LISTEN = "0.0.0.0:0"
@@ -26,6 +27,7 @@ class GrpcHost:
         host, port = _place("listen", listen or DEFAULT_LISTEN, port=0)
         told_host, told_port = _place("advertise", advertise, port=0) if advertise else (None, 0)
         self._clock = clock
+        self.traffic = Traffic()
         now = datetime.datetime.fromtimestamp(clock.wall(), datetime.UTC)
         self._identity = Identity.new(now=now) if secure else None
         self._server = RankServer(f"{host}:{port}", identity=self._identity)
@@ -53,6 +55,7 @@ class GrpcHost:
             timeout_seconds=settings.deadline_seconds,
             source=source,
             bulk=settings.bulk,
+            traffic=self.traffic,
         )
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from atoll.collectives.peers import Peers, Pings, Source
 from atoll.protocol.manifest import ShardedSettings
 from atoll.protocol.sharded import GroupReply
+from atoll.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class Host(Protocol):
 
     @property
     def endpoint(self) -> Endpoint: ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """What went between this process and other ranks, in all its groups."""
+        ...
 
     def measure(self, candidate: GroupReply, rank: int) -> Pings:
         """How far the other members of a candidate group are; lets them measure, too."""

@@ -41,12 +41,14 @@ from atoll.island.link.rank import RankLink
 from atoll.island.participant import Participant, Spawn, in_a_thread
 from atoll.island.prefetch import RowPrefetch
 from atoll.island.sharded import forming
+from atoll.island.sharded.figures import Figures
 from atoll.island.sharded.host import Host
 from atoll.island.sharded.source import SaveSource
 from atoll.island.sharded.talk import Talk
 from atoll.island.sharded.training import Evaluate, Loaded, Training
 from atoll.island.sharded.watch import Place
 from atoll.island.state.store import IslandIdentity
+from atoll.protocol.messages import Telemetry
 from atoll.protocol.sharded import GroupReply, Interval
 from atoll.strategies.sharded.saves import Saves
 from atoll.strategies.sharded.step import Made
@@ -75,6 +77,7 @@ class ShardedRun(Participant):
         host: Host,
         spawn: Spawn = in_a_thread,
     ) -> None:
+        self._figures = Figures(host.traffic)
         super().__init__(link, clock, identity=identity, jitter=jitter, spawn=spawn)
         self._home = home
         self._host = host
@@ -138,6 +141,10 @@ class ShardedRun(Participant):
             )
         given.loss = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
 
+    def telemetry(self) -> Telemetry:
+        """What this rank tells about itself."""
+        return self._figures.added(super().telemetry())
+
     # Groups
 
     def _next_group(self) -> GroupReply | None:
@@ -187,6 +194,7 @@ class ShardedRun(Participant):
         self, training: Training, dataset: Dataset, ahead: RowPrefetch
     ) -> Iterator[Tensor]:
         step = training.restore()
+        self._figures.went_back_to(step, group=training.place.number)
         planned = training.place.formed.intervals
         # A round whose last step is made, but whose checkpoint is not there, is handed in first.
         ended = next((i for i in planned if i.last == step), None)
@@ -220,6 +228,7 @@ class ShardedRun(Participant):
         for found in training.steps(interval, after, dataset, ahead):
             if isinstance(found, Made):
                 self.steps += 1
+                self._figures.made(found.step, found.seconds)
                 self._told(interval.round, found, training.place.size)
             else:
                 yield found

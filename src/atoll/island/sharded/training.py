@@ -107,6 +107,8 @@ class Training:
             peers=place.peers,
             talk=place.talk,
             kept=self._kept,
+            layout=self._loaded.units.layout,
+            initial_digest=self.manifest.model.initial_digest,
         )
         self._notes = self._recalled(wanted)
         # All have read what they need before anybody drops a save or makes the next one.

@@ -14,10 +14,18 @@ Part = Literal["gather", "reduce", "step"]
 class Split:
     """Seconds of a step: waiting for weights and for sums, the update, and all the rest."""
 
-    gather: float
-    compute: float
-    reduce: float
-    step: float
+    gather: float = 0.0
+    compute: float = 0.0
+    reduce: float = 0.0
+    step: float = 0.0
+
+    def __add__(self, other: "Split") -> "Split":
+        return Split(
+            self.gather + other.gather,
+            self.compute + other.compute,
+            self.reduce + other.reduce,
+            self.step + other.step,
+        )
 
     @property
     def total(self) -> float:
