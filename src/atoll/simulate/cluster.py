@@ -151,7 +151,7 @@ class SimulatedCluster:
         """Begins an island, or its next life."""
         name = worker_name(index)
         self._fibers[name] = []
-        self._spawn(name, "training", partial(self._island, index))
+        self._spawn(name, "", partial(self._island, index))
 
     def kill(self, index: int) -> None:
         """Ends an island at once, as a killed process ends."""
@@ -169,7 +169,7 @@ class SimulatedCluster:
             self.scheduler.thaw(fiber)
 
     def _spawn(self, name: str, part: str, work: Callable[[], None]) -> None:
-        self._fibers[name].append(self.scheduler.spawn(f"{name} {part}", work))
+        self._fibers[name].append(self.scheduler.spawn(f"{name} {part}".strip(), work))
 
     # The coordinator
 
