@@ -147,6 +147,25 @@ def test_two_neighbours_gone_go_back_to_the_checkpoint(sea):
     assert found.tokens == 6 * 5 * 4
 
 
+def test_saves_that_a_group_went_back_behind_are_never_gone_back_to(sea):
+    """Those who hold them come back after others trained the same steps to another checkpoint."""
+    first = sea.formed(*sea.ranks("a", "b", "c", "d"))
+    sea.trained(first, 1, upload=False)
+    for rank in first:
+        rank.leave()
+    second = sea.formed(*sea.ranks("e", "f", "g"))
+    for rank in second:
+        rank.label = b"another history"
+    sea.trained(second, 1)
+    sea.settle()
+    for rank in second[:2]:  # nobody else holds the shard of the first
+        rank.leave()
+
+    [reply] = {r.formed.restore for r in sea.formed(*(r.join() for r in first), second[2])}
+
+    assert (reply.source, reply.step, reply.size) == ("checkpoint", 6, 3)
+
+
 def test_without_anything_saved_all_begin_with_the_initial_weights(sea, trio):
     a, b, c = trio
     a.save(3)

@@ -17,6 +17,7 @@ _SAVES_FROM = (
     .order_by(_SAVES.c.step.desc(), _SAVES.c.group_number.desc(), _SAVES.c.rank)
 )
 _DROP_SAVES = delete(_SAVES).where(_SAVES.c.step < bindparam("below"))
+_UNDO_SAVES = delete(_SAVES).where(_SAVES.c.step > bindparam("back_to"))
 _PARTS_OF = (
     select(_PARTS)
     .where(_PARTS.c.round == bindparam("of_round"), _PARTS.c.group_number == bindparam("of_group"))
@@ -83,6 +84,10 @@ class SaveTable(RecordTable):
     def drop_below(self, step: int) -> None:
         """Forgets saves that nobody goes back to any more."""
         self._connection.change(_DROP_SAVES, {"below": step})
+
+    def went_back_to(self, step: int) -> None:
+        """Forgets saves of later steps: they are made again, and those who have them may return."""
+        self._connection.change(_UNDO_SAVES, {"back_to": step})
 
 
 class CheckpointTable(RecordTable):
