@@ -1,6 +1,7 @@
 """Saves on a rank's disk: what counts, what is checked, and what a crash leaves."""
 
 import hashlib
+import os
 
 import pytest
 
@@ -203,3 +204,18 @@ def test_pair_of_one_rank_holds_its_own_twice(kept):
     held = pair(kept, 10, own=OTHER, predecessor=OTHER)
 
     assert held.own == held.predecessor == saves.Chunks.of([OTHER]).root
+
+
+def test_open_shard_outlives_its_pair_and_is_let_go_with_its_last_reader(kept, monkeypatch):
+    held = pair(kept, 3)
+    closed: list[None] = []
+    real = os.close
+    monkeypatch.setattr(os, "close", lambda fd: closed.append(real(fd)))
+    read = kept.find(held.own).opened().read
+    kept.discard(held.own)
+    closed.clear()  # a directory was gone through
+
+    assert read(0, len(OWN)) == OWN
+    assert closed == []
+    del read
+    assert closed == [None]
