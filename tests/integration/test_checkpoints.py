@@ -662,6 +662,22 @@ def test_report_that_crosses_the_commit_is_answered_as_committed(sea, trio, monk
     assert trio[0].tell_part(1).committed
 
 
+def test_part_that_is_looked_at_again_wakes_nobody(sea, trio):
+    """Else ranks that wait for the record of a whole checkpoint would keep waking each other."""
+    sea.trained(trio, 1, upload=False)
+    woken = []
+    sea.coordinator.on_change(lambda: woken.append(True))
+    for rank in trio:
+        rank.hand_in(1)
+    last = len(woken)
+
+    for rank in trio:
+        rank.tell_part(1)
+
+    assert (last, len(woken)) == (1, 1)
+    assert sea.settle() == 1
+
+
 def test_disk_without_room_keeps_the_checkpoint_for_later(sea, trio, monkeypatch):
     sea.trained(trio, 1)
     whole = sea.coordinator.checkpoints.commit_due

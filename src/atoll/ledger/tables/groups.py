@@ -93,16 +93,18 @@ class SaveTable(RecordTable):
 class CheckpointTable(RecordTable):
     """Checkpoints, and the parts of those that are under way."""
 
-    def report(self, part: PartRecord) -> None:
-        """The same part again changes nothing; Conflict for another one of the same rank."""
+    def report(self, part: PartRecord) -> bool:
+        """Whether the part is new; again it changes nothing, another of its rank is a Conflict."""
         held = self._find(PartRecord, part.round, part.group_number, part.rank)
         if held is None:
             self._add(part)
-        elif (held.part, held.blob) != (part.part, part.blob):
+            return True
+        if (held.part, held.blob) != (part.part, part.blob):
             raise Conflict(
                 f"rank {part.rank} of group {part.group_number} has handed in part {held.part!r} "
                 f"of round {part.round} and now names {part.part!r}; the first one stands"
             )
+        return False
 
     def parts(self, round_number: int, group_number: int) -> list[PartRecord]:
         """What a group has handed in of a round's checkpoint, by rank."""
