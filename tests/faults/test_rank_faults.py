@@ -26,6 +26,7 @@ def test_seed_ends_where_a_calm_training_ends(seed):
     "seed",
     [
         pytest.param(7048, id="a rank is drawn to be killed while it is down"),
+        pytest.param(8014, id="a rank is started again before its last turn"),
         pytest.param(7051, id="all ranks are down at once and come back"),
     ],
 )

@@ -1,6 +1,7 @@
 """One coordinator and N islands in one process, on a virtual clock."""
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -161,6 +162,11 @@ class SimulatedCluster:
             self._returning.add(worker_name(index))
         for fiber in self._fibers[worker_name(index)]:
             self.scheduler.stop(fiber)
+
+    def await_death(self, index: int) -> None:
+        """Returns when nothing of a killed island is left: its fibers end at their next turns."""
+        fibers = list(self._fibers[worker_name(index)])
+        self.scheduler.wait_for(lambda: all(f.done for f in fibers), threading.Condition())
 
     def is_down(self, index: int) -> bool:
         """Whether the island was killed and will be started again."""

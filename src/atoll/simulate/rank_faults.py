@@ -144,6 +144,7 @@ class _Nemesis:
         elif not cluster.is_down(fault.rank):
             cluster.kill(fault.rank, returns=True)
             clock.sleep(fault.seconds)
+            cluster.await_death(fault.rank)
             cluster.start(fault.rank)
 
 
