@@ -178,6 +178,15 @@ def test_pairs_before_the_consistent_step_go_and_that_one_stays(kept):
     assert steps(kept) == [50, 40, 20]
 
 
+def test_word_about_an_earlier_group_leaves_what_a_later_one_saved(kept):
+    pair(kept, 4, group=1)
+    pair(kept, 8, group=2)
+
+    kept.keep(consistent=6, group=1)
+
+    assert [(held.step, held.group) for held in kept.held] == [(8, 2)]
+
+
 def test_steps_that_will_be_made_again_are_dropped(kept):
     for step in (10, 20):
         pair(kept, step)
