@@ -7,7 +7,11 @@ import pytest
 
 from atoll import files as filesystem
 from atoll.errors import BlobChanged, BlobMissing
+from atoll.island.sharded import restore as restoring
+from atoll.layout import Span
+from atoll.protocol.sharded import Restore
 from atoll.strategies.sharded import saves
+from atoll.strategies.sharded.holding import Holding
 from atoll.strategies.sharded.saves import CHUNK_BYTES, Chunks, Saves
 
 RUN = "run-1"
@@ -228,3 +232,31 @@ def test_open_shard_outlives_its_pair_and_is_let_go_with_its_last_reader(kept, m
     assert closed == []
     del read
     assert closed == [None]
+
+
+class Liar:
+    """A rank that gives another save than the one it is asked for, with hashes that fit."""
+
+    data = bytes(48)
+
+    def read(self, _, name, start, stop):
+        data = Chunks.of([self.data]).encoded() if name.endswith(".chunks") else self.data
+        yield data[start:stop]
+
+
+def test_save_that_its_holder_vouches_for_itself_is_not_restored(kept):
+    root = Chunks.of([b"1" * 48]).root
+    wanted = Restore(source="save", step=1, parts=(root,), holders=((1,),))
+    put: list[object] = []
+
+    with pytest.raises(BlobChanged, match=f"for save {root[:16]}"):
+        restoring.restore(
+            wanted,
+            Holding((Span(0, 4),), 2, 0),
+            lambda *given: put.append(given),
+            peers=Liar(),  # type: ignore[arg-type]
+            talk=None,  # type: ignore[arg-type]
+            kept=kept,
+        )
+
+    assert put == []
