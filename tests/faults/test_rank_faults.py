@@ -22,6 +22,18 @@ def test_seed_ends_where_a_calm_training_ends(seed):
     assert outcome.groups >= 1
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(7048, id="a rank is drawn to be killed while it is down"),
+        pytest.param(8014, id="a rank is started again before its last turn"),
+        pytest.param(7051, id="all ranks are down at once and come back"),
+    ],
+)
+def test_ranks_that_will_be_back_are_waited_for(seed):
+    assert rank_faults.run(seed).problem == ""
+
+
 def test_same_seed_is_the_same_story():
     assert rank_faults.drawn(7) == rank_faults.drawn(7) != rank_faults.drawn(8)
 

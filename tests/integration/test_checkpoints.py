@@ -24,6 +24,7 @@ from atoll.ledger.records import CheckpointRecord, LeaseState, RoundState
 from atoll.ledger.tables.groups import CheckpointTable, SaveTable
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.rounds import RoundTable
+from atoll.proof import retention
 from atoll.protocol.messages import Identity
 from atoll.protocol.sharded import SaveReport
 from atoll.sums import digest as digests
@@ -145,6 +146,37 @@ def test_two_neighbours_gone_go_back_to_the_checkpoint(sea):
     assert (found.source, found.step, found.size) == ("checkpoint", 6, 4)
     assert found.parts == checkpoint(sea).blobs
     assert found.tokens == 6 * 5 * 4
+
+
+def test_held_shard_with_another_hash_is_not_gone_back_to(sea, trio):
+    for rank in trio:
+        rank.save(3)
+    trio[2].leave()
+    [held] = trio[0].disk
+    trio[0].disk = [held.model_copy(update={"predecessor": "f" * 64})]  # of the one that is gone
+
+    [reply] = {rank.formed.restore for rank in sea.formed(*trio[:2])}
+
+    assert reply.source == "initial"
+
+
+def test_saves_that_a_group_went_back_behind_are_never_gone_back_to(sea):
+    """Those who hold them come back after others trained the same steps to another checkpoint."""
+    first = sea.formed(*sea.ranks("a", "b", "c", "d"))
+    sea.trained(first, 1, upload=False)
+    for rank in first:
+        rank.leave()
+    second = sea.formed(*sea.ranks("e", "f", "g"))
+    for rank in second:
+        rank.label = b"another history"
+    sea.trained(second, 1)
+    sea.settle()
+    for rank in second[:2]:  # nobody else holds the shard of the first
+        rank.leave()
+
+    [reply] = {r.formed.restore for r in sea.formed(*(r.join() for r in first), second[2])}
+
+    assert (reply.source, reply.step, reply.size) == ("checkpoint", 6, 3)
 
 
 def test_without_anything_saved_all_begin_with_the_initial_weights(sea, trio):
@@ -486,6 +518,20 @@ def test_broken_upload_resumes_where_it_was_and_the_older_stream_may_not_write(s
     assert sea.coordinator.checkpoints.uploads.in_flight() == {request.sha256}
 
 
+def test_part_whose_group_ended_on_the_way_is_no_blob(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    request = trio[0].request(1)
+    stream = sea.coordinator.begin_part(request)
+    sea.coordinator.write_part(stream, trio[0].part(6))
+    trio[2].leave()
+
+    with pytest.raises(StaleGroup):
+        sea.coordinator.commit_part(stream)
+
+    assert request.sha256 not in {ref.sha256 for ref in sea.blobs.stored()}
+    assert sea.coordinator.checkpoints.uploads.in_flight() == frozenset()
+
+
 def test_part_with_other_bytes_than_announced_is_dropped(sea, trio):
     a, *_ = trio
     data = bytearray(a.part(6))
@@ -597,6 +643,62 @@ def test_audit_finds_a_changed_blob_a_changed_record_and_rows_that_are_not_done(
     assert "blobs" in {p.what for p in sea.audit(with_replay=False).problems}
 
 
+def forge(sea, **changes):
+    """Changes the first checkpoint's record with a link of the chain that fits it."""
+    tamper(sea.ledger, "checkpoints", {"round": 1}, **changes)
+    [record, *_] = alone(sea.ledger).rounds.all()
+    tamper(
+        sea.ledger,
+        "rounds",
+        {"round": 1},
+        hash=chain.checkpoint_hash(record, checkpoint(sea)),
+    )
+
+
+def test_audit_finds_what_a_chain_that_fits_does_not_show(sea, trio):
+    sea.trained(trio, 1)
+    sea.settle()
+
+    forge(sea, step=5)
+    assert "step" in {p.what for p in sea.audit().problems}
+    forge(sea, step=6, rows=29)
+    assert "rows" in {p.what for p in sea.audit().problems}
+    forge(sea, rows=30)
+    leaves = alone(sea.ledger).rounds.all()[0].leaves
+    assert leaves is not None
+    tamper(sea.ledger, "rounds", {"round": 1}, leaves=bytes(len(leaves)))
+    assert "leaves" in {p.what for p in sea.audit(with_replay=False).problems}
+    tamper(sea.ledger, "rounds", {"round": 1}, leaves=leaves)
+    tamper(sea.ledger, "leases", {"round": 2}, state="done")
+    assert (2, "rows") in {(p.round, p.what) for p in sea.audit().problems}
+
+
+def test_chain_covers_the_hashes_of_saves_that_parts_were_uploaded_as(sea, trio):
+    sea.trained(trio, 1)
+    sea.settle()
+    found = checkpoint(sea)
+    [record, *_] = alone(sea.ledger).rounds.all()
+
+    changed = replace(found, parts=(*found.parts[:-1], found.parts[0]))
+
+    assert chain.checkpoint_hash(record, found) == record.hash
+    assert chain.checkpoint_hash(record, changed) != record.hash
+
+
+def test_parts_that_are_reported_survive_a_restart_and_what_prunes_after_it(sea, trio):
+    """Only this life of the coordinator knows what it took in itself; the ledger knows the rest."""
+    sea.trained(trio, 1, upload=False)
+    for rank in trio[:2]:
+        rank.hand_in(1)
+    sea.restart()
+
+    retention.prune(sea.ledger, sea.blobs, sea.manifest.storage)
+    trio[2].hand_in(1)
+
+    assert sea.settle() == 1
+    assert sea.audit().clean
+
+
 def test_audit_reads_the_weights_that_the_digest_is_of(sea, trio):
     """Parts whose names are right and whose order is not: only reading them finds it."""
     sea.trained(trio, 1)
@@ -641,6 +743,22 @@ def test_report_that_crosses_the_commit_is_answered_as_committed(sea, trio, monk
     monkeypatch.setattr(sea.coordinator.checkpoints.uploads, "is_stored", settled)
 
     assert trio[0].tell_part(1).committed
+
+
+def test_part_that_is_looked_at_again_wakes_nobody(sea, trio):
+    """Else ranks that wait for the record of a whole checkpoint would keep waking each other."""
+    sea.trained(trio, 1, upload=False)
+    woken = []
+    sea.coordinator.on_change(lambda: woken.append(True))
+    for rank in trio:
+        rank.hand_in(1)
+    last = len(woken)
+
+    for rank in trio:
+        rank.tell_part(1)
+
+    assert (last, len(woken)) == (1, 1)
+    assert sea.settle() == 1
 
 
 def test_disk_without_room_keeps_the_checkpoint_for_later(sea, trio, monkeypatch):

@@ -133,6 +133,16 @@ def test_pings_of_an_earlier_candidate_do_not_count(sea):
     assert b.measure().action == "train"
 
 
+@pytest.mark.parametrize("told", [2**53, 2**53 - 1])
+def test_number_of_a_candidate_that_never_was_moves_no_groups_number(sea, told):
+    """Numbers only grow, and there is a last one: after it nobody would train any more."""
+    a, b = sea.ranks("a", "b")
+    a.ask(measured=told)
+
+    assert b.ask().group == sea.coordinator.generation
+    assert sea.formed(a, b)[0].number == sea.coordinator.generation
+
+
 def test_of_two_that_do_not_ping_each_other_the_higher_goes_and_the_others_train(sea):
     a, b, c = sea.ranks("a", "b", "c")
     a.pings = lambda to: None if to == "b" else 1.0

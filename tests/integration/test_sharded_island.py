@@ -449,11 +449,11 @@ def test_save_that_nobody_holds_right_leads_to_an_older_state(tmp_path):
 # Scripts
 
 
-def own_loop(run, after_step):
+def own_loop(run, after_step, evaluate=gpt.loss_sum):
     """What a training script writes; the model has no memory of its own."""
     model = models.hollow(run.manifest.model.definition)
     dataset = datasets.open_dataset(run.manifest.data.definition)
-    run.load(model, evaluate=gpt.loss_sum)
+    run.load(model, evaluate=evaluate)
     for rows in run.batches(dataset):
         loss = gpt.loss(model, rows)
         loss.backward()
@@ -469,6 +469,19 @@ def test_script_trains_as_the_built_in_loop_does(tmp_path):
     built_in = trained(tmp_path / "b", 2, **{"sharded.micro_batches": 2})
 
     assert torch.equal(world.weights()[1], built_in.weights()[1])
+
+
+def test_script_without_evaluate_among_others_that_have_it_holds_nobody_up(tmp_path):
+    world = World(tmp_path, wanted=2)
+
+    def script(run, after_step):
+        own_loop(run, after_step, gpt.loss_sum if run.worker_id == "rank-0" else None)
+
+    world.script = script
+    begun(world, 2)
+    world.run()
+
+    assert (world.coordinator.committed, world.coordinator.missing) == (3, [])
 
 
 def refused(world, script):

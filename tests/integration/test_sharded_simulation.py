@@ -12,6 +12,7 @@ from rich.console import Console
 from atoll import torch_threads
 from atoll.cli import status
 from atoll.coordinator.shown import metrics
+from atoll.errors import Forbidden
 from atoll.ledger import engines
 from atoll.proof import audit as auditing
 from atoll.simulate import cluster, lineage
@@ -244,6 +245,14 @@ def test_below_min_workers_a_replacement_is_waited_for(tmp_path):
     members = [[m.worker_id for m in group.members] for group in stored_groups(tmp_path)]
     assert members == [["island-0", "island-1"], ["island-0", "island-2"]]
     assert result.digest == checked(tmp_path)
+
+
+def test_kicked_rank_ends_with_the_operators_word(tmp_path):
+    world = Watched(tmp_path)
+    world.later(lambda: world.is_under_way(3), lambda: world.coordinator.now.kick("island-2"))
+
+    with pytest.raises(Forbidden, match="'island-2' was taken out of the run"):
+        world.finished(3)
 
 
 def stored_groups(home):

@@ -1,12 +1,18 @@
 """Saves on a rank's disk: what counts, what is checked, and what a crash leaves."""
 
 import hashlib
+import os
 
 import pytest
+import torch
 
 from atoll import files as filesystem
 from atoll.errors import BlobChanged, BlobMissing
+from atoll.island.sharded import restore as restoring
+from atoll.layout import Layout, Span
+from atoll.protocol.sharded import Restore
 from atoll.strategies.sharded import saves
+from atoll.strategies.sharded.holding import Holding
 from atoll.strategies.sharded.saves import CHUNK_BYTES, Chunks, Saves
 
 RUN = "run-1"
@@ -195,6 +201,15 @@ def test_pair_under_another_name_does_not_count(kept, tmp_path):
     assert Saves(found.parent, run_id=RUN).held == ()
 
 
+def test_word_about_an_earlier_group_leaves_what_a_later_one_saved(kept):
+    pair(kept, 4, group=1)
+    pair(kept, 8, group=2)
+
+    kept.keep(consistent=6, group=1)
+
+    assert [(held.step, held.group) for held in kept.held] == [(8, 2)]
+
+
 def test_steps_that_will_be_made_again_are_dropped(kept):
     for step in (10, 20):
         pair(kept, step)
@@ -221,3 +236,48 @@ def test_pair_of_one_rank_holds_its_own_twice(kept):
     held = pair(kept, 10, own=OTHER, predecessor=OTHER)
 
     assert held.own == held.predecessor == saves.Chunks.of([OTHER]).root
+
+
+def test_open_shard_outlives_its_pair_and_is_let_go_with_its_last_reader(kept, monkeypatch):
+    held = pair(kept, 3)
+    closed: list[None] = []
+    real = os.close
+    monkeypatch.setattr(os, "close", lambda fd: closed.append(real(fd)))
+    read = kept.find(held.own).opened().read
+    kept.discard(held.own)
+    closed.clear()  # a directory was gone through
+
+    assert read(0, len(OWN)) == OWN
+    assert closed == []
+    del read
+    assert closed == [None]
+
+
+class Liar:
+    """A rank that gives another save than the one it is asked for, with hashes that fit."""
+
+    data = bytes(48)
+
+    def read(self, _, name, start, stop):
+        data = Chunks.of([self.data]).encoded() if name.endswith(".chunks") else self.data
+        yield data[start:stop]
+
+
+def test_save_that_its_holder_vouches_for_itself_is_not_restored(kept):
+    root = Chunks.of([b"1" * 48]).root
+    wanted = Restore(source="save", step=1, parts=(root,), holders=((1,),))
+    put: list[object] = []
+
+    with pytest.raises(BlobChanged, match=f"for save {root[:16]}"):
+        restoring.restore(
+            wanted,
+            Holding((Span(0, 4),), 2, 0),
+            lambda *given: put.append(given),
+            peers=Liar(),  # type: ignore[arg-type]
+            talk=None,  # type: ignore[arg-type]
+            kept=kept,
+            layout=Layout.of_tensors({"w": torch.zeros(4)}),
+            initial_digest="0" * 64,
+        )
+
+    assert put == []

@@ -114,8 +114,16 @@ def test_unknown_key_of_the_section_is_named_with_the_known_ones():
         ({"inner__optimizer": "sgd"}, "inner.optimizer='sgd' is not built for strategy 'sharded'"),
         ({"inner__precision": "bf16"}, "inner.precision='bf16' is not built for"),
         (
-            {"sharded__transport": "torch_dist", "membership__min_workers": 2},
-            "membership.min_workers=2 with sharded.transport='torch_dist'",
+            {"sharded__commit": "quorum", "sharded__exchange": "direct"},
+            "sharded.commit='quorum' is not built into runs",
+        ),
+        (
+            {"sharded__transport": "torch_dist", "membership__min_workers": 1},
+            "sharded.transport='torch_dist' is not built into runs",
+        ),
+        (
+            {"sharded__onebit_warmup_steps": 5},
+            "sharded.onebit_warmup_steps=5 with exchange='ring'",
         ),
         ({"membership__min_workers": 1025}, "membership.min_workers=1025 is more than the 1024"),
     ],
@@ -130,11 +138,9 @@ def test_settings_that_do_not_go_together_are_refused_by_name(changes, says):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sharded__commit": "quorum", "sharded__exchange": "direct"},
         {"sharded__bulk": "tcp"},
         {"sharded__residuals": True, "sharded__gradients": "int8"},
-        {"sharded__onebit_warmup_steps": 5},
-        {"sharded__transport": "torch_dist", "membership__min_workers": 1},
+        {"sharded__onebit_warmup_steps": 5, "sharded__exchange": "direct"},
     ],
 )
 def test_settings_that_go_together_are_taken(changes):

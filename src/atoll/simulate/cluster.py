@@ -1,6 +1,7 @@
 """One coordinator and N islands in one process, on a virtual clock."""
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -115,6 +116,7 @@ class SimulatedCluster:
         self.latencies: Sequence[Sequence[float]] = ()  # between ranks, by their islands' numbers
         self._sea: Sea | None = None
         self._fibers: dict[str, list[Fiber]] = {}  # of each island, its training first
+        self._returning: set[str] = set()  # islands that are down and will be started again
         self.runs: dict[str, Participant] = {}
         torch_threads.use(manifest.inner.threads)
 
@@ -143,20 +145,32 @@ class SimulatedCluster:
             self.coordinator.close_stores()
 
     def _is_over(self) -> bool:
-        return all(fibers[0].done for fibers in self._fibers.values())
+        return not self._returning and all(f[0].done for f in self._fibers.values())
 
     # Islands
 
     def start(self, index: int) -> None:
         """Begins an island, or its next life."""
         name = worker_name(index)
+        self._returning.discard(name)
         self._fibers[name] = []
         self._spawn(name, "", partial(self._island, index))
 
-    def kill(self, index: int) -> None:
-        """Ends an island at once, as a killed process ends."""
+    def kill(self, index: int, *, returns: bool = False) -> None:
+        """Ends an island at once, as a killed process ends; what `returns` is waited for."""
+        if returns:
+            self._returning.add(worker_name(index))
         for fiber in self._fibers[worker_name(index)]:
             self.scheduler.stop(fiber)
+
+    def await_death(self, index: int) -> None:
+        """Returns when nothing of a killed island is left: its fibers end at their next turns."""
+        fibers = list(self._fibers[worker_name(index)])
+        self.scheduler.wait_for(lambda: all(f.done for f in fibers), threading.Condition())
+
+    def is_down(self, index: int) -> bool:
+        """Whether the island was killed and will be started again."""
+        return worker_name(index) in self._returning
 
     def freeze(self, index: int) -> None:
         """Nothing of the island goes on until `thaw`, as that of a stopped process."""

@@ -141,9 +141,10 @@ class _Nemesis:
             cluster.freeze(fault.rank)
             clock.sleep(fault.seconds)
             cluster.thaw(fault.rank)
-        else:
-            cluster.kill(fault.rank)
+        elif not cluster.is_down(fault.rank):
+            cluster.kill(fault.rank, returns=True)
             clock.sleep(fault.seconds)
+            cluster.await_death(fault.rank)
             cluster.start(fault.rank)
 
 

@@ -91,8 +91,9 @@ class Checkpoints:
             if expected is None:
                 return PartReply(committed=True)
             with self.ledger.writing() as t:
-                t.checkpoints.report(expected)
-        if self.is_due():
+                is_new = t.checkpoints.report(expected)
+        # Not when it is looked at again: all that wait would look again, and so on.
+        if is_new and self.is_due():
             self.changed()
         return PartReply(committed=False)
 

@@ -18,6 +18,7 @@ FORMING_SECONDS = 5.0  # how long enough ranks wait for others that are there an
 MEASURE_SECONDS = 15.0  # a rank that has not pinged the others by then is left out
 SHUN_SECONDS = 10.0  # how long a rank is left out that others could not reach; doubles each time
 MAX_SHUN_SECONDS = 3600.0
+MAX_AHEAD = 1 << 20  # candidates since the last group; a rank that tells of more is not believed
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,10 @@ class Forming:
         if not everybody and now - self._enough_since < FORMING_SECONDS:
             return None
         # Unlike any candidate's before, also of an earlier life: old pings must not count.
-        measured = max((asking.measured for asking in self.asking.values()), default=0)
-        number = max(self.registry.generation.number, after + 1, measured + 1)
+        known = max(self.registry.generation.number, after + 1)
+        told = (asking.measured for asking in self.asking.values())
+        measured = max((number for number in told if number < known + MAX_AHEAD), default=0)
+        number = max(known, measured + 1)
         chosen: Collection[str] = sorted(waiting)[:MAX_RANKS]
         members = tuple(_rank(rank, waiting[name]) for rank, name in enumerate(chosen))
         self.candidate = Candidate(number, members, self.new_secret(), now)

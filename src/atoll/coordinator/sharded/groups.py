@@ -212,6 +212,7 @@ class Groups:
         record = GroupRecord(number, wall, members, step=restore.step)
         with self.ledger.writing() as t:
             t.groups.form(record)
+            t.saves.went_back_to(restore.step)
             self.intervals.hand_over(t, members[0])
         self.intervals.refresh()
         self.number, self._group = number, record

@@ -92,6 +92,7 @@ class Training:
         )
         self._saving = Saving(kept, offered, place, before=before, clock=clock, spawn=spawn)
         self._notes = NO_NOTES
+        self._can_evaluate = False  # this rank and all others, who compute together
         self.given: Given | None = None
 
     # From the group's forming to its first step
@@ -111,6 +112,7 @@ class Training:
             initial_digest=self.manifest.model.initial_digest,
         )
         self._notes = self._recalled(wanted)
+        self._can_evaluate = self._all_evaluate()
         # All have read what they need before anybody drops a save or makes the next one.
         place.peers.barrier(Key(place.number, 0, "control", unit=NOTES + 1)).wait()
         self._kept.went_back_to(wanted.step)
@@ -140,6 +142,19 @@ class Training:
             if has:
                 return Notes(loss_sum, int(tokens))
         return NO_NOTES
+
+    def _all_evaluate(self) -> bool:
+        """Whether every rank was given `evaluate`; one that was not would be waited for."""
+        told = torch.zeros(self.place.size, dtype=torch.float64)
+        mine = torch.tensor([float(self._loaded.evaluate is not None)], dtype=torch.float64)
+        key = Key(self.place.number, 0, "control", unit=NOTES + 2)
+        self.place.peers.all_gather(key, mine, told).wait()
+        if self.manifest.evaluate.every and not told.all():
+            names = [m.worker_id for m in self.place.formed.members]
+            without = [name for name, can in zip(names, told.tolist(), strict=True) if not can]
+            about = {"group": self.place.number, "without": without}
+            log.warning("no held-out loss: not all ranks were given evaluate", extra=about)
+        return bool(told.all())
 
     # Steps
 
@@ -217,7 +232,7 @@ class Training:
     def _evaluated(self, interval: Interval, dataset: Dataset) -> tuple[float, int]:
         """This rank's share of the held-out loss after the round, where it is wanted."""
         evaluate = self._loaded.evaluate
-        if evaluate is None or not self._is_evaluated(interval, dataset):
+        if evaluate is None or not self._can_evaluate or not self._is_evaluated(interval, dataset):
             return 0.0, 0
         wanted, batch = range(dataset.held_out_rows), self.manifest.inner.batch
         rank, size = self.place.rank, self.place.size

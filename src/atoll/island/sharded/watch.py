@@ -33,6 +33,7 @@ class Place:
         self._changed = threading.Condition()
         self._is_left = False  # nobody wants to know any more
         self._is_over = False
+        self._unheard: AtollError | None = None  # why nobody watches any more
         self._error: Exception | None = None
         self.talk = talk.until(lambda: self._is_left)
         spawn(f"watch-{formed.group}", self._watch)
@@ -70,6 +71,9 @@ class Place:
             return
         except AtollError as error:
             # Whatever it is, this rank cannot be told that its group is over: it must not go on.
+            with self._changed:
+                self._unheard = error
+                self._changed.notify_all()
             self.fail(error)
 
     def _end(self, reply: GroupReply) -> None:
@@ -93,9 +97,14 @@ class Place:
         self.peers.abort(error)
 
     def await_end(self, error: AtollError) -> None:
-        """Returns when the coordinator has ended the group; tells it whom this rank misses."""
+        """Returns when the coordinator has ended the group; tells it whom this rank misses.
+
+        Raises why it cannot be told of the end, such as Forbidden for a rank that was kicked.
+        """
         missing = [self.formed.members[r].worker_id for r in _missing(error)]
         while not self._is_over:
+            if self._unheard is not None:
+                raise self._unheard
             if missing:
                 log.warning("ranks are missing", extra={"group": self.number, "missing": missing})
                 self.talk.ask(
@@ -103,7 +112,11 @@ class Place:
                         identity=who, group=self.number, step=0, missing=tuple(missing)
                     )
                 )
-            self._clock.wait_for(lambda: self._is_over, self._changed, seconds=AGAIN_SECONDS)
+            self._clock.wait_for(
+                lambda: self._is_over or self._unheard is not None,
+                self._changed,
+                seconds=AGAIN_SECONDS,
+            )
 
     def leave(self) -> None:
         """This rank is in the group no longer."""

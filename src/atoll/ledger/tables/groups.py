@@ -17,6 +17,7 @@ _SAVES_FROM = (
     .order_by(_SAVES.c.step.desc(), _SAVES.c.group_number.desc(), _SAVES.c.rank)
 )
 _DROP_SAVES = delete(_SAVES).where(_SAVES.c.step < bindparam("below"))
+_UNDO_SAVES = delete(_SAVES).where(_SAVES.c.step > bindparam("back_to"))
 _PARTS_OF = (
     select(_PARTS)
     .where(_PARTS.c.round == bindparam("of_round"), _PARTS.c.group_number == bindparam("of_group"))
@@ -84,20 +85,26 @@ class SaveTable(RecordTable):
         """Forgets saves that nobody goes back to any more."""
         self._connection.change(_DROP_SAVES, {"below": step})
 
+    def went_back_to(self, step: int) -> None:
+        """Forgets saves of later steps: they are made again, and those who have them may return."""
+        self._connection.change(_UNDO_SAVES, {"back_to": step})
+
 
 class CheckpointTable(RecordTable):
     """Checkpoints, and the parts of those that are under way."""
 
-    def report(self, part: PartRecord) -> None:
-        """The same part again changes nothing; Conflict for another one of the same rank."""
+    def report(self, part: PartRecord) -> bool:
+        """Whether the part is new; again it changes nothing, another of its rank is a Conflict."""
         held = self._find(PartRecord, part.round, part.group_number, part.rank)
         if held is None:
             self._add(part)
-        elif (held.part, held.blob) != (part.part, part.blob):
+            return True
+        if (held.part, held.blob) != (part.part, part.blob):
             raise Conflict(
                 f"rank {part.rank} of group {part.group_number} has handed in part {held.part!r} "
                 f"of round {part.round} and now names {part.part!r}; the first one stands"
             )
+        return False
 
     def parts(self, round_number: int, group_number: int) -> list[PartRecord]:
         """What a group has handed in of a round's checkpoint, by rank."""

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -133,12 +134,17 @@ def _chunked(data: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 class OpenShard:
-    """A shard that stays readable when its pair is dropped."""
+    """A shard that stays readable when its pair is dropped.
+
+    Closed with `close`, or when nobody can read it any more: an upload that is given up before it
+    begins has nobody to close it, and the disk would keep the dropped shard.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with filesystem.naming("open", path):
             self._fd = filesystem.SYSTEM.open(path)
+        self._closed = weakref.finalize(self, os.close, self._fd)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Exactly `nbytes` from `offset`."""
@@ -147,8 +153,8 @@ class OpenShard:
         return bytes(buffer)
 
     def close(self) -> None:
-        """Nobody reads it any more."""
-        os.close(self._fd)
+        """Nobody reads it any more; harmless when repeated."""
+        self._closed()
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,6 @@ def check(manifest: Manifest) -> None:
             raise _foreign(name, table[last], instead)
     _check_inner(manifest)
     _check_own(manifest.sharded)
-    if manifest.sharded.transport == "torch_dist" and manifest.membership.min_workers != 1:
-        raise ConfigError(
-            f"membership.min_workers={manifest.membership.min_workers} with "
-            f"sharded.transport='torch_dist', where one torchrun island is the whole group; set "
-            f"it to 1"
-        )
     if manifest.membership.min_workers > MAX_RANKS:
         raise ConfigError(
             f"membership.min_workers={manifest.membership.min_workers} is more than the "
@@ -133,6 +127,22 @@ def _check_own(own: ShardedSettings) -> None:
             f"sharded.onebit_warmup_steps={own.onebit_warmup_steps} with commit='quorum': a "
             f"momentum that a late rank is left out of differs between ranks; set "
             f"commit = 'strict'",
+        ),
+        # Last: whoever sets one of these for other reasons is told the better one.
+        (
+            own.commit == "quorum",
+            "sharded.commit='quorum' is not built into runs in this version; set commit = 'strict'",
+        ),
+        (
+            own.transport == "torch_dist",
+            "sharded.transport='torch_dist' is not built into runs in this version; set "
+            "transport = 'grpc'",
+        ),
+        (
+            bool(own.onebit_warmup_steps) and own.exchange != "direct",
+            f"sharded.onebit_warmup_steps={own.onebit_warmup_steps} with "
+            f"exchange={own.exchange!r}: signs of momentum are added up by their owners; set "
+            f"exchange = 'direct'",
         ),
     )
     for is_broken, said in rules:
