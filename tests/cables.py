@@ -50,6 +50,7 @@ class Cable:
     def close(self) -> None:
         _broken(self._listener)
         self._listener.close()
+        self._threads[0].join()  # accepts: a connection that it was just making is cut below
         self.cut()
         for thread in self._threads:
             thread.join()
