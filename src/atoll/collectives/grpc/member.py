@@ -6,9 +6,8 @@ from typing import Literal, Self
 
 from atoll.clock import Clock
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Way
-from atoll.collectives.grpc.asks import Asks
+from atoll.collectives.grpc.calls import Calls
 from atoll.collectives.grpc.port import Carrier, GrpcCarrier, StreamPort
-from atoll.collectives.grpc.reads import Reads
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.tcp import TcpCarrier
 from atoll.collectives.grpc.trust import Identity, RankGroup
@@ -63,16 +62,13 @@ class RankMember(Exchange):
         )
         carrier = CARRIERS[bulk](group, rank, identity=identity)
         self._streams = StreamPort(carrier, clock=clock, failed=self._refused)
-        self._reads = Reads(
+        self._calls = Calls(
             group,
             rank,
             identity=identity,
             clock=clock,
             timeout_seconds=timeout_seconds,
             traffic=traffic,
-        )
-        self._asks = Asks(
-            group, rank, identity=identity, clock=clock, timeout_seconds=timeout_seconds
         )
         self._thread = Threaded(f"rank-{rank}")
         super().__init__(
@@ -91,10 +87,10 @@ class RankMember(Exchange):
         server.enter(group, self._box, source=offered, desk=desk)
 
     def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
-        return self._reads.read(rank, name, start, stop)
+        return self._calls.read(rank, name, start, stop)
 
     def ask(self, rank: int, name: str, body: Bytes = b"") -> bytes:
-        return self._asks.ask(rank, name, body)
+        return self._calls.ask(rank, name, body)
 
     def advance(self, step: int) -> None:
         self._box.advance(step)
@@ -102,8 +98,7 @@ class RankMember(Exchange):
     def abort(self, error: Exception) -> None:
         self._box.abort(error)
         self._streams.abort(error)
-        self._reads.abort(error)
-        self._asks.abort(error)
+        self._calls.abort(error)
 
     def _refused(self, error: AtollError) -> None:
         """A peer takes nothing from this rank any more, so no collective will end."""
