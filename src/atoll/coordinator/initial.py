@@ -24,15 +24,17 @@ def source(
     (`one_by_one`) it is a ConfigError.
     """
     path, seed = run_file.start_from, int(run_file.settings.get("seed", 0))
+    tensors: Tensors = lambda: init.initial(definition, layout, seed=seed)  # noqa: E731
     if path is not None:
-        return lambda: weights_file.each(path, layout)
-    if models.architecture_of(definition) != from_config.NAME:
-        return lambda: init.initial(definition, layout, seed=seed)
-    if one_by_one:
+        tensors = lambda: weights_file.each(path, layout)  # noqa: E731
+    elif one_by_one and models.architecture_of(definition) == from_config.NAME:
         raise ConfigError(
             f"model.architecture={from_config.NAME!r} is initialised whole by its library, and no "
             f"process of a sharded run holds the whole model; save initial weights once as a "
             f"safetensors file and start from it (model.start_from)"
         )
-    whole = dict(init.initial(definition, layout, seed=seed))
+    if one_by_one:
+        return tensors
+    # Its coordinator holds the whole model anyway, so nothing is drawn or read twice.
+    whole = dict(tensors())
     return lambda: ((spec.name, whole[spec.name]) for spec in layout.tensors)
