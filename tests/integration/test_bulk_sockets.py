@@ -1,9 +1,12 @@
 """Who may open a rank's bulk socket, once, and what it takes from it: the same as over gRPC."""
 
+import contextlib
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from atoll.clock import SystemClock
 from atoll.collectives.base import Key, Label
@@ -131,6 +134,59 @@ def test_message_cut_off_in_the_middle_changes_nothing(called, nbytes):
     again.answer()
     again.close()
     assert (called.came(1), called.came(1, start=4)) == (b"four", b"next")
+
+
+def test_message_is_received_where_it_is_expected_and_nobody_writes_there_later(called):
+    """The first half comes in time, the other one when the memory is somebody else's."""
+    place = memoryview(bytearray(4))
+    called.box.expect(Label(Key(group=7, step=1, op="reduce"), 0, Span(0, 4)), 1, place)
+    sender = called.sender()
+    sender.send(7, 1, b"fo", nbytes=4, stop=4)
+    until = CLOCK.now() + 20
+    while bytes(place) != b"fo\0\0":  # the control: it is written as it comes
+        assert CLOCK.now() < until
+
+    called.box.withdraw()
+    place[:] = b"else"
+    with contextlib.suppress(OSError):
+        sender.raw(b"ur")
+    sender.close()
+
+    assert (bytes(place), called.came(1)) == (b"else", None)
+    again = called.sender()
+    again.send(7, 1, b"four")
+    again.answer()
+    again.close()
+    assert (bytes(place), called.came(1)) == (b"else", b"four")
+
+
+@pytest.mark.parametrize("way", ["ring", "direct"])
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+def test_gather_that_failed_leaves_its_memory_alone(is_tls, way):
+    """Rank 1 is played: it sends half of its part before the deadline, and the rest after it."""
+    with ranks_on_loopback.servers(2, is_tls=is_tls, number=7) as made:
+        made.servers[1].enter(
+            made.group, Mailbox(group=7, rank=1, size=2, clock=CLOCK, limit_bytes=100)
+        )
+        with made.member(0, bulk="tcp", way=way, timeout_seconds=1) as ranks:
+            own, out = torch.ones(2), torch.zeros(4)
+            gathered = ranks.all_gather(Key(group=7, step=1, op="gather"), own, out)
+            shown = tuple(made.group.metadata(1))
+            port, key = invitation(made.group, shown, to=0, identity=made.identities[1])
+            trusts = made.group.members[0].certificate_pem
+            sender = BulkSender(port, key, identity=made.identities[1], trusts=trusts)
+            half = struct.pack("<f", 3.0)
+            sender.send(7, 1, half, nbytes=8, op=0, start=2, stop=4)
+            with pytest.raises(MissingRanks):
+                gathered.wait()
+            assert out.tolist() == [1.0, 1.0, 3.0, 0.0]  # the control: it is written as it comes
+
+            out.fill_(5.0)
+            with contextlib.suppress(OSError, Broken):  # it was cut off
+                sender.raw(half)
+                sender.answer()
+            sender.close()
+            assert out.unique().tolist() == [5.0]
 
 
 def test_sender_that_has_filled_its_room_holds_up_nobody_else(called):

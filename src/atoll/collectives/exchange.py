@@ -162,6 +162,8 @@ class Exchange:
                 # sent with whatever is in their place.
                 self._post.drop()
                 raise
+            finally:
+                self._post.withdraw()
 
         return self._runner.begin(timed)
 

@@ -8,7 +8,8 @@ sender's stream, nobody else's.
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from atoll.clock import Clock
@@ -42,6 +43,8 @@ class Mailbox:
         self._waiting: dict[What, Bytes] = {}
         self._due: dict[What, float] = {}  # of those that are still under way
         self._held = dict.fromkeys(self._senders, 0)  # bytes
+        self._places: dict[What, memoryview] = {}  # for messages that need no memory of their own
+        self._landing: dict[What, Callable[[], None]] = {}  # being written, and how that is ended
         self._taken: deque[tuple[int, set[What]]] = deque()  # by step, oldest first
         self._floor = 0
         self._error: Exception | None = None
@@ -74,6 +77,32 @@ class Mailbox:
             self._held[sender] += len(data)
             self._changed.notify_all()
         return "taken"
+
+    @contextmanager
+    def landing(
+        self, label: Label, sender: int, nbytes: int, cut: Callable[[], None]
+    ) -> Iterator[memoryview | None]:
+        """Where a message is to be written while it comes, if anybody has said so.
+
+        Whoever is given a place writes there and nowhere else, and not after this; `cut`, called
+        from another thread, makes him end soon. What was written is delivered as any other.
+        """
+        self._check(label.key, sender)
+        what = _what(label, sender)
+        with self._changed:
+            place = None if self._error is not None else self._places.get(what)
+            if place is not None and len(place) == nbytes:
+                del self._places[what]
+                self._landing[what] = cut
+            else:
+                place = None
+        try:
+            yield place
+        finally:
+            if place is not None:
+                with self._changed:
+                    del self._landing[what]
+                    self._changed.notify_all()
 
     def check_open(self) -> None:
         """Raises what the mailbox was aborted with."""
@@ -125,6 +154,7 @@ class Mailbox:
             if data is None:
                 raise MissingRanks(f"{label.key}: nothing came from rank {sender} in time")
             self._held[sender] -= len(data)
+            self._places.pop(what, None)
             self._remember(what)
             self._changed.notify_all()
         if len(data) != nbytes:
@@ -133,6 +163,24 @@ class Mailbox:
                 f"[{label.span.start}, {label.span.stop}); they take {nbytes}"
             )
         return data
+
+    def expect(self, label: Label, sender: int, place: memoryview) -> None:
+        """A message that comes from now on may be written to `place` at once, until `withdraw`."""
+        what = _what(label, sender)
+        with self._changed:
+            if not self._is_known(what):
+                self._places[what] = place
+
+    def withdraw(self) -> None:
+        """Returns once nobody writes to a place, nor will: their memory may be used again."""
+        if not self._places and not self._landing:
+            return
+        with self._changed:
+            self._places.clear()
+            cuts = list(self._landing.values())
+        for cut in cuts:
+            cut()
+        self._clock.wait_for(lambda: not self._landing, self._changed)
 
     def _wait_until_due(self, what: What, until: float) -> None:
         due = self._due.get(what, 0.0)

@@ -34,6 +34,9 @@ class PlainRing:
         for piece in pieces(post, parts[post.rank], out.dtype) if hops else ():
             post.send(post.after, Label(key, first, piece), piece.of(out))
         for turn, hop in enumerate(hops):
+            for piece in pieces(post, parts[hop.receives], out.dtype):
+                post.expect(Label(key, first + turn, piece), post.before, piece.of(out))
+        for turn, hop in enumerate(hops):
             is_last = turn == len(hops) - 1
             for piece in pieces(post, parts[hop.receives], out.dtype):
                 into(post, piece.of(out), Label(key, first + turn, piece), post.before, until)
@@ -78,6 +81,9 @@ class PlainDirect:
         for piece in pieces(post, parts[post.rank], out.dtype):
             for to in post.others:
                 post.send(to, Label(key, first, piece), piece.of(out))
+        for sender in post.others:
+            for piece in pieces(post, parts[sender], out.dtype):
+                post.expect(Label(key, first, piece), sender, piece.of(out))
         # One chunk of each in turn: nobody's stream stands still while another's is read.
         turns = zip_longest(*(pieces(post, parts[k], out.dtype) for k in post.others))
         for turn in turns:
@@ -117,7 +123,9 @@ def into(post: Post, place: Tensor, label: Label, sender: int, until: float) -> 
     """`place` becomes what a message says."""
     nbytes = place.numel() * place.element_size()
     data = post.take(label, sender, nbytes=nbytes, until=until)
-    place.copy_(memory.tensor_of(data, place.dtype))
+    came = memory.tensor_of(data, place.dtype)
+    if came.data_ptr() != place.data_ptr():  # else it was received here
+        place.copy_(came)
 
 
 def place(piece: Span, part: Span, out: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from atoll.collectives import schedule
+from atoll.collectives import memory, schedule
 from atoll.collectives.base import Label
 from atoll.collectives.mailbox import Bytes, Mailbox
 from atoll.errors import ConfigError, MissingRanks
@@ -69,6 +69,14 @@ class Post:
     def drop(self) -> None:
         """Gives up what was sent and not taken."""
         self._port.drop()
+
+    def expect(self, label: Label, sender: int, values: Tensor) -> None:
+        """A message may be written to `values` as it comes, until `withdraw`."""
+        self._mailbox.expect(label, sender, memory.bytes_of(values))
+
+    def withdraw(self) -> None:
+        """Returns once nothing that comes is written to tensors any more."""
+        self._mailbox.withdraw()
 
     def take(
         self,

@@ -5,6 +5,7 @@ it waits, and with it that sender's socket, nobody else's.
 """
 
 import contextlib
+import functools
 import hmac
 import logging
 import secrets
@@ -13,8 +14,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-
-import torch
 
 from atoll.collectives import memory
 from atoll.collectives.grpc import messages, sockets
@@ -28,6 +27,7 @@ log = logging.getLogger(__name__)
 OPENING_SECONDS = 10.0  # for TLS and the key together
 CLOSING_SECONDS = 0.5
 ACCEPT_PAUSE_SECONDS = 0.1
+KEPT_BUFFERS = 6  # of each connection: what a mailbox holds, one that is read, one that comes
 MAX_OPENING = 64  # connections that have shown no key yet
 
 
@@ -184,13 +184,16 @@ class BulkListener:
         """Until the connection ends; raises what ends the sender's stream."""
         mailbox, header = present.box(), memoryview(bytearray(messages.HEADER_BYTES))
         owed = 0  # answers
+        cut = functools.partial(sockets.cut, connection)
+        buffers = memory.Buffers(messages.MAX_VALUES_BYTES, kept=KEPT_BUFFERS)
         try:
             while sockets.fill(connection, header):
                 if is_message := header != messages.ASK_HEADER:
                     label, nbytes = messages.announced(header)
-                    values = memory.bytes_of(torch.empty(nbytes, dtype=torch.uint8))
-                    if not sockets.fill(connection, values):
-                        break
+                    with mailbox.landing(label, sender, nbytes, cut) as place:
+                        values = buffers.take(nbytes) if place is None else place
+                        if not sockets.fill(connection, values):
+                            break
                     self._door.check(present)
                     mailbox.deliver(label, sender, values)
                     owed += 1

@@ -12,6 +12,7 @@ from atoll.wire import rpc
 
 SERVICE = "atoll.Ranks"
 REDIAL_SECONDS = 0.2
+KEEPALIVE_MS = 10_000
 
 
 def options() -> list[tuple[str, int]]:
@@ -24,7 +25,9 @@ def options() -> list[tuple[str, int]]:
         ("grpc.http2.lookahead_bytes", 4 << 20),
         ("grpc.max_metadata_size", 16 << 10),
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        # A server takes pings for a flood, and ends the connection, unless it is told otherwise.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
+from atoll.collectives import memory
 from atoll.collectives.grpc import dial, messages
 from atoll.collectives.grpc.bulk import BulkListener
 from atoll.collectives.grpc.door import Door, Present
@@ -37,6 +38,7 @@ class RankServer:
     def __init__(
         self, listen: str, *, identity: Identity | None = None, bulk_port: int = 0
     ) -> None:
+        memory.keep_freed()
         self._identity = identity
         self._door = Door()
         self._trusted = b""  # by gRPC at present
