@@ -106,7 +106,7 @@ def test_message_of_another_group_or_a_step_that_is_over_is_refused(called, grou
 
 @pytest.mark.parametrize(
     "raw",
-    [{"nbytes": 0}, {"nbytes": 1 << 40}, {"op": 9}, {"stop": -1 + (1 << 64), "nbytes": 2 << 20}],
+    [{"nbytes": 0}, {"nbytes": 1 << 40}, {"op": 9}, {"stop": -1 + (1 << 64), "nbytes": 8 << 20}],
     ids=str,
 )
 def test_message_that_no_rank_writes_is_refused(called, raw):

@@ -239,7 +239,7 @@ def test_server_that_closes_answers_what_it_has_taken():
 def test_memory_may_be_used_again_after_a_collective_failed(bulk, is_tls):
     """A peer that comes late gets nothing, and not what is in the memory by then."""
     with ranks_on_loopback.ranks(2, bulk=bulk, is_tls=is_tls, timeout_seconds=1) as (one, late):
-        own, came = torch.ones(8 << 20), torch.zeros(8 << 20)  # more than buffers hold
+        own, came = torch.ones(16 << 20), torch.zeros(16 << 20)  # more than buffers hold
         with pytest.raises(MissingRanks):
             one.broadcast(key(1), own, source=0).wait()
         own.untyped_storage().resize_(0)

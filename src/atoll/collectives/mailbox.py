@@ -141,11 +141,12 @@ class Mailbox:
         ProtocolError when it is not of the size that it must have.
         """
         what = _what(label, sender)
-        self._clock.wait_for(
-            lambda: self._error is not None or what in self._waiting,
-            self._changed,
-            seconds=max(0.0, until - self._clock.now()),
-        )
+        if what not in self._waiting:
+            self._clock.wait_for(
+                lambda: self._error is not None or what in self._waiting,
+                self._changed,
+                seconds=max(0.0, until - self._clock.now()),
+            )
         if self._due:
             self._wait_until_due(what, until)
         with self._changed:

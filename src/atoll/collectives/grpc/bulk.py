@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 OPENING_SECONDS = 10.0  # for TLS and the key together
 CLOSING_SECONDS = 0.5
 ACCEPT_PAUSE_SECONDS = 0.1
-KEPT_BUFFERS = 6  # of each connection: what a mailbox holds, one that is read, one that comes
+KEPT_BUFFERS = 4  # of each connection: what a mailbox holds, one that is read, one that comes
 MAX_OPENING = 64  # connections that have shown no key yet
 
 

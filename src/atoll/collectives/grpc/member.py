@@ -19,11 +19,7 @@ from atoll.traffic import Traffic
 
 Bulk = Literal["grpc", "tcp"]
 CARRIERS: dict[Bulk, Callable[..., Carrier]] = {"grpc": GrpcCarrier, "tcp": TcpCarrier}
-BULK_CHUNK_BYTES: dict[Bulk, int] = {
-    "grpc": CHUNK_BYTES,
-    "tcp": CHUNK_BYTES,
-}  # measured, benchmarks/collectives.py
-HELD_CHUNKS = 4  # of each peer, before its stream waits
+HELD_CHUNKS = 2  # of each peer, before its stream waits
 
 
 class RankMember(Exchange):
@@ -47,11 +43,10 @@ class RankMember(Exchange):
         way: Way = "ring",
         timeout_seconds: float = 60.0,
         bulk: Bulk = "grpc",
-        chunk_bytes: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
         traffic: Traffic | None = None,
     ) -> None:
         traffic = Traffic() if traffic is None else traffic
-        chunk_bytes = chunk_bytes or BULK_CHUNK_BYTES[bulk]
         self._server = server
         self._box = Mailbox(
             group=group.number,
