@@ -5,7 +5,8 @@ is over half of a step. All variants train the same rows in turns: they meet the
 loopback seconds and losses; between two network namespaces of 100 Mbit/s (needs root) seconds and
 the bytes that the device sent. `waiting` is the part of a step that ours waits for others; also at
 4 ranks. A ratio is ours divided by FSDP2's, the better of its two ways. The most that a rank's
-tensors hold, activations apart, is counted at 2, 3 and 4 ranks in one process.
+tensors hold, activations apart, is counted at 2, 3 and 4 ranks in one process. What 1-bit Adam does
+to losses and gradients' bytes is measured by `sharded_onebit`.
 
     python -m benchmarks.sharded [--json] [--repeats 7] [--without-slow-link]
 """
@@ -33,6 +34,7 @@ from atoll.strategies.sharded.hooks import Call
 from atoll.strategies.sharded.shard import Shard
 from atoll.strategies.sharded.step import Step
 from atoll.strategies.sharded.units import Units
+from benchmarks import sharded_onebit
 from benchmarks.report import Bar, report, show
 from benchmarks.sharded_rank import VARIANTS, WARM_UP, is_offered
 from benchmarks.slow_link import slow_link
@@ -204,15 +206,18 @@ def main() -> None:
         )
     torch.set_num_threads(1)
     held = {f"{size} ranks": most_bytes(size) for size in (2, 3, 4)}
+    onebit = sharded_onebit.measured()
     results = {
         "tensor bytes": held,
+        "onebit": onebit,
         "model": MODEL,
         "loopback, 2 ranks": quick,
         "loopback, 4 ranks": four,
         f"{MEGABITS} Mbit/s, 2 ranks": slow,
         "skipped": skipped,
     }
-    show(report(results, bars(quick, slow, held)), as_json=given.json)
+    aims = [*bars(quick, slow, held), *sharded_onebit.bars(onebit)]
+    show(report(results, aims), as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,6 @@ EXCUSED: dict[str, str] = {
     "launch/repair_swap.py resume": "needs three names of one directory to fare differently",
     # The recorded repair renames blobs that were on the disk long before.
     "launch/repair_swap.py _put_aside": "matters for blobs on another disk or in S3",
-    # The recorded program has no rank: what a save promises is not checked on torn disks yet.
-    "strategies/sharded/saves.py _finish": "no rank is in the recorded program yet",
-    "strategies/sharded/saves.py complete": "no rank is in the recorded program yet",
-    "versions/weights_file.py write_pieces": "the recorded export is not of a sharded run yet",
 }
 
 

@@ -6,12 +6,14 @@ import pytest
 
 from atoll.island.sharded import restore as restoring
 from atoll.island.sharded import training
+from atoll.island.sharded.saving import Saving
 from atoll.simulate import rank_faults
 
 pytestmark = pytest.mark.xdist_group("rank-faults")
 
 SEEDS = int(os.environ.get("ATOLL_RANK_SEEDS", "6"))
 BITES = 2  # a seed whose ranks go back to a save of their disks
+LOSES_A_RANK = 3  # one whose group goes on without a rank, from a save between two checkpoints
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -77,3 +79,14 @@ def test_control_skipped_step_after_going_back_is_found(monkeypatch):
     monkeypatch.setattr(training.Training, "restore", skipping)
 
     assert rank_faults.run(BITES).problem != ""
+
+
+def own_twice(self, draft):
+    """In place of the predecessor's shard."""
+    return draft.own.chunks(), draft.own.read
+
+
+def test_control_saves_without_the_predecessors_shard_are_found(monkeypatch):
+    monkeypatch.setattr(Saving, "_fetch", own_twice)
+
+    assert "had told of their saves" in rank_faults.run(LOSES_A_RANK).problem

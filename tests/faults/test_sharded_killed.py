@@ -30,6 +30,7 @@ pytestmark = pytest.mark.xdist_group("sharded-killed")
 
 HEARTBEAT_TIMEOUT = 3.0
 MOST_SECONDS = HEARTBEAT_TIMEOUT + 10.0  # from a failure to the next step
+NEIGHBOURS = ("c", "d")  # in a ring of a, c, d, e: the first one's shard is on these two disks
 RUN_FILE = f"""
 name = "sharded-killed"
 strategy = "sharded"
@@ -154,11 +155,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         after = found.wait("a checkpoint after it", lambda s: s.version > version)
         assert after.group == group
 
-        found.join("d")
-        found.training("a", "c", "d")
+        found.join("d", "e")
+        found.training("a", "c", "d", "e")
+
+        for name in NEIGHBOURS:
+            os.kill(found.islands[name].pid, signal.SIGKILL)
+        found.timed("two killed neighbours", "a", "e")
+        found.training("a", "e")
 
         found.link.send(ControlRequest(action="stop"))
-        for name in ("a", "c", "d"):
+        for name in ("a", "e"):
             assert found.islands[name].wait(timeout_seconds=LIMIT_SECONDS) == 0
         found.coordinator.terminate()
         found.coordinator.wait(timeout_seconds=LIMIT_SECONDS)
@@ -171,7 +177,8 @@ def groups_of(ranks: Ranks) -> list[GroupRecord]:
 
 
 def test_training_goes_on_within_the_heartbeat_timeout_and_ten_seconds(ranks: Ranks) -> None:
-    assert set(ranks.seconds) == {"a killed rank", "a stopped rank"}
+    print(ranks.seconds)
+    assert set(ranks.seconds) == {"a killed rank", "a stopped rank", "two killed neighbours"}
     assert max(ranks.seconds.values()) < MOST_SECONDS
 
 
@@ -179,11 +186,21 @@ def test_survivors_went_back_to_a_save_and_not_to_the_start(ranks: Ranks) -> Non
     groups = groups_of(ranks)
     members = [[m.worker_id for m in group.members] for group in groups]
 
-    assert ["a", "b", "c"] in members and ["a", "c", "d"] in members
+    assert ["a", "b", "c"] in members and ["a", "c", "d", "e"] in members
     # Two of them may have begun before the third came: those are not the survivors.
     together = members.index(["a", "b", "c"])
     after_kill = groups[members.index(["a", "c"], together)]
     assert after_kill.step > 0
+
+
+def test_after_two_neighbours_died_the_others_went_back_to_a_checkpoint(ranks: Ranks) -> None:
+    groups = groups_of(ranks)
+    members = [[m.worker_id for m in group.members] for group in groups]
+
+    after = groups[members.index(["a", "e"], members.index(["a", "c", "d", "e"]))]
+    with state.at_rest(ranks.home / "state") as (ledger, _), ledger.reading() as t:
+        checkpoints = [one.step for one in t.checkpoints.all()]
+    assert after.step in checkpoints
 
 
 def test_records_are_sound_and_end_where_a_calm_training_ends(ranks: Ranks) -> None:

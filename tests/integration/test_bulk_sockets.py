@@ -11,8 +11,9 @@ import torch
 from atoll.clock import SystemClock
 from atoll.collectives.base import Key, Label
 from atoll.collectives.grpc import bulk, sockets
+from atoll.collectives.grpc.door import Door, Present
 from atoll.collectives.grpc.server import RankServer
-from atoll.collectives.grpc.trust import RANK_KEY, SECRET_KEY, Identity, RankGroup
+from atoll.collectives.grpc.trust import RANK_KEY, SECRET_KEY, Identity, Member, RankGroup
 from atoll.collectives.mailbox import Mailbox
 from atoll.errors import (
     AddressUnreachable,
@@ -252,6 +253,29 @@ def test_key_of_a_group_that_is_over_opens_nothing(called):
 
     with pytest.raises(Forbidden):
         BulkSender(port, key, identity=own, trusts=trusts)
+
+
+def test_key_that_a_former_group_gets_after_the_change_opens_nothing():
+    """Its invitation was under way when all keys were dropped."""
+    door = Door()
+    listener = bulk.BulkListener("127.0.0.1", 0, door, identity=None)
+    members = tuple(Member(f"w{k}", "127.0.0.1:1") for k in range(3))
+    former, present = (
+        Present(
+            RankGroup(number, members, ranks_on_loopback.SECRET),
+            Mailbox(group=number, rank=0, size=3, clock=CLOCK, limit_bytes=8),
+            None,
+        )
+        for number in (7, 8)
+    )
+    door.present = present
+    listener.dismiss()
+    try:
+        with pytest.raises(StaleGeneration, match="group=7 of the stream is over"):
+            BulkSender(*listener.invited(former, 1))
+        BulkSender(*listener.invited(present, 1)).close()  # the control
+    finally:
+        listener.close()
 
 
 def test_open_socket_of_a_former_group_takes_nothing_more(called):

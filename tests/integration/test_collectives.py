@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from atoll.clock import SystemClock
+from atoll.codecs.int8.codec import Int8
 from atoll.collectives import schedule
 from atoll.collectives.base import Collectives
+from atoll.collectives.codecs import WireCodec
 from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
 from atoll.errors import ConfigError, GroupBroken, LayoutMismatch, MissingRanks
-from tests.rank_groups import DTYPES, TRANSPORTS, added, equal, key, sums, values
+from tests.rank_groups import DTYPES, TRANSPORTS, added, equal, key, sums, threads, values
 
 SIZES = (1, 2, 3, 4, 5)
 # Of elements: none, fewer than ranks, one, uneven, several chunks of several parts.
@@ -200,6 +202,20 @@ def test_missing_ranks_are_named_and_nothing_is_filled_in(transport, way):
 
     named = [error.ranks if error else () for error in found]
     assert named == ([(2,), (), (1,)] if way == "ring" else [(1,), (), (1,)])
+
+
+@pytest.mark.parametrize("codec", [None, WireCodec(Int8())], ids=["plain", "int8"])
+def test_direct_exchange_names_all_who_are_missing(codec):
+    def work(ranks: Collectives) -> tuple[int, ...]:
+        if ranks.rank in (1, 2):
+            return ()
+        with pytest.raises(MissingRanks) as refused:
+            ranks.all_reduce(key(), values(ranks.rank, 1_003), codec=codec).wait()
+        return tuple(refused.value.ranks)
+
+    found = threads(4, "direct", work, timeout_seconds=0.3)
+
+    assert found == [(1, 2), (), (), (1, 2)]
 
 
 def test_abort_reaches_whoever_waits_and_whoever_comes_later(transport):

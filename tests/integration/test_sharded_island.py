@@ -9,11 +9,13 @@ import torch
 from atoll import torch_threads
 from atoll.data import registry as datasets
 from atoll.errors import ConfigError
+from atoll.island.sharded import restore as restoring
 from atoll.island.sharded import trainer
 from atoll.island.sharded.run import ShardedRun
 from atoll.island.state.store import IslandIdentity
 from atoll.models import gpt
 from atoll.models import registry as models
+from atoll.protocol.sharded import SaveReport
 from atoll.simulate.fibers import Scheduler
 from atoll.simulate.sea import Sea
 from atoll.strategies.sharded.saves import Saves
@@ -399,6 +401,68 @@ def test_ranks_train_to_the_next_checkpoint_without_a_coordinator(tmp_path):
     assert [set(steps.values()) for steps in reached] == [{3}]  # told before the fourth is counted
     assert len(coordinator.formed) == 1
     assert torch.equal(world.weights()[1], calm.weights()[1])
+
+
+def test_nobody_drops_or_makes_a_save_before_all_have_read_theirs(tmp_path, monkeypatch):
+    world = World(tmp_path, wanted=4)
+    coordinator, events = world.coordinator, []
+    restore, drop, begin = restoring.restore, Saves.went_back_to, Saves.begin
+
+    def slow(wanted, new, *given, **more):
+        if wanted.source == "save" and new.rank == 0:
+            world.scheduler.sleep(3.0)
+        restore(wanted, new, *given, **more)
+        events.append((wanted.source, new.rank))
+
+    def dropping(self, step):
+        events.append(("dropped", step))
+        drop(self, step)
+
+    def beginning(self, step, **more):
+        events.append(("begun", step))
+        return begin(self, step, **more)
+
+    def kill():
+        world.kill(2)
+        coordinator.wanted = 3
+        coordinator.evict("rank-2")
+
+    monkeypatch.setattr(restoring, "restore", slow)
+    monkeypatch.setattr(Saves, "went_back_to", dropping)
+    monkeypatch.setattr(Saves, "begin", beginning)
+    begun(world, 4)
+    when(world, lambda: is_consistent(world, 6), kill)
+    world.run()
+
+    first = next(place for place, (kind, _) in enumerate(events) if kind == "save")
+    assert sorted(events[first : first + 3]) == [("save", 0), ("save", 1), ("save", 2)]
+    assert events[first + 3 : first + 6] == [("dropped", 6)] * 3
+
+
+def test_save_that_is_gone_when_the_coordinator_is_back_is_not_told_of(tmp_path, monkeypatch):
+    world = World(tmp_path, wanted=2, **{"sharded.save_every": 1, "sharded.checkpoint_every": 8})
+    coordinator, told = world.coordinator, []
+    answer = coordinator.answer
+
+    def noting(message):
+        reply = answer(message)
+        if isinstance(message, SaveReport) and message.identity.worker_id == "rank-0":
+            told.append(message.save.step)
+        return reply
+
+    def away():
+        coordinator.is_away = True
+        world.scheduler.sleep(10.0)
+        coordinator.is_away = False
+
+    monkeypatch.setattr(coordinator, "answer", noting)
+    begun(world, 2)
+    when(world, lambda: is_consistent(world, 2), away)
+    world.run()
+
+    # The fourth was being told when the coordinator went; of later ones the newest two are kept.
+    assert told[:6] == [1, 2, 3, 4, 7, 8]
+    assert coordinator.committed == 3
 
 
 def test_damaged_save_is_read_from_another_holder(tmp_path):

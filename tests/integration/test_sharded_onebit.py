@@ -1,7 +1,7 @@
 """1-bit Adam: what it computes without rounding, what it costs, and what signs do to the loss."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from atoll.strategies.sharded.adamw import AdamW
 from atoll.strategies.sharded.shard import SAVED, Shard
 from atoll.strategies.sharded.step import Step
 from tests import sharded
-from tests.sharded import RULE, Training
+from tests.sharded import RULE, Rank, Training
 
 WARMUP = 4
 EXACT = Training(
@@ -97,6 +97,31 @@ def test_group_of_another_size_goes_on_with_the_momentum_of_the_owners():
 
     flat = sharded.whole(EXACT, after)
     assert sharded.differences(EXACT, flat, frozen_variance(EXACT))[1] < 1e-12
+
+
+def test_step_of_the_warm_up_after_an_abandoned_one_behind_it_sends_its_gradients():
+    training = Training(steps=3, step=partial(Step, onebit_warmup_steps=2))
+
+    def work(turns: Sequence[int]) -> Callable[[Collectives, Clock], Rank]:
+        def trained(ranks: Collectives, clock: Clock) -> Rank:
+            steps = sharded.opened(training, ranks, clock)
+            for step in turns:
+                steps.begin(step)
+                for rows, tokens in sharded.own(training, step, ranks):
+                    steps.begin_micro(tokens)
+                    loss = gpt.loss(steps.engine.model, rows)
+                    loss.backward()
+                    steps.finish_micro(loss.item())
+                steps.abandon() if step == 3 else steps.commit(lr=1e-3)
+            return Rank(steps.engine.shard, ())
+
+        return trained
+
+    found, wanted = (sharded.threads(2, work(turns), way="direct") for turns in ((1, 3, 2), (1, 2)))
+
+    for section in SAVED:
+        a, b = ([rank.shard for rank in ranks] for ranks in (found, wanted))
+        assert torch.equal(sharded.whole(training, a, section), sharded.whole(training, b, section))
 
 
 # Signs

@@ -9,6 +9,7 @@ import torch
 from atoll import files as filesystem
 from atoll.errors import BlobChanged, BlobMissing
 from atoll.island.sharded import restore as restoring
+from atoll.island.sharded.source import SaveSource, root_name
 from atoll.layout import Layout, Span
 from atoll.protocol.sharded import Restore
 from atoll.strategies.sharded import saves
@@ -128,7 +129,8 @@ def test_half_written_pair_is_dropped_and_the_one_before_stays(kept, tmp_path, h
     assert [path.name for path in (tmp_path / "saves").iterdir()] == ["save-10-1"]
 
 
-def test_pair_counts_only_once_its_bytes_and_names_are_synced(kept, monkeypatch):
+def test_pair_counts_only_once_its_bytes_are_synced(kept, monkeypatch):
+    """That each of these syncs is needed, power cuts show (tests/faults/power)."""
     order = []
     real_sync, real_write = filesystem.sync, filesystem.write_whole
 
@@ -145,9 +147,9 @@ def test_pair_counts_only_once_its_bytes_and_names_are_synced(kept, monkeypatch)
 
     pair(kept, 10)
 
-    before = order[: order.index("complete.json")]
-    assert {"own", "predecessor", "own.chunks", "predecessor.chunks"} <= set(before)
-    assert before[-1] == "save-10-1"
+    vouching = order.index("complete.json")
+    assert set(order[:vouching]) == {"own", "predecessor", "own.chunks", "predecessor.chunks"}
+    assert order[-2:] == ["save-10-1", "saves"]
 
 
 def test_removal_that_was_cut_off_counts_for_nothing(kept, tmp_path):
@@ -230,6 +232,23 @@ def test_shard_whose_bytes_were_wrong_is_discarded_with_its_pair(kept):
         kept.find(held.own)
     with pytest.raises(BlobMissing):
         list(shard.read(0, 1))
+
+
+@pytest.mark.parametrize("name", ["own", "predecessor"])
+def test_shard_that_turns_out_damaged_while_another_reads_it_is_dropped(kept, tmp_path, name):
+    good, bad = pair(kept, 10), pair(kept, 20, own=OWN[1:], predecessor=OTHER[1:])
+    path = tmp_path / "saves" / "save-20-1" / name
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    offered = SaveSource(kept)
+
+    with pytest.raises(BlobChanged):
+        list(offered.read(root_name(getattr(bad, name)), 0, len(data)))
+
+    assert kept.held == (good,)
+    assert not path.exists()
+    assert b"".join(offered.read(root_name(good.own), 5, 9)) == OWN[5:9]
 
 
 def test_pair_of_one_rank_holds_its_own_twice(kept):

@@ -1,8 +1,8 @@
 """Sharded runs under faults that a seed draws: kills, stops, joins, a coordinator that dies.
 
 The ranks train for real, so a seed takes about a second. Whatever happened, the run must end, its
-records must be sound (every row once), and its weights must be those of a calm training along the
-groups that it records.
+records must be sound (every row once), its weights must be those of a calm training along the
+groups that it records, and no group goes back further than it must.
 """
 
 import random
@@ -14,11 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from atoll import config, torch_threads
+from atoll.config import RunFile
 from atoll.errors import AtollError
 from atoll.proof import audit as auditing
 from atoll.simulate import lineage
 from atoll.simulate.cluster import SimulatedCluster
 from atoll.simulate.coordinator import stores_in
+from atoll.simulate.witness import Witness
 from atoll.versions import recorded
 
 HEARTBEAT_TIMEOUT = 2.0
@@ -98,20 +100,34 @@ def run(seed: int) -> Outcome:
     """Lives through a seed and checks what it left; an error of the run is a problem, too."""
     scenario = drawn(seed)
     with TemporaryDirectory(prefix="atoll-rank-faults-") as home:
-        cluster = SimulatedCluster(config.parse(scenario.settings), Path(home))
+        cluster = _Watched(config.parse(scenario.settings), Path(home))
         cluster.step_seconds = [STEP_SECONDS]
         nemesis = _Nemesis(cluster, scenario)
         try:
             with torch_threads.kept():
                 nemesis.begin()
                 result = cluster.run(scenario.ranks, lambda _: None)
-            _check(Path(home))
+            _check(Path(home), cluster.witness)
             problem = ""
         except (AtollError, AssertionError) as error:
             problem = f"{type(error).__name__}: {error}"
         groups = _groups(Path(home))
         seconds = result.virtual_seconds if not problem else cluster.scheduler.now()
         return Outcome(seed, len(scenario.faults), groups, seconds, problem)
+
+
+class _Watched(SimulatedCluster):
+    """Somebody looks at the records after every step of every rank."""
+
+    def __init__(self, run_file: RunFile, home: Path) -> None:
+        super().__init__(run_file, home)
+        self.witness = Witness()
+
+    def _after_step(self, seconds: float) -> None:
+        if not self.coordinator.is_away:
+            with self.coordinator.now.ledger.reading() as t:
+                self.witness.look(t)
+        super()._after_step(seconds)
 
 
 class _Nemesis:
@@ -148,7 +164,7 @@ class _Nemesis:
             cluster.start(fault.rank)
 
 
-def _check(home: Path) -> None:
+def _check(home: Path, witness: Witness) -> None:
     """AssertionError with what does not hold."""
     stores = stores_in(home)
     with closing(stores.ledger), closing(stores.blobs):
@@ -162,6 +178,8 @@ def _check(home: Path) -> None:
         assert report.tokens == rows * block, (
             f"{report.tokens} tokens are recorded, {rows * block} were to be trained"
         )
+        with stores.ledger.reading() as t:
+            witness.check(t.groups.all())
         again = lineage.retrained(stores.ledger)
         assert report.digest == again, (
             f"the weights are {report.digest}; a calm training along the same groups: {again}"

@@ -8,6 +8,7 @@ from tests.faults.power import machines
 from tests.faults.power.check_coordinator import check_coordinator
 from tests.faults.power.check_damaged import check_repaired, check_reset
 from tests.faults.power.check_machines import IslandCheck, check_addresses, check_blobs, check_kept
+from tests.faults.power.check_rank import RankCheck
 from tests.faults.power.images import Image
 from tests.faults.power.promises import Broken, Mark, same
 
@@ -22,6 +23,7 @@ class Checker:
         self._checks: dict[str, Check] = {
             "coordinator": check_coordinator,
             **{name: IslandCheck(name, marks) for name in machines.ISLANDS},
+            "rank": RankCheck(marks),
             "operator": check_kept,
             "store": check_blobs,
             "elsewhere": check_addresses,

@@ -61,6 +61,9 @@ def check_kept(root: Path, promised: Sequence[Mark]) -> None:
     for expected in values(promised, "exported"):
         found = sha256_of(root / machines.OPERATOR / "weights.safetensors")
         same("exported weights", found, expected)
+    for expected in values(promised, "streamed"):
+        found = sha256_of(root / machines.OPERATOR / "streamed.safetensors")
+        same("weights exported piece by piece", found, expected)
     for expected in values(promised, "copied"):
         ledger = engines.open_ledger(root / machines.OPERATOR / "copy.sqlite")
         try:

@@ -23,6 +23,7 @@ ROUNDS = 3
 ISLANDS = ("island-0", "island-1")
 # Two levels, so that a directory is made in one that was made just before.
 COORDINATOR = Path("coordinator") / "state"
+RANK = Path("rank") / "saves"
 OPERATOR = Path("operator")  # exists before the run
 STORE = Path("store") / "deep" / "blobs"
 ELSEWHERE = Path("elsewhere") / "state"

@@ -27,15 +27,17 @@ from atoll.coordinator import boot
 from atoll.coordinator.service import Coordinator
 from atoll.island.state.store import IslandStore
 from atoll.launch import state
+from atoll.layout import byte_view
 from atoll.ledger.sqlite import connect
 from atoll.ledger.sqlite import database as sqlite_database
 from atoll.proof import export
 from atoll.simulate.cluster import Outage
 from atoll.simulate.link import MemoryLink
-from atoll.versions import recorded
+from atoll.versions import recorded, weights_file
 from atoll.wire import certificate
-from tests.faults.power import damaged, machines, sites
+from tests.faults.power import damaged, machines, ranks, sites
 from tests.faults.power.marks import Marks
+from tests.faults.power.promises import sha256_of
 
 PR_SET_PTRACER = 0x59616D61
 PTRACER_ANY = -1
@@ -134,6 +136,7 @@ def run(root: Path, marks: Marks) -> None:
     )
     marks.write(machine="coordinator", finished=simulated.digest)
     keep_things(root, marks)
+    ranks.save_steps(root, marks)
     blobs_alone(root, marks)
     ledger_elsewhere(root, marks)
     damaged.repair_twice(root, marks)
@@ -152,6 +155,11 @@ def keep_things(root: Path, marks: Marks) -> None:
         export.export(ledger, blobs, kept / "weights.safetensors", layout=layout)
         weights = (kept / "weights.safetensors").read_bytes()
         marks.write(machine="operator", exported=hashlib.sha256(weights).hexdigest())
+        streamed = kept / "streamed.safetensors"
+        flat = weights_file.read(kept / "weights.safetensors", layout)
+        pieces = (byte_view(part) for part in flat.split(1000))
+        weights_file.write_pieces(streamed, pieces, layout, metadata={"atoll.weights": "master"})
+        marks.write(machine="operator", streamed=sha256_of(streamed))
     now = datetime.datetime.fromtimestamp(machines.WALL, tz=datetime.UTC)
     marks.write(
         machine="coordinator", pinned=certificate.own(home, host="127.0.0.1", now=now).fingerprint

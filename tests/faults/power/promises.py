@@ -4,7 +4,8 @@ Every mark names the machine whose disk has to keep it:
 
     coordinator   created, joined, received, published, finished, pinned
     island-N      identity, saved, promoted
-    operator      exported, copied
+    operator      exported, streamed, copied
+    rank          held, dropping
     store         stored
     elsewhere     placed
     repaired      damaged, noted, repaired

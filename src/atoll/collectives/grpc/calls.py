@@ -101,7 +101,8 @@ class Calls:
             if isinstance(error, grpc.FutureCancelledError):
                 raise CoordinatorUnreachable("the connection of a question was ended") from error
             if isinstance(error, CoordinatorUnreachable):
-                self._channels.drop(to, channel)
+                with self._lock:  # nobody begins a call on it meanwhile, which gRPC would refuse
+                    self._channels.drop(to, channel)
             raise
         finally:
             with self._lock:

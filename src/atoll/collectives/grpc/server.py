@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSING_SECONDS = 0.5
+BEGINNING_SECONDS = 0.1  # far above what a handshake's beginning takes, which is some 0.1 ms
 MAX_STREAMS = 256  # one for each peer, and room for old ones that are just ending
 
 
@@ -42,6 +44,7 @@ class RankServer:
         self._identity = identity
         self._door = Door()
         self._trusted = b""  # by gRPC at present
+        self._asked = 0.0  # when the last handshake asked whom to trust
         self._trusted_lock = threading.Lock()
         self._owing: set[object] = set()  # streams with messages that are not answered yet
         self._answered = threading.Condition()
@@ -84,16 +87,19 @@ class RankServer:
     def _fetched(self) -> "grpc.ServerCertificateConfiguration | None":
         """Whom to trust from this handshake on; None where that is as it was.
 
-        gRPC does not guard the exchange against handshakes under way, and an exchange at every one
-        of them crashed it now and then; so only when the group has changed.
+        gRPC asks for one handshake at a time, and then frees what was trusted before, which another
+        handshake that asked just before may only be about to use: the process crashes. So a change
+        waits until whoever asked last has surely begun; who asks later waits for this one.
         """
-        present = self._door.present
-        trusted = b"" if present is None else present.group.certificates
         with self._trusted_lock:
-            if trusted == self._trusted:
-                return None
-            self._trusted = trusted
-        return self._configuration(trusted)
+            present = self._door.present
+            trusted = b"" if present is None else present.group.certificates
+            found = None
+            if trusted != self._trusted:
+                time.sleep(max(0.0, self._asked + BEGINNING_SECONDS - time.monotonic()))
+                found, self._trusted = self._configuration(trusted), trusted
+            self._asked = time.monotonic()
+        return found
 
     @property
     def bulk_port(self) -> int:

@@ -112,9 +112,8 @@ class Training:
             initial_digest=self.manifest.model.initial_digest,
         )
         self._notes = self._recalled(wanted)
+        # Here all meet, too: all have read what they need before anybody drops or makes a save.
         self._can_evaluate = self._all_evaluate()
-        # All have read what they need before anybody drops a save or makes the next one.
-        place.peers.barrier(Key(place.number, 0, "control", unit=NOTES + 1)).wait()
         self._kept.went_back_to(wanted.step)
         return wanted.step
 
@@ -147,7 +146,7 @@ class Training:
         """Whether every rank was given `evaluate`; one that was not would be waited for."""
         told = torch.zeros(self.place.size, dtype=torch.float64)
         mine = torch.tensor([float(self._loaded.evaluate is not None)], dtype=torch.float64)
-        key = Key(self.place.number, 0, "control", unit=NOTES + 2)
+        key = Key(self.place.number, 0, "control", unit=NOTES + 1)
         self.place.peers.all_gather(key, mine, told).wait()
         if self.manifest.evaluate.every and not told.all():
             names = [m.worker_id for m in self.place.formed.members]

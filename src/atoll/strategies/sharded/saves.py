@@ -241,17 +241,19 @@ class Draft:
         self._finish(PREDECESSOR, chunks)
 
     def _finish(self, name: str, chunks: Chunks) -> None:
-        filesystem.sync(self.directory / name, way_out=_WAY_OUT)
         shard = StoredShard(self.directory / name)
-        filesystem.write_whole(shard.chunks_path, chunks.encoded(), way_out=_WAY_OUT)
+        _write(shard.chunks_path, [chunks.encoded()])
+        filesystem.sync(shard.path, way_out=_WAY_OUT)
+        filesystem.sync(shard.chunks_path, way_out=_WAY_OUT)
         self._roots[name] = chunks.root
 
     def complete(self) -> HeldSave:
-        """From now on the pair counts; its bytes and names are on the disk before."""
+        """From now on the pair counts; the bytes it vouches for are on the disk before."""
         meta = {**self._meta, **self._roots}
         held, _ = _read_meta(meta)
-        filesystem.sync(self.directory, way_out=_WAY_OUT)
         path = self.directory / "complete.json"
+        # With its own name the directory's sync makes those of the shards sure. Where a power cut
+        # keeps it and loses one of them, the pair is not whole, and nobody was told of it yet.
         filesystem.write_whole(path, json.dumps(meta).encode(), way_out=_WAY_OUT)
         filesystem.sync(self.directory.parent, way_out=_WAY_OUT)
         return held
