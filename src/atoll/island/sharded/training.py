@@ -212,12 +212,17 @@ class Training:
 
     # The end of a round
 
-    def boundary(self, interval: Interval, dataset: Dataset) -> BoundaryReply:
-        """Hands in the round's checkpoint and asks how to go on; waits for the answer."""
+    def boundary(
+        self, interval: Interval, dataset: Dataset, *, gives_up: Callable[[], bool]
+    ) -> BoundaryReply:
+        """Hands in the round's checkpoint and asks how to go on; waits for the answer.
+
+        Raises Over when this rank `gives_up` meanwhile: it has saved by then.
+        """
         loss, tokens = self._evaluated(interval, dataset)
         self._save(interval.last, ends=RoundEnd(interval.round, loss, tokens))
         while True:
-            reply = self.place.talk.ask(
+            reply = self.place.talk.until(gives_up).ask(
                 lambda who: BoundaryRequest(
                     identity=who,
                     group=self.place.number,
@@ -255,6 +260,10 @@ class Training:
         tokens = interval.tokens + steps * self.manifest.inner.batch * dataset.block
         is_last = interval.round == stop.rounds or 0 < stop.tokens <= tokens
         return every > 0 and (interval.round % every == 0 or is_last)
+
+    def finish(self) -> bool:
+        """Whether all that was saved is consistent; waits as long as others would for this rank."""
+        return self._saving.finish(seconds=self.manifest.sharded.deadline_seconds)
 
     def close(self) -> None:
         """Leaves the group; what is not saved is given up."""
