@@ -16,6 +16,7 @@ from atoll.coordinator.members.control import Control
 from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.sharded import regions, restoring, suspicion
+from atoll.coordinator.sharded.damages import Damages
 from atoll.coordinator.sharded.forming import Candidate, Forming
 from atoll.coordinator.sharded.intervals import Intervals
 from atoll.errors import ProtocolError, StaleGroup
@@ -58,6 +59,7 @@ class Groups:
     _: KW_ONLY
     initial: Callable[[], Restore]  # the initial weights, as a restore
     is_committing: Callable[[], bool]  # whether a checkpoint has all parts and is not recorded yet
+    damages: Damages
     changed: Callable[[], None]
     new_secret: Callable[[], str] = lambda: secrets.token_hex(32)
 
@@ -109,6 +111,8 @@ class Groups:
         """The present group is over; under the lock."""
         assert self._group is not None
         number = self._group.number
+        if self._told is not None and self._told.restore.source != "save" and not self._has_saved():
+            self.damages.suspect()
         with self.ledger.writing() as t:
             t.groups.end(number)
         self._group = self._told = None
@@ -143,7 +147,10 @@ class Groups:
             if reason:
                 return GroupReply(action="stop", reason=reason)
             self._form()
-            return self._answer_waiting(request)
+            reply = self._answer_waiting(request)
+            if reply.action != "wait":
+                return reply
+            return GroupReply(action="wait", reason=self.stands_still())
 
     def _answer_waiting(self, request: GroupRequest) -> GroupReply:
         group, candidate = self._group, self.forming.candidate
@@ -191,6 +198,9 @@ class Groups:
             return  # what all go back to is about to be newer
         if self.control.command.action != "run":
             return
+        if self.stands_still():
+            self.forming.drop()
+            return
         least = self.intervals.manifests.in_force.manifest.membership.min_workers
         candidate = self.forming.ready(least=least, after=self.number)
         if candidate is None:
@@ -224,6 +234,21 @@ class Groups:
             extra={"group": number, "ring": ring, "from": restore.source, "step": restore.step},
         )
         self.changed()
+
+    def stands_still(self) -> str:
+        """Why no group can be formed of those that wait: what they would load is damaged."""
+        with self.lock:
+            if not self.damages.is_any or self._group is not None or self.is_over():
+                return ""
+            held = [self.forming.asking[name].held for name in sorted(self.forming.waiting())]
+            return self.damages.reason(self._restore(held))
+
+    def _has_saved(self) -> bool:
+        """Whether the present group has saved anything: it has come past what it went back to."""
+        assert self._group is not None
+        with self.ledger.reading() as t:
+            found = t.saves.since(self._group.step)
+        return any(save.group_number == self._group.number for save in found)
 
     def _restore(self, held: list[tuple[HeldSave, ...]]) -> Restore:
         with self.ledger.reading() as t:
