@@ -7,7 +7,6 @@ import pytest
 
 from atoll.errors import (
     BlobMissing,
-    ConfigError,
     Conflict,
     FrameError,
     FrameTooLarge,
@@ -17,7 +16,6 @@ from atoll.errors import (
     StorageFull,
     WrongRound,
 )
-from atoll.launch import repair
 from atoll.layout import byte_view
 from atoll.ledger import chain
 from atoll.ledger.records import CheckpointRecord, LeaseState, RoundState
@@ -808,18 +806,3 @@ class Crash(Exception):
 
 def crash(*_: object, **__: object) -> None:
     raise Crash
-
-
-def test_repair_of_a_sharded_run_is_refused_and_changes_nothing(sea, trio):
-    sea.trained(trio, 1)
-    sea.settle()
-    gone = checkpoint(sea).blobs[1]
-    (sea.home / "blobs" / gone[:2] / gone).unlink()
-    before = sea.state_hash()
-    sea.close()
-
-    with pytest.raises(ConfigError, match="a sharded run has none; restore the state directory"):
-        repair.repair(sea.home)
-
-    sea.open_stores()
-    assert sea.ledger.state_hash() == before
