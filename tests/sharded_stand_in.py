@@ -129,7 +129,7 @@ class StandIn:
             worker = self.workers.get(identity.worker_id)
             if worker is None or worker.incarnation != identity.incarnation:
                 raise UnknownWorker(f"{identity.worker_id} is unknown")
-        return _HANDLERS[type(message)](self, message)
+        return HANDLERS[type(message)](self, message)
 
     def info(self, _: InfoRequest) -> Info:
         fields = {name: getattr(self.manifest, name) for name in Manifest.model_fields}
@@ -292,7 +292,7 @@ def _measured(worker: Worker) -> int:
     return _asked(worker).measured
 
 
-_HANDLERS: dict[type, Callable[[StandIn, Any], Any]] = {
+HANDLERS: dict[type, Callable[[StandIn, Any], Any]] = {
     InfoRequest: StandIn.info,
     RegisterRequest: StandIn.register,
     LeaveRequest: StandIn.leave,

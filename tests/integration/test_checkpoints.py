@@ -8,6 +8,7 @@ import pytest
 from atoll.errors import (
     BlobMissing,
     Conflict,
+    ContributionError,
     FrameError,
     FrameTooLarge,
     ProtocolError,
@@ -541,6 +542,7 @@ def test_part_with_other_bytes_than_announced_is_dropped(sea, trio):
         sea.coordinator.commit_part(stream)
 
     assert sea.coordinator.part_offset(a.request(1)) == 0
+    a.save(6)
     with pytest.raises(BlobMissing, match="is not here; upload the part first"):
         a.tell_part(1)
 
@@ -806,3 +808,59 @@ class Crash(Exception):
 
 def crash(*_: object, **__: object) -> None:
     raise Crash
+
+
+# What a rank tells with its part
+
+
+def test_part_that_is_not_the_senders_save_is_refused_and_changes_nothing(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    a, b, _ = trio
+    a.upload(1)
+    before = sea.state_hash()
+
+    with pytest.raises(ContributionError, match=r"part='ffff.* of 'a' is not its save of step 6"):
+        a.tell_part(1, part="f" * 64)
+    with pytest.raises(ContributionError, match="of 'a' is not its save of step 6"):
+        a.tell_part(1, part=b.root(6))  # another's
+
+    assert sea.state_hash() == before
+    assert not a.tell_part(1).committed
+
+
+def test_part_whose_save_was_not_reported_is_refused(sea, trio):
+    a, *_ = trio
+    a.save(3)
+    a.upload(1)
+
+    with pytest.raises(ContributionError, match=r"step 6, which was not reported; report the save"):
+        a.tell_part(1)
+
+
+def test_more_tokens_than_the_leased_rows_hold_are_refused(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    a, *_ = trio
+    a.upload(1)
+    before = sea.state_hash()
+
+    with pytest.raises(ContributionError, match=r"tokens=121 of 'a' for round 1, .* hold 120"):
+        a.tell_part(1, tokens=121)
+
+    assert sea.state_hash() == before
+    a.tell_part(1, tokens=120)
+
+
+def test_ranks_that_tell_different_tokens_are_not_one_checkpoint(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    for rank in trio:
+        rank.upload(1)
+    trio[0].tell_part(1, tokens=120)
+    before = sea.state_hash()
+
+    with pytest.raises(ContributionError, match=r"tokens=119 of 'b' .* which 'a' has told 120"):
+        trio[1].tell_part(1, tokens=119)
+
+    assert sea.state_hash() == before
+    for rank in trio[1:]:
+        rank.tell_part(1, tokens=120)
+    assert sea.settle() == 1

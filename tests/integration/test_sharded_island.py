@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from atoll.data import registry as datasets
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, CoordinatorUnreachable
 from atoll.models import gpt
 from atoll.models import registry as models
+from atoll.protocol.sharded import SaveReport
 from atoll.strategies.sharded.saves import Saves
-from tests.sharded_stand_in import StandInLink
+from tests import sharded_stand_in
+from tests.sharded_stand_in import StandIn, StandInLink
 from tests.sharded_worlds import World, begun, is_consistent, when
 
 
@@ -415,3 +417,23 @@ def test_steps_become_consistent_while_a_checkpoint_uploads(tmp_path, monkeypatc
 
     assert seen == [(True, 0), (True, 0)]
     assert world.coordinator.committed == 2
+
+
+def test_end_of_a_round_stays_on_the_disk_until_the_coordinator_has_heard_of_it(
+    tmp_path, monkeypatch
+):
+    """Later saves take the places of earlier ones; a part counts only with the save it is of."""
+    world = World(tmp_path, wanted=2, **{"sharded.save_every": 1, "sharded.checkpoint_every": 6})
+
+    def deaf(coordinator, message):
+        if message.save.step >= 5 and world.steps["rank-0"] < 11:
+            raise CoordinatorUnreachable("it hears nothing of saves")
+        return StandIn.saved(coordinator, message)
+
+    monkeypatch.setitem(sharded_stand_in.HANDLERS, SaveReport, deaf)
+    begun(world, 2)
+    world.run()
+
+    [group] = world.coordinator.formed
+    assert sorted(group.saves[6]) == [0, 1]
+    assert world.coordinator.committed == 3

@@ -62,6 +62,8 @@ class Saving:
         self._handing = Errands(f"upload-{number}", clock=clock, spawn=spawn, failed=self._failed)
         self._clock = clock
         self._newest: HeldSave | None = None  # that this rank has saved in this group
+        # Ends of rounds that the coordinator has not heard of: a part counts only with its save.
+        self._untold: frozenset[int] = frozenset()
 
     def save(
         self, step: int, own: Iterable[bytes], notes: Notes, *, ends: RoundEnd | None = None
@@ -83,7 +85,9 @@ class Saving:
         draft.write_predecessor(theirs, reader)
         held = self._kept.complete(draft)
         self._newest = held
-        self._kept.keep(consistent=self._consistent, group=self._place.number)
+        if ends is not None:
+            self._untold |= {held.step}
+        self._forget()
         if ends is None:
             self._telling.add(lambda: self._tell(held))
             return
@@ -92,6 +96,7 @@ class Saving:
         def tell() -> None:
             # A part counts only after the save that it is of: told first, uploaded beside.
             self._tell(held)
+            self._untold -= {held.step}
             self._handing.add(lambda: self._upload(draft.step, part, notes, ends))
 
         self._telling.add(tell)
@@ -111,7 +116,11 @@ class Saving:
             return  # the coordinator was away for so long that later ones took its place
         reply = self._place.talk.ask(lambda who: SaveReport(identity=who, save=held))
         self._consistent = max(self._consistent, reply.consistent)
-        self._kept.keep(consistent=self._consistent, group=self._place.number)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops pairs that nobody goes back to."""
+        self._kept.keep(consistent=self._consistent, group=self._place.number, also=self._untold)
 
     def _upload(self, step: int, part: Part, notes: Notes, ends: RoundEnd) -> None:
         """Uploads a part of a checkpoint, and waits until the checkpoint is there."""

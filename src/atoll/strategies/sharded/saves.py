@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -333,14 +333,14 @@ class Saves:
         """Drops the pair with this shard, whose bytes turned out to be wrong."""
         self._drop(lambda held: root in (held.own, held.predecessor))
 
-    def keep(self, *, consistent: int, group: int) -> None:
+    def keep(self, *, consistent: int, group: int, also: Collection[int] = ()) -> None:
         """Drops what no group will go back to: all before the consistent step of this group.
 
-        Of later ones only the newest stay: others are not known to be whole anywhere. What a later
-        group has saved is not touched.
+        Of later ones only the newest stay, and those of the steps in `also`: others are not known
+        to be whole anywhere. What a later group has saved is not touched.
         """
         later = [h for h in self.held if h.step > consistent and h.group == group][:KEPT]
-        kept = {h.step for h in later} | {consistent}
+        kept = {h.step for h in later} | {consistent, *also}
         self._drop(lambda held: held.group <= group and held.step not in kept)
 
     def went_back_to(self, step: int) -> None:
