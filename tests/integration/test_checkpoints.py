@@ -1,6 +1,7 @@
 """Saves, ends of rounds and checkpoints of a sharded run, with restarts in between."""
 
 import hashlib
+import threading
 from dataclasses import replace
 
 import pytest
@@ -740,7 +741,7 @@ def test_report_that_crosses_the_commit_is_answered_as_committed(sea, trio, monk
         sea.settle()
         return True
 
-    monkeypatch.setattr(sea.coordinator.checkpoints.uploads, "is_stored", settled)
+    monkeypatch.setattr(sea.coordinator.checkpoints.uploads, "claims", settled)
 
     assert trio[0].tell_part(1).committed
 
@@ -864,3 +865,56 @@ def test_ranks_that_tell_different_tokens_are_not_one_checkpoint(sea, trio):
     for rank in trio[1:]:
         rank.tell_part(1, tokens=120)
     assert sea.settle() == 1
+
+
+# Parts that are stored already
+
+
+def test_part_that_a_rank_was_told_is_stored_is_not_swept(sea, trio):
+    """It came in with an earlier life of the coordinator, which did not live to hear of it."""
+    sea.trained(trio, 1, upload=False)
+    a, *_ = trio
+    a.upload(1)
+    sea.restart()
+    request = a.request(1)
+
+    assert sea.coordinator.part_offset(request) == request.nbytes
+    sweep(sea)
+
+    assert not a.tell_part(1).committed
+    assert request.sha256 in {ref.sha256 for ref in sea.blobs.stored()}
+
+
+def test_part_that_nobody_was_told_of_is_swept(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    a, *_ = trio
+    a.upload(1)
+    sea.restart()
+    sweep(sea)
+
+    assert sea.coordinator.part_offset(a.request(1)) == 0
+    assert sea.coordinator.checkpoints.uploads.in_flight() == frozenset()
+
+
+def test_nobody_is_told_that_a_part_is_stored_while_it_is_being_swept(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    a, *_ = trio
+    a.upload(1)
+    sea.restart()
+    request, told = a.request(1), []
+    asking = threading.Thread(target=lambda: told.append(sea.coordinator.part_offset(request)))
+    with sea.coordinator.checkpoints.uploads.sweeping():
+        asking.start()
+        asking.join(0.1)
+        assert told == []
+        sea.blobs.delete(request.sha256)
+    asking.join()
+
+    assert told == [0]
+
+
+def sweep(sea: Sea) -> None:
+    """As after a checkpoint."""
+    uploads = sea.coordinator.checkpoints.uploads
+    with uploads.sweeping():
+        retention.prune(sea.ledger, sea.blobs, sea.manifest.storage, in_flight=uploads.in_flight)

@@ -83,7 +83,8 @@ class Checkpoints:
         if expected is None:
             return PartReply(committed=True)
         # Outside the lock: a blob that an earlier life took in is read whole.
-        if not self.uploads.is_stored(report.blob, expected.nbytes):
+        key = (report.round, expected.worker_id)
+        if not self.uploads.claims(key, report.blob, expected.nbytes):
             raise BlobMissing(
                 f"blob={report.blob} of {expected.nbytes} bytes is not here; upload the part first"
             )
@@ -249,7 +250,8 @@ class Checkpoints:
     def _prune(self) -> None:
         """Drops what no checkpoint that is kept consists of."""
         storage = self.manifests.of_round(self.intervals.committed).manifest.storage
-        retention.prune(self.ledger, self.blobs, storage, in_flight=self.uploads.in_flight)
+        with self.uploads.sweeping():
+            retention.prune(self.ledger, self.blobs, storage, in_flight=self.uploads.in_flight)
 
 
 def _mean(part: PartRecord) -> float:
