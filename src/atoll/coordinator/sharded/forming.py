@@ -4,6 +4,7 @@ In memory only: ranks ask again after a restart. Used under the lock of the grou
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -170,8 +171,8 @@ def shunned_seconds(before: float, *, quiet_seconds: float) -> float:
 
     `quiet_seconds` have passed since that was over: links that break once a week are no bad ones.
     """
-    weight = 0.5 ** (quiet_seconds // SHUN_HALVES_SECONDS)
-    return min(max(2 * before * weight, SHUN_SECONDS), MAX_SHUN_SECONDS)
+    halved = math.ldexp(2 * before, -int(quiet_seconds // SHUN_HALVES_SECONDS))
+    return min(max(halved, SHUN_SECONDS), MAX_SHUN_SECONDS)
 
 
 def _are_in(candidate: Candidate, waiting: dict[str, MemberRecord]) -> bool:
