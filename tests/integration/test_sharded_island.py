@@ -437,3 +437,35 @@ def test_end_of_a_round_stays_on_the_disk_until_the_coordinator_has_heard_of_it(
     [group] = world.coordinator.formed
     assert sorted(group.saves[6]) == [0, 1]
     assert world.coordinator.committed == 3
+
+
+def test_groups_that_die_at_the_end_of_a_round_leave_few_pairs_of_it(tmp_path, monkeypatch):
+    """Each goes back to the round's last step, saves it anew, and ends before its checkpoint."""
+    world = World(tmp_path, wanted=2)
+    coordinator, held = world.coordinator, []
+
+    def lost(_, who, part):
+        raise CoordinatorUnreachable("uploads do not come through")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StandInLink, "upload_part", lost)
+
+        def end_groups():
+            for _ in range(6):
+                number = coordinator.generation
+                while not (
+                    coordinator.group and coordinator.group.saves.get(4, {}).keys() == {0, 1}
+                ):
+                    world.scheduler.sleep(0.05)
+                held.append(len(list((tmp_path / "rank-0" / "saves").glob("save-4-*"))))
+                coordinator.generation = number + 1
+                coordinator.end_group("the end of a round")
+            patch.undo()
+
+        begun(world, 2)
+        when(world, lambda: is_consistent(world, 4), end_groups)
+        world.run()
+
+    assert len(held) == 6
+    assert max(held) <= 2
+    assert coordinator.committed == 3

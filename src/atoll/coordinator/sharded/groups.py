@@ -262,6 +262,7 @@ class Groups:
             found = Restore(
                 source="checkpoint",
                 step=checkpoint.step,
+                group=checkpoint.group_number,
                 size=len(checkpoint.blobs),
                 parts=checkpoint.blobs,
                 roots=checkpoint.parts,

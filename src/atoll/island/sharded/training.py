@@ -115,7 +115,7 @@ class Training:
         self._can_evaluate = self._all_evaluate()
         # All have read what they need before anybody drops a save or makes the next one.
         place.peers.barrier(Key(place.number, 0, "control", unit=NOTES + 1)).wait()
-        self._kept.went_back_to(wanted.step)
+        self._kept.went_back_to(wanted.step, group=wanted.group)
         return wanted.step
 
     def _wanted(self) -> Restore:

@@ -343,9 +343,17 @@ class Saves:
         kept = {h.step for h in later} | {consistent, *also}
         self._drop(lambda held: held.group <= group and held.step not in kept)
 
-    def went_back_to(self, step: int) -> None:
-        """Drops what was saved of later steps: they will be made again, with other bits."""
-        self._drop(lambda held: held.step > step)
+    def went_back_to(self, step: int, *, group: int) -> None:
+        """Drops what was saved of later steps: they will be made again, with other bits.
+
+        Of `step` itself the pair stays that all went back to, which `group` saved (0: all stay):
+        each group that dies at the end of a round has saved it anew, and nobody needs them all.
+        """
+        self._drop(
+            lambda held: (
+                held.step > step or (held.step == step and group != 0 and held.group != group)
+            )
+        )
 
     def _drop(self, is_over: Callable[[HeldSave], bool]) -> None:
         with self._lock:
