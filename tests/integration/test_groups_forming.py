@@ -28,7 +28,7 @@ from atoll.errors import (
 from atoll.ledger.records import LeaseState
 from atoll.protocol.messages import AssignmentRequest
 from tests.clusters import Cluster
-from tests.hand_ranks import HandRank, Sea
+from tests.hand_ranks import TICK_SECONDS, HandRank, Sea
 from tests.ledgers import alone
 
 TIMEOUT_SECONDS = 10.0  # the default
@@ -466,12 +466,31 @@ def test_of_two_live_members_that_miss_each_other_the_higher_is_evicted(sea):
     b.missing("a")
     assert sea.group is not None  # c lives and has not spoken
     c.missing("a", "b")
+    sea.run_clock(a, b, c, seconds=TICK_SECONDS)  # all of them live
 
     with pytest.raises(Evicted):
         b.beat()
     assert a.watch().group == 0
     a.beat()
     c.beat()
+
+
+def test_who_misses_a_rank_that_spoke_and_died_does_not_go_in_its_place(sea):
+    """Both have spoken, it is a tie, and the higher one is the innocent."""
+    a, b = sea.formed(*sea.ranks("a", "b"))
+    a.missing("b")
+    sea.run_clock(a, b, seconds=3.0)
+    a.missing("b")  # its last word
+    b.missing("a")
+
+    sea.run_clock(b, seconds=TIMEOUT_SECONDS - 0.5)
+    assert sea.coordinator.registry.eviction("b") is None
+    assert sorted(sea.coordinator.members()) == ["a", "b"]
+    sea.run_clock(b, seconds=2.0)
+
+    assert sorted(sea.coordinator.members()) == ["b"]
+    assert sea.coordinator.registry.eviction("b") is None
+    assert sea.group is None
 
 
 def test_member_that_hangs_while_it_beats_is_evicted_after_the_timeout(sea):

@@ -239,6 +239,7 @@ def test_silent_rank_is_named_by_all_who_miss_it(tmp_path):
 
     named = {name for report in coordinator.missing for name in report.missing}
     assert named == {"rank-1"}
+    assert {report.step for report in coordinator.missing} <= set(range(3, 6))  # under way then
     assert coordinator.committed == 3
 
 

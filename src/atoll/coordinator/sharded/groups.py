@@ -69,6 +69,7 @@ class Groups:
         self.forming = Forming(self.registry, self.clock, self.new_secret, self.changed)
         self._missed: dict[str, frozenset[str]] = {}
         self._missed_since = 0.0
+        self._missed_changed = 0.0  # when a rank last told something new
         with self.ledger.reading() as t:
             newest = t.groups.newest()
         self.number = 0 if newest is None else newest.number  # of the newest, over or not
@@ -283,11 +284,12 @@ class Groups:
                 )
             if not self._missed:
                 self._missed_since = self.clock.now()
-            self._missed[mine.worker_id] = frozenset(report.missing)
-            log.warning(
-                "a rank misses others",
-                extra={"worker": mine.worker_id, "missing": sorted(report.missing)},
-            )
+            told = frozenset(report.missing)
+            if self._missed.get(mine.worker_id) != told:
+                self._missed[mine.worker_id] = told
+                self._missed_changed = self.clock.now()
+            about = {"worker": mine.worker_id, "step": report.step, "missing": sorted(told)}
+            log.warning("a rank misses others", extra=about)
             self._judge()
 
     def _judge(self) -> None:
@@ -296,15 +298,21 @@ class Groups:
         members = {member.worker_id for member in self._group.members}
         live = self.registry.live() & members
         timeout = self.registry.heartbeats.timeout_seconds
-        # The dead among them go by their silence.
+        # The dead among them go by their silence: one that died after it had spoken counts as live
+        # until its timeout, and whoever misses it must not go in its place.
         is_time = self.clock.now() - self._missed_since >= timeout
-        if live <= self._missed.keys() or is_time:
+        if (live <= self._missed.keys() or is_time) and all(map(self._is_heard_since, live)):
             suspect = suspicion.verdict(self._missed, live)
             if suspect is not None:
                 self._evict(suspect, self._group.members)
             self._refresh()
             if self._group is not None:
                 self.end("ranks miss others that are gone")
+
+    def _is_heard_since(self, worker_id: str) -> bool:
+        """Whether a rank has given a sign of life after the newest word about who is missed."""
+        silent = self.registry.heartbeats.seconds_since(worker_id)
+        return silent is not None and silent < self.clock.now() - self._missed_changed
 
     def _evict(self, worker_id: str, members: tuple[RankRecord, ...]) -> None:
         [life] = [m.incarnation for m in members if m.worker_id == worker_id]
