@@ -31,6 +31,7 @@ pytestmark = pytest.mark.xdist_group("sharded-killed")
 HEARTBEAT_TIMEOUT = 3.0
 MOST_SECONDS = HEARTBEAT_TIMEOUT + 10.0  # from a failure to the next step
 NEIGHBOURS = ("c", "d")  # in a ring of a, c, d, e: the first one's shard is on these two disks
+ASKED = "a rank that was asked to go"
 RUN_FILE = f"""
 name = "sharded-killed"
 strategy = "sharded"
@@ -74,6 +75,7 @@ class Ranks:
     clock: SystemClock = field(default_factory=SystemClock)
     islands: dict[str, LocalIsland] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # from each failure to the next step
+    codes: dict[str, int] = field(default_factory=dict)  # with which those ended that were told to
 
     def serve(self, port: int = 0) -> None:
         file = self.home / "run.toml"
@@ -163,11 +165,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         found.timed("two killed neighbours", "a", "e")
         found.training("a", "e")
 
+        began = found.clock.now()
+        os.kill(found.islands["e"].pid, signal.SIGINT)
+        found.codes["e"] = found.islands["e"].wait(timeout_seconds=HEARTBEAT_TIMEOUT + 7.0)
+        found.training("a")
+        found.seconds[ASKED] = found.clock.now() - began
+
         found.link.send(ControlRequest(action="stop"))
-        for name in ("a", "e"):
-            assert found.islands[name].wait(timeout_seconds=LIMIT_SECONDS) == 0
+        assert found.islands["a"].wait(timeout_seconds=LIMIT_SECONDS) == 0
         found.coordinator.terminate()
-        found.coordinator.wait(timeout_seconds=LIMIT_SECONDS)
+        found.codes["coordinator"] = found.coordinator.wait(timeout_seconds=LIMIT_SECONDS)
         yield found
 
 
@@ -178,8 +185,14 @@ def groups_of(ranks: Ranks) -> list[GroupRecord]:
 
 def test_training_goes_on_within_the_heartbeat_timeout_and_ten_seconds(ranks: Ranks) -> None:
     print(ranks.seconds)
-    assert set(ranks.seconds) == {"a killed rank", "a stopped rank", "two killed neighbours"}
+    expected = {"a killed rank", "a stopped rank", "two killed neighbours", ASKED}
+    assert set(ranks.seconds) == expected
     assert max(ranks.seconds.values()) < MOST_SECONDS
+
+
+def test_who_is_told_to_end_ends_with_the_code_for_it(ranks: Ranks) -> None:
+    assert ranks.codes == {"e": 130, "coordinator": 0}
+    assert "asked to leave" in ranks.islands["e"].log_tail(4000)
 
 
 def test_survivors_went_back_to_a_save_and_not_to_the_start(ranks: Ranks) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -387,8 +388,35 @@ def test_callers_without_a_key_are_few(called, monkeypatch):
     monkeypatch.setattr(bulk, "MAX_OPENING", 1)
     at = ("127.0.0.1", called.servers[0].bulk_port)
     with socket.create_connection(at, 10) as first, socket.create_connection(at, 10) as second:
-        assert read_to_the_end(second) in (b"", b"cut")
-        first.sendall(b"x")  # it is still open
+        assert read_to_the_end(first) in (b"", b"cut")  # the one that has sat there for longer
+        second.sendall(b"x")  # it is still open
+
+
+def test_strangers_that_sit_in_all_places_keep_no_member_out(called, monkeypatch):
+    monkeypatch.setattr(bulk, "MAX_OPENING", 4)
+    at = ("127.0.0.1", called.servers[0].bulk_port)
+    with ExitStack() as held:
+        for _ in range(8):
+            held.enter_context(socket.create_connection(at, 10))
+
+        called.sender().close()  # within its own timeout, and long before theirs
+
+
+def test_strangers_of_one_address_push_out_each_other_and_nobody_from_elsewhere(
+    called, monkeypatch
+):
+    monkeypatch.setattr(bulk, "MAX_OPENING", 4)
+    at = ("127.0.0.1", called.servers[0].bulk_port)
+    with ExitStack() as held:
+        elsewhere = held.enter_context(
+            socket.create_connection(at, 10, source_address=("127.0.0.2", 0))
+        )
+        sitting = [held.enter_context(socket.create_connection(at, 10)) for _ in range(8)]
+
+        assert read_to_the_end(sitting[0]) in (b"", b"cut")
+        elsewhere.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            elsewhere.recv(1)  # it is still open
 
 
 def trickle(connection: socket.socket, *, seconds: float) -> None:

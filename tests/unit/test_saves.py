@@ -216,7 +216,7 @@ def test_steps_that_will_be_made_again_are_dropped(kept):
     for step in (10, 20):
         pair(kept, step)
 
-    kept.went_back_to(10)
+    kept.went_back_to(10, group=1)
 
     assert steps(kept) == [10]
 
@@ -300,3 +300,15 @@ def test_save_that_its_holder_vouches_for_itself_is_not_restored(kept):
         )
 
     assert put == []
+
+
+def test_of_a_step_that_several_groups_saved_what_all_went_back_to_stays(kept):
+    """Each of them died at the end of the same round, before its checkpoint was there."""
+    made = [pair(kept, 10, group=group) for group in range(1, 6)]
+
+    kept.keep(consistent=10, group=5)
+    kept.went_back_to(10, group=0)
+    assert len(kept.held) == 5  # the control: they pile up
+    kept.went_back_to(10, group=3)
+
+    assert kept.held == (made[2],)

@@ -61,7 +61,7 @@ def _drop(
     over = [h for h in kept.held if (h.step > consistent if went_back else h.step < consistent)]
     marks.write(machine="rank", dropping=[name_of(held) for held in over])
     if went_back:
-        kept.went_back_to(consistent)
+        kept.went_back_to(consistent, group=0)
     else:
         kept.keep(consistent=consistent, group=group)
 

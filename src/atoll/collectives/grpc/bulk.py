@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from atoll.collectives import memory
@@ -41,6 +42,7 @@ class BulkListener:
         self._lock = threading.Lock()
         self._keys: dict[int, tuple[bytes, Present]] = {}  # of each rank the newest, unused
         self._open: dict[socket.socket, Present | None] = {}
+        self._opening: dict[socket.socket, str] = {}  # from where; no key yet; oldest first
         self._threads: set[threading.Thread] = set()
         self._listener: socket.socket | None = None
         self._over = threading.Event()
@@ -114,17 +116,33 @@ class BulkListener:
     def _accept(self, listener: socket.socket) -> None:
         while not self._over.is_set():
             try:
-                connection, _ = listener.accept()
+                connection, address = listener.accept()
             except OSError:  # the end, a caller that went, or too many open files
                 self._over.wait(ACCEPT_PAUSE_SECONDS)
                 continue
             with self._lock:
-                opening = sum(present is None for present in self._open.values())
-                if self._over.is_set() or opening >= MAX_OPENING:
+                if self._over.is_set():
                     connection.close()
                     continue
                 self._open[connection] = None
+                self._opening[connection] = str(address[0])
                 self._start(self._serve, connection)
+                crowded_out = self._crowded_out()
+            if crowded_out is not None:
+                sockets.cut(crowded_out)
+
+    def _crowded_out(self) -> socket.socket | None:
+        """Who gives up its place when there are too many; under the lock.
+
+        The oldest of the address with the most: a member shows its key at once, and strangers who
+        sit there, however many, keep nobody out who comes from elsewhere.
+        """
+        if len(self._opening) <= MAX_OPENING:
+            return None
+        [(most, _)] = Counter(self._opening.values()).most_common(1)
+        found = next(one for one, address in self._opening.items() if address == most)
+        del self._opening[found]
+        return found
 
     # One connection
 
@@ -138,6 +156,7 @@ class BulkListener:
                 present, sender = self._let_in(connection)
             with self._lock:
                 self._open[connection] = present
+                self._opening.pop(connection, None)
             self._received(connection, present, sender)
         except AtollError as error:
             with contextlib.suppress(OSError), _open_by(sockets.DRAIN_SECONDS, connection):
@@ -148,6 +167,7 @@ class BulkListener:
         finally:
             with self._lock:
                 self._open.pop(connection, None)
+                self._opening.pop(connection, None)
             connection.close()
 
     def _secured(self, plain: socket.socket) -> socket.socket:
@@ -161,6 +181,11 @@ class BulkListener:
             del self._open[plain]
             connection = sockets.secured(plain, self._identity, trusted, is_server=True)
             self._open[connection] = None
+            address = self._opening.pop(plain, None)
+            if address is None:  # it has just been crowded out
+                sockets.cut(connection)
+            else:
+                self._opening[connection] = address
         return connection
 
     def _let_in(self, connection: socket.socket) -> tuple[Present, int]:

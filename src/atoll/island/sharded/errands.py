@@ -33,9 +33,11 @@ class Errands:
                 self._jobs.append(job)
                 self._changed.notify_all()
 
-    def settle(self) -> None:
-        """Returns when all that came before is done or given up."""
-        self._clock.wait_for(lambda: not self._jobs and not self._busy, self._changed)
+    def settle(self, *, seconds: float | None = None) -> bool:
+        """Returns when all that came before is done or given up; False: not within `seconds`."""
+        return self._clock.wait_for(
+            lambda: not self._jobs and not self._busy, self._changed, seconds=seconds
+        )
 
     def close(self) -> None:
         """What is not begun is given up; what is under way ends by itself."""

@@ -22,6 +22,11 @@ class Figures:
         self._reached = 0  # the last step that this process has made or restored
         self._rolled_back = 0
 
+    @property
+    def under_way(self) -> int:
+        """The step after the last one that is made."""
+        return self._reached + 1
+
     def made(self, step: int, seconds: Split) -> None:
         """A step is in the weights."""
         self._reached = step

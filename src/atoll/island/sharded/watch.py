@@ -96,8 +96,10 @@ class Place:
         self._error = self._error or error
         self.peers.abort(error)
 
-    def await_end(self, error: AtollError) -> None:
+    def await_end(self, error: AtollError, *, step: int) -> None:
         """Returns when the coordinator has ended the group; tells it whom this rank misses.
+
+        `step` is the one that was under way.
 
         Raises why it cannot be told of the end, such as Forbidden for a rank that was kicked.
         """
@@ -109,7 +111,7 @@ class Place:
                 log.warning("ranks are missing", extra={"group": self.number, "missing": missing})
                 self.talk.ask(
                     lambda who: MissingReport(
-                        identity=who, group=self.number, step=0, missing=tuple(missing)
+                        identity=who, group=self.number, step=step, missing=tuple(missing)
                     )
                 )
             self._clock.wait_for(
