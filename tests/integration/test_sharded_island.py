@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from atoll.collectives import probe
 from atoll.data import registry as datasets
-from atoll.errors import ConfigError, CoordinatorUnreachable
+from atoll.errors import ConfigError, CoordinatorUnreachable, Forbidden
 from atoll.island.sharded import restore as restoring
 from atoll.models import gpt
 from atoll.models import registry as models
@@ -533,3 +534,24 @@ def test_groups_that_die_at_the_end_of_a_round_leave_few_pairs_of_it(tmp_path, m
     assert len(held) == 6
     assert max(held) <= 2
     assert coordinator.committed == 3
+
+
+def test_group_whose_ranks_refuse_each_other_is_ended_by_them(tmp_path, monkeypatch):
+    """One enters while the other still measures: both give up, and neither misses anybody."""
+    world = World(tmp_path, wanted=2, **{"stop.rounds": 1})
+    refused: list[int] = []
+    check = probe.check_sums
+
+    def refusing(peers, *, group):
+        if len(refused) < 2:
+            refused.append(group)
+            raise Forbidden("the caller does not show the secret of the group")
+        check(peers, group=group)
+
+    monkeypatch.setattr(probe, "check_sums", refusing)
+    begun(world, 2)
+    world.run()
+
+    assert len(set(refused)) == 1
+    assert world.coordinator.missing == []
+    assert world.coordinator.committed == 1

@@ -173,7 +173,8 @@ class ShardedRun(Participant):
         except _GROUP_ERRORS as error:
             self._given_up(formed, error)
             self._leaving.check()
-            training.place.await_end(error, step=self._figures.under_way)
+            if not training.place.await_end(error, step=self._figures.under_way):
+                self._talk.register_again()
         except _OWN_ERRORS as error:
             self._given_up(formed, error)
             self._leaving.check()

@@ -96,10 +96,11 @@ class Place:
         self._error = self._error or error
         self.peers.abort(error)
 
-    def await_end(self, error: AtollError, *, step: int) -> None:
-        """Returns when the coordinator has ended the group; tells it whom this rank misses.
+    def await_end(self, error: AtollError, *, step: int) -> bool:
+        """Whether the coordinator has ended the group; tells it whom this rank misses.
 
-        `step` is the one that was under way.
+        `step` is the one that was under way. False when `error` names nobody and the group goes on
+        for a while: nobody else may ever end it, so that is this rank's to do.
 
         Raises why it cannot be told of the end, such as Forbidden for a rank that was kicked.
         """
@@ -119,6 +120,9 @@ class Place:
                 self._changed,
                 seconds=AGAIN_SECONDS,
             )
+            if not missing and self._unheard is None:
+                break
+        return self._is_over
 
     def leave(self) -> None:
         """This rank is in the group no longer."""

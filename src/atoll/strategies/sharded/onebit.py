@@ -62,8 +62,8 @@ class Momenta:
         """A step begins."""
         self._is_decayed = False
 
-    def decay(self) -> None:
-        """What was, weighs less; once in a step, before its first gradient that counts.
+    def _decay(self) -> None:
+        """What was, weighs less; once in a step, before its first gradient.
 
         Not when a step begins: one of which no rank has rows is refused and leaves all as it was.
         """
@@ -73,12 +73,16 @@ class Momenta:
                 momentum.mul_(self._rule.beta1)
 
     def add(self, unit: int, gradient: Tensor) -> None:
-        """Takes a micro-batch's gradient in, times its tokens; `gradient` is used up."""
+        """Takes a micro-batch's gradient in, times its tokens; `gradient` is used up.
+
+        Not for a stand-in, which has no tokens.
+        """
+        self._decay()
         self._own[unit].add_(gradient.mul_(1 - self._rule.beta1))
 
     def exchange(self, collectives: Collectives, *, group: int, step: int, tokens: int) -> None:
         """The shard's sums become those of all ranks' momenta; once for each step, at its end."""
-        self.decay()
+        self._decay()
         if not self._has_owners:
             self._has_owners = True
             for unit, part in enumerate(self._parts):

@@ -67,15 +67,19 @@ class Step:
         if self._warmup and step > self._warmup:
             if self._momenta is None:
                 self._momenta = Momenta(self.engine.shard, self.rule)
-                self.engine.keeps = self._momenta.add
+                self.engine.keeps = self._keep
             self._momenta.begin()
+
+    def _keep(self, unit: int, gradient: Tensor) -> None:
+        """A gradient for the momenta; that of a stand-in is none."""
+        if self._micro_tokens:
+            assert self._momenta is not None, "it is there before its first gradient"
+            self._momenta.add(unit, gradient)
 
     def begin_micro(self, tokens: int) -> None:
         """The next forward and backward pass are over `tokens` of this rank; 0: a stand-in."""
         self.engine.begin(self._number, self._micros, tokens=tokens)
         self._micro_tokens = tokens
-        if tokens and self._momenta is not None:
-            self._momenta.decay()
 
     def finish_micro(self, loss: float) -> None:
         """Its backward pass is over; `loss` was the mean over its tokens."""
