@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from atoll.clock import Clock
 from atoll.collectives.base import Collectives
@@ -13,6 +13,8 @@ from atoll.traffic import Traffic
 READ_BYTES = 1 << 20  # the most that a peer sends at a time
 ASK_BYTES = 1 << 20  # the most that a peer is told at a time
 RETRY_SECONDS = 0.2
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -95,9 +97,7 @@ def check_ask(body: Bytes) -> None:
         )
 
 
-def answered(
-    opened: Callable[[float], bytes], *, rank: int, clock: Clock, timeout_seconds: float
-) -> bytes:
+def answered(opened: Callable[[float], T], *, rank: int, clock: Clock, timeout_seconds: float) -> T:
     """What a peer answers, asked again while an error allows it; then MissingRanks.
 
     `opened(until)` asks once.

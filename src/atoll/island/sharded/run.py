@@ -13,9 +13,10 @@ Everything that must match comes from the coordinator; nothing of it can be set 
 import logging
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -43,6 +44,7 @@ from atoll.island.prefetch import RowPrefetch
 from atoll.island.sharded import forming
 from atoll.island.sharded.figures import Figures
 from atoll.island.sharded.host import Host
+from atoll.island.sharded.quorum_training import QuorumTraining
 from atoll.island.sharded.source import SaveSource
 from atoll.island.sharded.talk import Talk
 from atoll.island.sharded.training import Evaluate, Loaded, Training
@@ -50,6 +52,7 @@ from atoll.island.sharded.watch import Place
 from atoll.island.state.store import IslandIdentity
 from atoll.protocol.messages import Telemetry
 from atoll.protocol.sharded import GroupReply, Interval
+from atoll.strategies.sharded.quorum.rank import Reception
 from atoll.strategies.sharded.saves import Saves
 from atoll.strategies.sharded.step import Made
 from atoll.strategies.sharded.units import Units
@@ -172,10 +175,16 @@ class ShardedRun(Participant):
 
     def _entered(self, loaded: Loaded, formed: GroupReply) -> Training:
         rank = forming.rank_of(formed, self.worker_id)
-        offered = SaveSource(self._kept)
-        peers = self._host.enter(formed, rank, source=offered, settings=self.manifest.sharded)
+        settings, offered = self.manifest.sharded, SaveSource(self._kept)
+        reception = Reception(offered) if settings.commit == "quorum" else None
+        peers = self._host.enter(
+            formed, rank, source=reception or offered, desk=reception, settings=settings
+        )
         place = Place(formed, rank, peers, talk=self._talk, clock=self._clock, spawn=self._spawn)
-        return Training(
+        kind: Callable[..., Training] = Training
+        if reception is not None:
+            kind = partial(QuorumTraining, reception=reception, lane=self._host.lane)
+        return kind(
             loaded,
             place,
             manifest=self.manifest,

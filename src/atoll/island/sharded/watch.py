@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 
 from atoll.clock import Clock
 from atoll.collectives.peers import Peers
@@ -35,6 +36,7 @@ class Place:
         self._is_over = False
         self._unheard: AtollError | None = None  # why nobody watches any more
         self._error: Exception | None = None
+        self._failing: list[Callable[[Exception], None]] = []
         self.talk = talk.until(lambda: self._is_left)
         spawn(f"watch-{formed.group}", self._watch)
 
@@ -95,13 +97,22 @@ class Place:
         """Whoever waits for other ranks of this group raises `error`; the first one stands."""
         self._error = self._error or error
         self.peers.abort(error)
+        for act in self._failing:
+            act(error)
+
+    def on_fail(self, act: Callable[[Exception], None]) -> None:
+        """`act` is told why this rank cannot go on, now or when it comes to that, maybe twice."""
+        self._failing.append(act)
+        if self._error is not None:
+            act(self._error)
 
     def await_end(self, error: AtollError) -> None:
         """Returns when the coordinator has ended the group; tells it whom this rank misses.
 
         Raises why it cannot be told of the end, such as Forbidden for a rank that was kicked.
         """
-        missing = [self.formed.members[r].worker_id for r in _missing(error)]
+        missed = [r for r in _missing(error) if r != self.rank]  # this rank may be the late one
+        missing = [self.formed.members[r].worker_id for r in missed]
         while not self._is_over:
             if self._unheard is not None:
                 raise self._unheard

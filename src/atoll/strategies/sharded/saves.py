@@ -24,12 +24,13 @@ from typing import Any
 from atoll import files as filesystem
 from atoll.errors import BlobChanged, BlobMissing, StoreError
 from atoll.protocol.sharded import HeldSave
+from atoll.rows import Late
 
 CHUNK_BYTES = 1 << 20
 HASH_BYTES = 32
 HEAD_BYTES = 8  # the save's size
 KEPT = 2  # complete pairs beside the newest one that is known to be consistent
-MAX_META_BYTES = 64 << 10
+MAX_META_BYTES = 1 << 20  # with `protocol.sharded.MAX_LATE` late ranks in it
 OWN, PREDECESSOR = "own", "predecessor"
 _WAY_OUT = (
     "see that the disk has room and works, then start this island again: it goes on from what the "
@@ -163,6 +164,7 @@ class Notes:
 
     loss_sum: float = 0.0  # of all ranks and steps of the round
     tokens: int = 0  # that it is summed over
+    late: tuple[Late, ...] = ()  # whose rows are in none of its steps, by step and rank
 
 
 NO_NOTES = Notes()
@@ -368,7 +370,8 @@ def _loaded(path: Path) -> dict[str, Any]:
 def _read_meta(meta: dict[str, Any]) -> tuple[HeldSave, Notes]:
     """What a complete pair says of itself; ValueError, KeyError or TypeError for anything else."""
     held = HeldSave.model_validate({name: meta[name] for name in HeldSave.model_fields})
-    return held, Notes(float(meta["loss_sum"]), int(meta["tokens"]))
+    late = tuple((int(step), int(rank), int(size)) for step, rank, size in meta["late"])
+    return held, Notes(float(meta["loss_sum"]), int(meta["tokens"]), late)
 
 
 def _is_whole(path: Path, held: HeldSave) -> bool:

@@ -11,10 +11,11 @@ from typing import TypeVar
 from atoll.clock import Clock
 from atoll.collectives.base import Handle
 from atoll.collectives.exchange import Runner
-from atoll.collectives.peers import Peers
+from atoll.collectives.peers import Peers, answered
 from atoll.errors import Accident, AtollError, MissingRanks
 from atoll.strategies.sharded.commit import LEADER, Commit, Outcome, Policy
 from atoll.strategies.sharded.quorum import messages
+from atoll.strategies.sharded.quorum.exchange import void
 from atoll.strategies.sharded.quorum.owner import Owner
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,12 @@ class Leader:
 
     def _fold(self, owner: int, asked: messages.FoldRequest) -> messages.FoldReply:
         if owner == LEADER:
-            return self._owner.fold(asked)
+            return answered(
+                lambda _: self._owner.fold(asked),
+                rank=LEADER,
+                clock=self._clock,
+                timeout_seconds=self._policy.deadline_seconds,
+            )
         answer = self._peers.ask(owner, messages.FOLD, messages.written(asked))
         return messages.read(messages.FoldReply, answer)
 
@@ -181,7 +187,3 @@ def _errors(handles: list[Handle]) -> list[AtollError]:
         except AtollError as error:
             found.append(error)
     return found
-
-
-def void(_: object) -> None:
-    """An answer that says nothing."""
