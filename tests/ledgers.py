@@ -227,10 +227,15 @@ def play(ledger: Ledger) -> None:
     alone(ledger).groups.decide(9, round_number=3, goes_on=False)
     alone(ledger).saves.add(SaveRecord(9, 2**41, 1, "own", "before"))
     alone(ledger).checkpoints.add(
-        CheckpointRecord(2, 2**41, 9, ("B", "a"), ("p0", "p1"), ("b0", "b1"), 8, 2**33, 0.1)
+        CheckpointRecord(
+            *(2, 2**41, 9, ("B", "a"), ("p0", "p1"), ("b0", "b1"), 8, 2**33, 0.1),
+            late=((2**41, 0, 2), (2**41, 1, 2)),
+        )
     )
     alone(ledger).checkpoints.report(
-        PartRecord(3, 9, 1, "a", "part", "blob", 2**40, 0.1 + 0.2, 2**33, -0.0, 4)
+        PartRecord(
+            *(3, 9, 1, "a", "part", "blob", 2**40, 0.1 + 0.2, 2**33, -0.0, 4), late=((7, 1, 2),)
+        )
     )
 
 

@@ -138,6 +138,8 @@ def test_rows_of_late_ranks_are_open_again_and_trained_later(tmp_path):
     assert [c.rows for c in found.checkpoints] == [28, 28 - 5, 28 - 3, 28, 28]
     assert found.report.tokens == (5 * 28 - 8) * 8
     assert result.status.tokens == found.report.tokens
+    told = {w.worker_id: w.telemetry.late_steps for w in result.status.workers}
+    assert told == {"island-0": 0, "island-1": 1, "island-2": 2}
     # A round is planned when that before the last is committed: two later at the earliest.
     for one, number in zip(found.late, (4, 4, 5), strict=True):
         assert found.rounds_with(found.rows_of(one)) == [[number]] * sum(

@@ -60,6 +60,20 @@ class CountedSource:
             yield piece
 
 
+@dataclass(frozen=True)
+class CountedDesk:
+    """Fulfils `Desk` with what `inner` answers, and counts what it is told and says."""
+
+    inner: Desk
+    traffic: Traffic
+
+    def answer(self, sender: int, name: str, body: Bytes) -> bytes:
+        self.traffic.receives(len(body))
+        found = self.inner.answer(sender, name, body)
+        self.traffic.sends(len(found))
+        return found
+
+
 class Peers(Collectives, Protocol):
     """The collectives of a rank, and what it reads from its peers and asks of them."""
 

@@ -42,7 +42,7 @@ from atoll.island.link.rank import RankLink
 from atoll.island.participant import Participant, Spawn, in_a_thread
 from atoll.island.prefetch import RowPrefetch
 from atoll.island.sharded import forming
-from atoll.island.sharded.figures import Figures
+from atoll.island.sharded.figures import Figures, Missed
 from atoll.island.sharded.host import Host
 from atoll.island.sharded.quorum_training import QuorumTraining
 from atoll.island.sharded.source import SaveSource
@@ -239,6 +239,8 @@ class ShardedRun(Participant):
                 self.steps += 1
                 self._figures.made(found.step, found.seconds)
                 self._told(interval.round, found, training.place.size)
+            elif isinstance(found, Missed):
+                self._figures.missed(found)
             else:
                 yield found
         self._meter.end()

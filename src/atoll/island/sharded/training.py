@@ -17,6 +17,7 @@ from atoll.errors import ConfigError, ProtocolError, StaleContribution
 from atoll.island.prefetch import RowPrefetch
 from atoll.island.sharded import restore as restoring
 from atoll.island.sharded.errands import Spawn
+from atoll.island.sharded.figures import Missed
 from atoll.island.sharded.saving import RoundEnd, Saving
 from atoll.island.sharded.shield import Shield
 from atoll.island.sharded.source import SaveSource
@@ -144,7 +145,7 @@ class Training:
         """What is known of the round so far: of the first rank that has it, for all."""
         if wanted.source != "save":
             return NO_NOTES
-        own = next(filter(None, map(self._kept.notes, wanted.parts)), None)
+        own = self._kept.notes(wanted.step, wanted.parts)
         told = torch.zeros(4 * self.place.size, dtype=torch.float64)
         mine = torch.zeros(4, dtype=torch.float64)
         if own is not None:
@@ -184,10 +185,10 @@ class Training:
 
     def steps(
         self, interval: Interval, after: int, dataset: Dataset, ahead: RowPrefetch
-    ) -> Iterator[Tensor | Made]:
+    ) -> Iterator[Tensor | Made | Missed]:
         """Trains the steps of `interval` that come after `after`.
 
-        Gives each micro-batch's rows, and what each step came to.
+        Gives each micro-batch's rows, and what each step came to that this rank is in.
         """
         reading = {"batch": self.manifest.inner.batch, "seed": self.manifest.seed}
         following = max(interval.first, after + 1)
@@ -199,6 +200,7 @@ class Training:
                     following = number + 1
                 except StaleContribution as error:
                     following = self._was_late(number, error)
+                    yield Missed(number, following)
                     break
             else:
                 return

@@ -16,7 +16,8 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -289,7 +290,7 @@ class Saves:
             held, _ = _read_meta(meta)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        is_ours = meta["run_id"] == self._run_id and path.name == f"save-{held.step}-{held.group}"
+        is_ours = meta["run_id"] == self._run_id and path.name == _name(held)
         return held if is_ours and _is_whole(path, held) else None
 
     def begin(self, step: int, *, group: int, rank: int, notes: Notes = NO_NOTES) -> Draft:
@@ -321,15 +322,19 @@ class Saves:
         for held in self.held:
             for name, known in ((OWN, held.own), (PREDECESSOR, held.predecessor)):
                 if known == root:
-                    return StoredShard(self._directory / f"save-{held.step}-{held.group}" / name)
+                    return StoredShard(self._directory / _name(held) / name)
         raise BlobMissing(f"save {root[:16]} is not on this rank's disk; it may be dropped already")
 
-    def notes(self, root: str) -> Notes | None:
-        """What is remembered of the round with the save of this shard; None: it is not here."""
-        try:
-            return _read_meta(_loaded(self.find(root).path.parent))[1]
-        except (OSError, BlobMissing):
-            return None
+    def notes(self, step: int, roots: Sequence[str]) -> Notes | None:
+        """What is remembered of the round with a save of `step` of these shards; None: not here.
+
+        Shards that do not train are the same at every step, so a root alone does not tell.
+        """
+        for held in self.held:
+            if held.step == step and {held.own, held.predecessor} <= set(roots):
+                with suppress(OSError):
+                    return _read_meta(_loaded(self._directory / _name(held)))[1]
+        return None
 
     def discard(self, root: str) -> None:
         """Drops the pair with this shard, whose bytes turned out to be wrong."""
@@ -360,6 +365,11 @@ class Saves:
             with filesystem.naming("remove", path, way_out=_WAY_OUT):
                 filesystem.SYSTEM.remove(path / "complete.json")
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(held: HeldSave) -> str:
+    """Of the directory of a pair."""
+    return f"save-{held.step}-{held.group}"
 
 
 def _loaded(path: Path) -> dict[str, Any]:

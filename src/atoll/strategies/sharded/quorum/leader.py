@@ -59,7 +59,7 @@ class Leader:
             self._give_up(Accident("the leader of the group met an error of its own"))
 
     def settle(self) -> None:
-        """Returns when no step is being committed, so that all owners have the last one."""
+        """Returns when no set is fixed that owners still wait for: all have the last step."""
         self._clock.wait_for(
             lambda: not self._busy, self._changed, seconds=3 * self._policy.deadline_seconds
         )
@@ -72,7 +72,6 @@ class Leader:
     def commit(self, step: int) -> Outcome:
         """One step. The deadline counts from the first sender that is whole here."""
         self._owner.accumulator.wait_arrived(step, enough=1, seconds=None)
-        self._set_busy(True)
         try:
             return self._committed(Commit(step, self._policy))
         finally:
@@ -86,6 +85,7 @@ class Leader:
         for owner, senders in self._from_all(lambda k: self._arrived(k, step, until, poll)).items():
             commit.arrived(owner, senders)
         commit.decide(is_late=True)
+        self._set_busy(True)
         asked = messages.FoldRequest(
             group=self._group, step=step, senders=tuple(sorted(commit.senders))
         )
