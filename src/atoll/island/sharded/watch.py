@@ -3,10 +3,11 @@
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from atoll.clock import Clock
 from atoll.collectives.peers import Peers
-from atoll.errors import AtollError, MissingRanks, StaleGeneration
+from atoll.errors import AtollError, MissingRanks, StaleGeneration, StaleGroup
 from atoll.island.driver import Over
 from atoll.island.sharded.errands import Spawn
 from atoll.island.sharded.talk import Talk
@@ -118,11 +119,12 @@ class Place:
                 raise self._unheard
             if missing:
                 log.warning("ranks are missing", extra={"group": self.number, "missing": missing})
-                self.talk.ask(
-                    lambda who: MissingReport(
-                        identity=who, group=self.number, step=0, missing=tuple(missing)
+                with suppress(StaleGroup):  # over already: the one who watches is about to hear it
+                    self.talk.ask(
+                        lambda who: MissingReport(
+                            identity=who, group=self.number, step=0, missing=tuple(missing)
+                        )
                     )
-                )
             self._clock.wait_for(
                 lambda: self._is_over or self._unheard is not None,
                 self._changed,
