@@ -98,6 +98,7 @@ class StandIn:
         found = digests.digest(layout, initial)
         self.blobs[found.root] = found.leaves
         self.consistent: tuple[int, int, tuple[str, ...]] | None = None  # step, size, parts
+        self.saved_by = 0  # the group that saved the consistent step
         self.checkpoint: tuple[int, int, tuple[str, ...]] | None = None
         self.formed: list[Formed] = []
 
@@ -129,7 +130,7 @@ class StandIn:
             worker = self.workers.get(identity.worker_id)
             if worker is None or worker.incarnation != identity.incarnation:
                 raise UnknownWorker(f"{identity.worker_id} is unknown")
-        return _HANDLERS[type(message)](self, message)
+        return HANDLERS[type(message)](self, message)
 
     def info(self, _: InfoRequest) -> Info:
         fields = {name: getattr(self.manifest, name) for name in Manifest.model_fields}
@@ -196,7 +197,14 @@ class StandIn:
                 tuple(rank for rank, has in enumerate(roots) if part in has) for part in parts
             )
             if all(holders) and step >= (self.checkpoint or (0,))[0]:
-                return Restore(source="save", step=step, size=size, parts=parts, holders=holders)
+                return Restore(
+                    source="save",
+                    step=step,
+                    group=self.saved_by,
+                    size=size,
+                    parts=parts,
+                    holders=holders,
+                )
         if self.checkpoint is not None:
             step, size, parts = self.checkpoint
             return Restore(
@@ -240,8 +248,9 @@ class StandIn:
             agree = all(known[r].own == known[(r + 1) % size].predecessor for r in known
                         if (r + 1) % size in known)  # fmt: skip
             assert agree, known
-            if len(known) == size and save.step > (self.consistent or (0,))[0]:
+            if len(known) == size and save.step >= (self.consistent or (0,))[0]:
                 self.consistent = save.step, size, tuple(known[r].own for r in range(size))
+                self.saved_by = group.number
         return SaveReply(consistent=self.consistent[0] if self.consistent else 0)
 
     def part(self, message: PartReport) -> PartReply:
@@ -292,7 +301,7 @@ def _measured(worker: Worker) -> int:
     return _asked(worker).measured
 
 
-_HANDLERS: dict[type, Callable[[StandIn, Any], Any]] = {
+HANDLERS: dict[type, Callable[[StandIn, Any], Any]] = {
     InfoRequest: StandIn.info,
     RegisterRequest: StandIn.register,
     LeaveRequest: StandIn.leave,

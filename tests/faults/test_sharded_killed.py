@@ -73,6 +73,7 @@ class Ranks:
     clock: SystemClock = field(default_factory=SystemClock)
     islands: dict[str, LocalIsland] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # from each failure to the next step
+    codes: dict[str, int] = field(default_factory=dict)  # with which those ended that were told to
 
     def serve(self, port: int = 0) -> None:
         file = self.home / "run.toml"
@@ -157,11 +158,17 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         found.join("d")
         found.training("a", "c", "d")
 
+        began = found.clock.now()
+        os.kill(found.islands["d"].pid, signal.SIGINT)
+        found.codes["d"] = found.islands["d"].wait(timeout_seconds=HEARTBEAT_TIMEOUT + 7.0)
+        found.training("a", "c")
+        found.seconds["a rank that was asked to go"] = found.clock.now() - began
+
         found.link.send(ControlRequest(action="stop"))
-        for name in ("a", "c", "d"):
+        for name in ("a", "c"):
             assert found.islands[name].wait(timeout_seconds=LIMIT_SECONDS) == 0
         found.coordinator.terminate()
-        found.coordinator.wait(timeout_seconds=LIMIT_SECONDS)
+        found.codes["coordinator"] = found.coordinator.wait(timeout_seconds=LIMIT_SECONDS)
         yield found
 
 
@@ -171,8 +178,14 @@ def groups_of(ranks: Ranks) -> list[GroupRecord]:
 
 
 def test_training_goes_on_within_the_heartbeat_timeout_and_ten_seconds(ranks: Ranks) -> None:
-    assert set(ranks.seconds) == {"a killed rank", "a stopped rank"}
+    asked = "a rank that was asked to go"
+    assert set(ranks.seconds) == {"a killed rank", "a stopped rank", asked}
     assert max(ranks.seconds.values()) < MOST_SECONDS
+
+
+def test_who_is_told_to_end_ends_with_the_code_for_it(ranks: Ranks) -> None:
+    assert ranks.codes == {"d": 130, "coordinator": 0}
+    assert "asked to leave" in ranks.islands["d"].log_tail(4000)
 
 
 def test_survivors_went_back_to_a_save_and_not_to_the_start(ranks: Ranks) -> None:

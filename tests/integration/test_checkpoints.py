@@ -1,14 +1,15 @@
 """Saves, ends of rounds and checkpoints of a sharded run, with restarts in between."""
 
 import hashlib
+import threading
 from dataclasses import replace
 
 import pytest
 
 from atoll.errors import (
     BlobMissing,
-    ConfigError,
     Conflict,
+    ContributionError,
     FrameError,
     FrameTooLarge,
     ProtocolError,
@@ -17,7 +18,6 @@ from atoll.errors import (
     StorageFull,
     WrongRound,
 )
-from atoll.launch import repair
 from atoll.layout import byte_view
 from atoll.ledger import chain
 from atoll.ledger.records import CheckpointRecord, LeaseState, RoundState
@@ -543,6 +543,7 @@ def test_part_with_other_bytes_than_announced_is_dropped(sea, trio):
         sea.coordinator.commit_part(stream)
 
     assert sea.coordinator.part_offset(a.request(1)) == 0
+    a.save(6)
     with pytest.raises(BlobMissing, match="is not here; upload the part first"):
         a.tell_part(1)
 
@@ -740,7 +741,7 @@ def test_report_that_crosses_the_commit_is_answered_as_committed(sea, trio, monk
         sea.settle()
         return True
 
-    monkeypatch.setattr(sea.coordinator.checkpoints.uploads, "is_stored", settled)
+    monkeypatch.setattr(sea.coordinator.checkpoints.uploads, "claims", settled)
 
     assert trio[0].tell_part(1).committed
 
@@ -810,16 +811,110 @@ def crash(*_: object, **__: object) -> None:
     raise Crash
 
 
-def test_repair_of_a_sharded_run_is_refused_and_changes_nothing(sea, trio):
-    sea.trained(trio, 1)
-    sea.settle()
-    gone = checkpoint(sea).blobs[1]
-    (sea.home / "blobs" / gone[:2] / gone).unlink()
+# What a rank tells with its part
+
+
+def test_part_that_is_not_the_senders_save_is_refused_and_changes_nothing(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    a, b, _ = trio
+    a.upload(1)
     before = sea.state_hash()
-    sea.close()
 
-    with pytest.raises(ConfigError, match="a sharded run has none; restore the state directory"):
-        repair.repair(sea.home)
+    with pytest.raises(ContributionError, match=r"part='ffff.* of 'a' is not its save of step 6"):
+        a.tell_part(1, part="f" * 64)
+    with pytest.raises(ContributionError, match="of 'a' is not its save of step 6"):
+        a.tell_part(1, part=b.root(6))  # another's
 
-    sea.open_stores()
-    assert sea.ledger.state_hash() == before
+    assert sea.state_hash() == before
+    assert not a.tell_part(1).committed
+
+
+def test_part_whose_save_was_not_reported_is_refused(sea, trio):
+    a, *_ = trio
+    a.save(3)
+    a.upload(1)
+
+    with pytest.raises(ContributionError, match=r"step 6, which was not reported; report the save"):
+        a.tell_part(1)
+
+
+def test_more_tokens_than_the_leased_rows_hold_are_refused(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    a, *_ = trio
+    a.upload(1)
+    before = sea.state_hash()
+
+    with pytest.raises(ContributionError, match=r"tokens=121 of 'a' for round 1, .* hold 120"):
+        a.tell_part(1, tokens=121)
+
+    assert sea.state_hash() == before
+    a.tell_part(1, tokens=120)
+
+
+def test_ranks_that_tell_different_tokens_are_not_one_checkpoint(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    for rank in trio:
+        rank.upload(1)
+    trio[0].tell_part(1, tokens=120)
+    before = sea.state_hash()
+
+    with pytest.raises(ContributionError, match=r"tokens=119 of 'b' .* which 'a' has told 120"):
+        trio[1].tell_part(1, tokens=119)
+
+    assert sea.state_hash() == before
+    for rank in trio[1:]:
+        rank.tell_part(1, tokens=120)
+    assert sea.settle() == 1
+
+
+# Parts that are stored already
+
+
+def test_part_that_a_rank_was_told_is_stored_is_not_swept(sea, trio):
+    """It came in with an earlier life of the coordinator, which did not live to hear of it."""
+    sea.trained(trio, 1, upload=False)
+    a, *_ = trio
+    a.upload(1)
+    sea.restart()
+    request = a.request(1)
+
+    assert sea.coordinator.part_offset(request) == request.nbytes
+    sweep(sea)
+
+    assert not a.tell_part(1).committed
+    assert request.sha256 in {ref.sha256 for ref in sea.blobs.stored()}
+
+
+def test_part_that_nobody_was_told_of_is_swept(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    a, *_ = trio
+    a.upload(1)
+    sea.restart()
+    sweep(sea)
+
+    assert sea.coordinator.part_offset(a.request(1)) == 0
+    assert sea.coordinator.checkpoints.uploads.in_flight() == frozenset()
+
+
+def test_nobody_is_told_that_a_part_is_stored_while_it_is_being_swept(sea, trio):
+    sea.trained(trio, 1, upload=False)
+    a, *_ = trio
+    a.upload(1)
+    sea.restart()
+    request, told = a.request(1), []
+    asking = threading.Thread(target=lambda: told.append(sea.coordinator.part_offset(request)))
+    with sea.coordinator.checkpoints.uploads.sweeping():
+        asking.start()
+        asking.join(0.1)
+        assert told == []
+        sea.blobs.delete(request.sha256)
+    asking.join()
+
+    assert told == [0]
+
+
+def sweep(sea: Sea) -> None:
+    """As after a checkpoint."""
+    uploads = sea.coordinator.checkpoints.uploads
+    with uploads.sweeping():
+        retention.prune(sea.ledger, sea.blobs, sea.manifest.storage, in_flight=uploads.in_flight)

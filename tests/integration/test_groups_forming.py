@@ -7,7 +7,14 @@ import pytest
 from atoll.collectives.grpc.trust import Identity as RankIdentity
 from atoll.coordinator import handlers
 from atoll.coordinator.handlers import Arrival
-from atoll.coordinator.sharded.forming import FORMING_SECONDS, MEASURE_SECONDS, SHUN_SECONDS
+from atoll.coordinator.sharded.forming import (
+    FORMING_SECONDS,
+    MAX_SHUN_SECONDS,
+    MEASURE_SECONDS,
+    SHUN_HALVES_SECONDS,
+    SHUN_SECONDS,
+    shunned_seconds,
+)
 from atoll.errors import (
     AddressUnreachable,
     Evicted,
@@ -21,7 +28,7 @@ from atoll.errors import (
 from atoll.ledger.records import LeaseState
 from atoll.protocol.messages import AssignmentRequest
 from tests.clusters import Cluster
-from tests.hand_ranks import HandRank, Sea
+from tests.hand_ranks import TICK_SECONDS, HandRank, Sea
 from tests.ledgers import alone
 
 TIMEOUT_SECONDS = 10.0  # the default
@@ -114,6 +121,67 @@ def test_candidate_that_does_not_ping_is_left_out(sea):
 
     assert ring(a.measure()) == ["a", "b"]
     assert b.measure().action == "train"
+
+
+def test_rank_whose_pings_take_too_long_fails_one_candidate_and_not_the_next(sea):
+    a, b, c = sea.ranks("a", "b", "c")
+    for rank in (a, b, c):
+        rank.ask()
+    a.measure()
+    b.measure()
+    sea.run_clock(a, b, c, seconds=MEASURE_SECONDS + 0.5)
+
+    c.measure()  # it is through with the pings of the candidate that is given up
+    first = a.measure()
+    last = b.measure()
+
+    assert (ring(first), last.action) == (["a", "b"], "train")
+    assert c.ask().action == "wait"
+    sea.run_clock(a, b, c, seconds=SHUN_SECONDS)
+    assert sea.coordinator.groups.newcomers()  # it is asked again at the end of a round
+
+
+def test_ranks_that_are_all_late_are_all_asked_again(sea):
+    ranks = sea.ranks("a", "b")
+    for rank in ranks:
+        rank.ask()
+    sea.run_clock(*ranks, seconds=MEASURE_SECONDS + 0.5)
+
+    assert sea.formed(*ranks)[0].size == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "quiet", "seconds"),
+    [
+        (SHUN_SECONDS / 2, 0.0, SHUN_SECONDS),  # the first time
+        (SHUN_SECONDS, 0.0, 2 * SHUN_SECONDS),
+        (8 * SHUN_SECONDS, SHUN_HALVES_SECONDS - 1, 16 * SHUN_SECONDS),
+        (8 * SHUN_SECONDS, SHUN_HALVES_SECONDS, 8 * SHUN_SECONDS),
+        (8 * SHUN_SECONDS, 3 * SHUN_HALVES_SECONDS, 2 * SHUN_SECONDS),
+        (8 * SHUN_SECONDS, 100 * SHUN_HALVES_SECONDS, SHUN_SECONDS),
+        (MAX_SHUN_SECONDS, 0.0, MAX_SHUN_SECONDS),
+    ],
+)
+def test_time_without_trouble_shortens_the_next_time_that_a_rank_is_left_out(
+    before, quiet, seconds
+):
+    assert shunned_seconds(before, quiet_seconds=quiet) == seconds
+
+
+def test_rank_that_was_shunned_long_ago_is_left_out_as_if_for_the_first_time(sea):
+    forming = sea.coordinator.groups.forming
+    [a] = sea.ranks("a")
+    a.ask()
+    for _ in range(4):
+        forming.shun("a")  # 80 seconds by now
+    sea.clock.advance(seconds=80 + 4 * SHUN_HALVES_SECONDS)
+    a.beat()
+    forming.shun("a")
+
+    sea.run_clock(a, seconds=SHUN_SECONDS - 1)
+    assert "a" not in forming.able()
+    sea.run_clock(a, seconds=1)
+    assert "a" in forming.able()
 
 
 def test_pings_of_an_earlier_candidate_do_not_count(sea):
@@ -398,12 +466,31 @@ def test_of_two_live_members_that_miss_each_other_the_higher_is_evicted(sea):
     b.missing("a")
     assert sea.group is not None  # c lives and has not spoken
     c.missing("a", "b")
+    sea.run_clock(a, b, c, seconds=TICK_SECONDS)  # all of them live
 
     with pytest.raises(Evicted):
         b.beat()
     assert a.watch().group == 0
     a.beat()
     c.beat()
+
+
+def test_who_misses_a_rank_that_spoke_and_died_does_not_go_in_its_place(sea):
+    """Both have spoken, it is a tie, and the higher one is the innocent."""
+    a, b = sea.formed(*sea.ranks("a", "b"))
+    a.missing("b")
+    sea.run_clock(a, b, seconds=3.0)
+    a.missing("b")  # its last word
+    b.missing("a")
+
+    sea.run_clock(b, seconds=TIMEOUT_SECONDS - 0.5)
+    assert sea.coordinator.registry.eviction("b") is None
+    assert sorted(sea.coordinator.members()) == ["a", "b"]
+    sea.run_clock(b, seconds=2.0)
+
+    assert sorted(sea.coordinator.members()) == ["b"]
+    assert sea.coordinator.registry.eviction("b") is None
+    assert sea.group is None
 
 
 def test_member_that_hangs_while_it_beats_is_evicted_after_the_timeout(sea):

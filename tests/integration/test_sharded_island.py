@@ -1,114 +1,17 @@
 """A rank's life in groups, against a coordinator that only answers: forming, saves, failures."""
 
-import random
-from functools import partial
-
 import pytest
 import torch
 
-from atoll import torch_threads
 from atoll.data import registry as datasets
-from atoll.errors import ConfigError
-from atoll.island.sharded import trainer
-from atoll.island.sharded.run import ShardedRun
-from atoll.island.state.store import IslandIdentity
+from atoll.errors import ConfigError, CoordinatorUnreachable
 from atoll.models import gpt
 from atoll.models import registry as models
-from atoll.simulate.fibers import Scheduler
-from atoll.simulate.sea import Sea
+from atoll.protocol.sharded import SaveReport
 from atoll.strategies.sharded.saves import Saves
-from atoll.strategies.sharded.units import Units
-from tests import clusters
-from tests.sharded_stand_in import StandIn, StandInLink, whole_weights
-
-TABLE = {
-    "strategy": "sharded",
-    "seed": 3,
-    "model": {
-        "architecture": "gpt", "vocab": 16, "block": 8, "layers": 2, "heads": 2, "width": 8,
-    },
-    "data": {
-        "kind": "synthetic", "seed": 1, "rows": 500, "held_out_rows": 4, "block": 8, "vocab": 16,
-    },
-    "inner.batch": 7,
-    "inner.lr": 0.01,
-    "inner.clip": 1.0,
-    "evaluate.every": 1,
-    "stop.rounds": 3,
-    "sharded.save_every": 2,
-    "sharded.checkpoint_every": 2,
-    "sharded.deadline_seconds": 5.0,
-}  # fmt: skip
-
-
-class World:
-    """Ranks as fibers, and the stand-in that they talk to."""
-
-    def __init__(self, home, *, wanted, latencies=None, **changes):
-        self.home = home
-        home.mkdir(exist_ok=True)
-        self.manifest, initial, layout = clusters.sharded_manifest(home, {**TABLE, **changes})
-        self.units = Units.of(layout)
-        self.scheduler = Scheduler()
-        self.sea = Sea(self.scheduler, latencies=latencies)
-        self.coordinator = StandIn(self.manifest, layout, initial, wanted=wanted)
-        self.fibers = {}
-        self.beside = {}
-        self.steps = {}
-        self.told = {}
-        self.script = lambda run, after_step: trainer.train(run, after_step=after_step)
-
-    def start(self, index):
-        name = f"rank-{index}"
-        self.beside[name] = []
-        self.fibers[name] = self.scheduler.spawn(name, partial(self._live, name, index))
-
-    def _live(self, name, index):
-        identity = IslandIdentity(name, random.Random(index).randbytes(32).hex())
-        link = StandInLink(self.coordinator, self.scheduler)
-
-        def spawn(part, work):
-            self.beside[name].append(self.scheduler.spawn(f"{name} {part}", work))
-
-        run = ShardedRun(
-            link,
-            self.home / name,
-            self.scheduler,
-            identity=identity,
-            jitter=random.Random(index),
-            host=self.sea.host(),
-            spawn=spawn,
-        )
-
-        def after_step():
-            self.steps[name] = run.steps
-            self.told[name] = run.telemetry()
-            self.scheduler.sleep(0.1)
-
-        self.script(run, after_step)
-
-    def kill(self, index):
-        name = f"rank-{index}"
-        for fiber in (self.fibers[name], *self.beside[name]):
-            self.scheduler.stop(fiber)
-
-    def run(self):
-        self.scheduler.run_until(
-            lambda: all(fiber.done for fiber in self.fibers.values()), limit_seconds=1000
-        )
-
-    def weights(self):
-        assert self.coordinator.checkpoint is not None
-        step, size, blobs = self.coordinator.checkpoint
-        parts = [self.coordinator.blobs[sha256] for sha256 in blobs]
-        return step, whole_weights(parts, self.units, size)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with torch_threads.kept():
-        torch_threads.use(1)
-        yield
+from tests import sharded_stand_in
+from tests.sharded_stand_in import StandIn, StandInLink
+from tests.sharded_worlds import World, begun, is_consistent, when
 
 
 def trained(home, size, **changes):
@@ -133,27 +36,6 @@ def test_run_ends_with_every_round_checkpointed(tmp_path, size):
 
 
 # Failures
-
-
-def when(world, condition, act):
-    """Does `act` once `condition` holds, from a fiber of its own."""
-
-    def wait():
-        while not condition():
-            world.scheduler.sleep(0.01)
-        act()
-
-    world.scheduler.spawn("test", wait)
-
-
-def is_consistent(world, step):
-    """Whether all ranks have told of their saves of a step; by then they are at a later one."""
-    return world.coordinator.consistent is not None and world.coordinator.consistent[0] >= step
-
-
-def begun(world, size):
-    for index in range(size):
-        world.start(index)
 
 
 def continued(world, group, home, tmp_path, *, until):
@@ -357,6 +239,7 @@ def test_silent_rank_is_named_by_all_who_miss_it(tmp_path):
 
     named = {name for report in coordinator.missing for name in report.missing}
     assert named == {"rank-1"}
+    assert {report.step for report in coordinator.missing} <= set(range(3, 6))  # under way then
     assert coordinator.committed == 3
 
 
@@ -515,3 +398,75 @@ def test_step_without_a_batch_is_refused(tmp_path):
         run.step(loss=1.0)
 
     assert "once for every batch" in refused(World(tmp_path, wanted=1), script)
+
+
+def test_steps_become_consistent_while_a_checkpoint_uploads(tmp_path, monkeypatch):
+    world = World(tmp_path, wanted=2, **{"stop.rounds": 2})
+    upload, seen = StandInLink.upload_part, []
+
+    def slow(link, who, part):
+        if part.round == 1:
+            when_over = world.scheduler.now() + 60.0
+            while not is_consistent(world, 6) and world.scheduler.now() < when_over:
+                world.scheduler.sleep(0.1)
+            seen.append((is_consistent(world, 6), world.coordinator.committed))
+        upload(link, who, part)
+
+    monkeypatch.setattr(StandInLink, "upload_part", slow)
+    begun(world, 2)
+    world.run()
+
+    assert seen == [(True, 0), (True, 0)]
+    assert world.coordinator.committed == 2
+
+
+def test_end_of_a_round_stays_on_the_disk_until_the_coordinator_has_heard_of_it(
+    tmp_path, monkeypatch
+):
+    """Later saves take the places of earlier ones; a part counts only with the save it is of."""
+    world = World(tmp_path, wanted=2, **{"sharded.save_every": 1, "sharded.checkpoint_every": 6})
+
+    def deaf(coordinator, message):
+        if message.save.step >= 5 and world.steps["rank-0"] < 11:
+            raise CoordinatorUnreachable("it hears nothing of saves")
+        return StandIn.saved(coordinator, message)
+
+    monkeypatch.setitem(sharded_stand_in.HANDLERS, SaveReport, deaf)
+    begun(world, 2)
+    world.run()
+
+    [group] = world.coordinator.formed
+    assert sorted(group.saves[6]) == [0, 1]
+    assert world.coordinator.committed == 3
+
+
+def test_groups_that_die_at_the_end_of_a_round_leave_few_pairs_of_it(tmp_path, monkeypatch):
+    """Each goes back to the round's last step, saves it anew, and ends before its checkpoint."""
+    world = World(tmp_path, wanted=2)
+    coordinator, held = world.coordinator, []
+
+    def lost(_, who, part):
+        raise CoordinatorUnreachable("uploads do not come through")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StandInLink, "upload_part", lost)
+
+        def end_groups():
+            for _ in range(6):
+                number = coordinator.generation
+                while not (
+                    coordinator.group and coordinator.group.saves.get(4, {}).keys() == {0, 1}
+                ):
+                    world.scheduler.sleep(0.05)
+                held.append(len(list((tmp_path / "rank-0" / "saves").glob("save-4-*"))))
+                coordinator.generation = number + 1
+                coordinator.end_group("the end of a round")
+            patch.undo()
+
+        begun(world, 2)
+        when(world, lambda: is_consistent(world, 4), end_groups)
+        world.run()
+
+    assert len(held) == 6
+    assert max(held) <= 2
+    assert coordinator.committed == 3

@@ -13,6 +13,7 @@ from atoll.clock import Clock
 from atoll.collectives.base import Collectives, Label
 from atoll.collectives.local import LocalPort
 from atoll.data.registry import open_dataset
+from atoll.errors import EmptySum
 from atoll.models import gpt, registry
 from atoll.strategies.sharded import onebit
 from atoll.strategies.sharded.adamw import AdamW
@@ -216,3 +217,30 @@ def test_gradient_bytes_are_twenty_times_fewer_and_the_cost_is_told(monkeypatch)
 
     assert sent[1, "reduce"] > 2 * 20 * sent[2, "reduce"] > 0  # and once for both micro-batches
     assert costs == [6 * training.units.layout.size] * 2
+
+
+def every_other(*, refused: bool) -> Callable[[Collectives, Clock], Any]:
+    """The warm-up, then steps 6, 8 and 10; if `refused`, in between some without any rows."""
+
+    def work(ranks: Collectives, clock: Clock) -> sharded.Rank:
+        steps = sharded.opened(EXACT, ranks, clock)
+        made = []
+        for step in (*range(1, WARMUP + 1), 6, 8, 10):
+            if refused and step > WARMUP:
+                nothing = [(rows, 0) for rows, _ in sharded.own(EXACT, step - 1, ranks)]
+                with pytest.raises(EmptySum, match="no rank has rows of step"):
+                    steps.train(step - 1, nothing, gpt.loss, lr=EXACT.rate(step))
+            rows = sharded.own(EXACT, step, ranks)
+            made.append(steps.train(step, rows, gpt.loss, lr=EXACT.rate(step)))
+        return sharded.Rank(steps.engine.shard, made)
+
+    return work
+
+
+def test_step_without_rows_leaves_the_momenta_as_they_were(without_rounding: None) -> None:
+    calm = sharded.threads(2, every_other(refused=False))
+    tried = sharded.threads(2, every_other(refused=True))
+
+    for section in SAVED:
+        found = [sharded.whole(EXACT, [r.shard for r in ranks], section) for ranks in (calm, tried)]
+        assert torch.equal(*found)

@@ -12,7 +12,7 @@ from atoll.island.ranks.group import SOLO
 from atoll.island.sharded.grpc_host import GrpcHost
 from atoll.island.sharded.shield import Shield
 from atoll.launch import joining
-from tests.integration.test_sharded_island import World
+from tests.sharded_worlds import World
 
 
 class Two:

@@ -214,7 +214,7 @@ def test_steps_that_will_be_made_again_are_dropped(kept):
     for step in (10, 20):
         pair(kept, step)
 
-    kept.went_back_to(10)
+    kept.went_back_to(10, group=1)
 
     assert steps(kept) == [10]
 
@@ -309,3 +309,15 @@ def test_as_many_late_ranks_as_a_round_may_have_are_remembered(kept, tmp_path):
     again = Saves(tmp_path / "saves", run_id=RUN)
 
     assert again.notes(2, [held.own, held.predecessor]) == notes
+
+
+def test_of_a_step_that_several_groups_saved_what_all_went_back_to_stays(kept):
+    """Each of them died at the end of the same round, before its checkpoint was there."""
+    made = [pair(kept, 10, group=group) for group in range(1, 6)]
+
+    kept.keep(consistent=10, group=5)
+    kept.went_back_to(10, group=0)
+    assert len(kept.held) == 5  # the control: they pile up
+    kept.went_back_to(10, group=3)
+
+    assert kept.held == (made[2],)

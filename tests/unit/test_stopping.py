@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -59,3 +61,26 @@ def test_nothing_is_raised_without_a_signal(early):
         early.check()
 
     assert early.told is None
+
+
+ENDS_LATE = """
+import os, signal, sys
+from atoll.cli import main
+
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+
+last = Last()  # goes with the modules, when Python has let go of its handlers
+sys.argv = ["atoll", {command!r}, "--help"]
+main()
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [("serve", 0), ("status", -signal.SIGTERM)])
+def test_signal_after_the_end_of_a_coordinator_is_not_its_exit_code(command, code):
+    words = [sys.executable, "-c", ENDS_LATE.format(command=command)]
+
+    ended = subprocess.run(words, stdout=subprocess.DEVNULL, check=False, timeout=60)
+
+    assert ended.returncode == code  # of another command: the control

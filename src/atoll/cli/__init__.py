@@ -27,6 +27,8 @@ def main() -> None:
             raise
         sys.stdout.write(f"coordinator {stopping.EARLY.told}\n")
         sys.exit(0)
+    finally:
+        stopping.EARLY.end()
 
 
 def _run() -> None:

@@ -82,6 +82,11 @@ def _end_rank() -> None:
 
 
 def _heed_signals(run: Participant) -> None:
+    if isinstance(run, ShardedRun):
+        # A step that one rank leaves is lost for all: it is made and saved first.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: run.interrupt())
+        return
     if run.group.size == 1:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # of one rank under torchrun too
         return

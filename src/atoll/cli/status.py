@@ -57,6 +57,7 @@ def view(found: Status) -> Group:
         f"all ranks have saved step {found.consistent}" if found.consistent else "",
         f"newest checkpoint at step {found.checkpoint}" if found.checkpoint else "",
         f"storage full: {found.storage_full}" if found.storage_full else "",
+        f"damaged: {found.damaged}" if found.damaged else "",
         f"{found.stale_contributions} stale contributions" if found.stale_contributions else "",
         f"{found.resyncs} resyncs" if found.resyncs else "",
         f"refused: {found.refusals}" if found.refusals else "",

@@ -21,11 +21,23 @@ class EarlySignals:
     def __init__(self) -> None:
         self._told: signal.Signals | None = None
         self._holds_back = False
+        self._listens = False
 
     def listen(self) -> None:
         """From now on the first signal raises Stopped; later ones must not disturb the closing."""
+        self._listens = True
         for number in SIGNALS:
             signal.signal(number, self._hear)
+
+    def end(self) -> None:
+        """All is closed: signals mean nothing from now on; nothing where none were listened for.
+
+        An interpreter that winds down gives signals their default back, unless they are ignored: a
+        coordinator that had ended well would be one that was killed.
+        """
+        if self._listens:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
     def _hear(self, number: int, _frame: object) -> None:
         if self._told is None:

@@ -17,7 +17,7 @@ from atoll.ledger.sqlite import salvage, truncation
 from atoll.ledger.sqlite.salvage import Counts, Salvaged
 from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import retention, soundness
-from atoll.proof.soundness import Findings
+from atoll.proof.findings import Findings
 from atoll.versions import recorded
 from atoll.versions.manifests import Manifests
 from atoll.wire import frame
@@ -117,6 +117,9 @@ def _blobs_of_no_use(ledger: Ledger, blobs: Blobs, findings: Findings) -> set[st
     """Damaged ones, and those of rounds that are no longer there."""
     with ledger.reading() as t:
         needed = retention.referenced(t, None) - findings.bad_blobs
+        is_by_step = Manifests(t.manifests.all()).first.any_strategy.by_step
+    if is_by_step:  # parts do not say which round they are of, so all that nothing names
+        return {ref.sha256 for ref in blobs.stored()} - needed
     newer = soundness.newer_blobs(ledger, blobs)
     return (findings.bad_blobs | newer) - needed | _changed(blobs)
 

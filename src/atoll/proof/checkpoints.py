@@ -34,7 +34,9 @@ def audit(
     """Checks the whole run; with `with_digests` also reads the weights of what is kept."""
     with ledger.reading() as t:
         rounds, checkpoints = t.rounds.all(), t.checkpoints.all()
-        kept = {c.round for c in retention.kept_checkpoints(t, retention.storage_of(t))}
+        storage = retention.storage_of(t)
+        start = retention.replay_start(t, storage)  # a repair did without what is before
+        kept = {c.round for c in retention.kept_checkpoints(t, storage) if c.round >= start}
         held = {record.round: t.leases.of_round(record.round) for record in rounds}
         manifests = Manifests(t.manifests.all())
     if broken is not None:

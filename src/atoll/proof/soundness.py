@@ -8,53 +8,27 @@ Reads a ledger and blobs; changes neither.
 import logging
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass
 
 from atoll.blobs.base import Blobs
-from atoll.errors import AtollError, ConfigError, StateDamaged, StoreError
+from atoll.errors import AtollError, StateDamaged, StoreError
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import LedgerDamage, RoundRecord, RoundState, SnapshotRecord
 from atoll.ledger.tables.transaction import Transaction
-from atoll.proof import retention
+from atoll.proof import retention, whole_checkpoints
+from atoll.proof.findings import Damage, Findings
 from atoll.sums import digest as digests
 from atoll.versions.manifests import Manifests
 from atoll.versions.replay import Replay
 from atoll.wire import frame
 
 # Tables whose rows belong to a round: without them the round is not what it was.
-OF_ROUNDS = ("rounds", "leases", "contributions")
+OF_ROUNDS = ("rounds", "leases", "contributions", "checkpoints")
 # Tables whose entries are each checked when they are read: a damaged one is named, others serve on.
 BY_THEIR_READERS = ("queues",)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Damage:
-    """One part of the state that is not what was written."""
-
-    part: str
-    detail: str
-    round: int | None = None  # the first round that needs it; None: no round is lost by it
-    blob: str = ""  # its sha256, where the part is a blob
-
-    def __str__(self) -> str:
-        return f"{self.part}: {self.detail}" if self.detail else self.part
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What holds and what does not."""
-
-    published: int  # the newest version by the ledger
-    last_good: int | None  # the newest version that can be rebuilt; None: not one
-    keeps_open: bool  # whether the round after it, if any, stands as it is
-    replay_from: int  # the version that replay can begin at
-    damages: list[Damage]
-    bad_blobs: set[str]
-    bad_snapshots: set[int]
 
 
 def check_start(ledger: Ledger, blobs: Blobs) -> None:
@@ -86,15 +60,14 @@ def examine(ledger: Ledger, blobs: Blobs, *, layout: Layout, told: int = 0) -> F
         damages += _records(t)
         storage = retention.storage_of(t)
         kept = retention.kept_from(t, storage)
-        if manifests.first.any_strategy.by_step:
-            raise ConfigError(
-                "a repair goes back by replaying contributions, and a sharded run has none; "
-                "restore the state directory from a copy, or start a new run from an exported "
-                "checkpoint (model.start_from)"
-            )
         # What an earlier repair had to do without is no news, and no less missing.
         known = retention.replay_start(t, storage)
     published = _published(rounds)
+    if manifests.first.any_strategy.by_step:
+        damages += _newer(ledger, blobs, told=told)
+        return whole_checkpoints.examine(
+            ledger, blobs, layout=layout, published=published, damages=damages
+        )
     top = min([published, *(d.round - 1 for d in damages if d.round is not None)])
     flaws = _contribution_flaws(ledger, blobs, (r for r in rounds if r.round > kept))
     starts = _starts(ledger, blobs, manifests=manifests, layout=layout, start=kept)

@@ -360,6 +360,7 @@ class Status(Message):
     bytes_sent: int
     refused_queues: tuple[str, ...] = ()  # entries that were damaged when the coordinator started
     storage_full: str = ""  # why nothing can be written, while the disk has no room
+    damaged: str = ""  # why nobody trains: what ranks would go back to cannot be read
     group: Whole = 0  # of a sharded run: the one that trains; 0: none does
     ring: tuple[WorkerName, ...] = ()  # its members, by rank
     consistent: Whole = 0  # the newest step that all of it have saved

@@ -54,6 +54,7 @@ class Restore(Message):
 
     source: Literal["initial", "save", "checkpoint"]
     step: Whole  # the last one that is in it
+    group: Whole = 0  # that saved it; 0: not told
     size: Whole = 1  # ranks that it is cut for
     parts: tuple[Sha256, ...]
     roots: tuple[Sha256, ...] = ()

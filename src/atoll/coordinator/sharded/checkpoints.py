@@ -15,7 +15,7 @@ from atoll.coordinator.sharded.groups import Groups
 from atoll.coordinator.sharded.intervals import Intervals
 from atoll.coordinator.sharded.part_uploads import PartRequest, PartUploads
 from atoll.data import numbered
-from atoll.errors import BlobMissing, FrameTooLarge, WrongRound
+from atoll.errors import BlobMissing, ContributionError, FrameTooLarge, WrongRound
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
@@ -27,6 +27,7 @@ from atoll.ledger.records import (
     LeaseState,
     PartRecord,
     Published,
+    RankRecord,
     RunRecord,
 )
 from atoll.ledger.tables.transaction import Transaction
@@ -87,7 +88,8 @@ class Checkpoints:
         if expected is None:
             return PartReply(committed=True)
         # Outside the lock: a blob that an earlier life took in is read whole.
-        if not self.uploads.is_stored(report.blob, expected.nbytes):
+        key = (report.round, expected.worker_id)
+        if not self.uploads.claims(key, report.blob, expected.nbytes):
             raise BlobMissing(
                 f"blob={report.blob} of {expected.nbytes} bytes is not here; upload the part first"
             )
@@ -111,12 +113,14 @@ class Checkpoints:
                 return None
             group, mine = self._groups.member(report.identity, report.group)
             self._check_round(report.round)
-        _, last = self.intervals.asked.steps(report.round)
-        if report.step != last:
-            raise WrongRound(
-                f"step={report.step} of the part is not the last of round {report.round}, {last}"
-            )
-        late_ranks.check(report, group, self.intervals.asked)
+            _, last = self.intervals.asked.steps(report.round)
+            if report.step != last:
+                raise WrongRound(
+                    f"step={report.step} of the part is not the last of round {report.round}, "
+                    f"{last}"
+                )
+            self._check_told(report, group, mine)
+            late_ranks.check(report, group, self.intervals.asked)
         return PartRecord(
             round=report.round,
             group_number=group.number,
@@ -131,6 +135,34 @@ class Checkpoints:
             evaluation_tokens=report.evaluation_tokens,
             late=report.late,
         )
+
+    def _check_told(self, report: PartReport, group: GroupRecord, mine: RankRecord) -> None:
+        """Refuses a part that is not of the sender's save, and tokens that cannot be."""
+        with self.ledger.reading() as t:
+            saves = t.saves.since(report.step)
+            others = t.checkpoints.parts(report.round, group.number)
+        leases = [held for r, held in self.intervals.open.rounds if r.round == report.round]
+        leased = sum(map(self.intervals.dispatch.tokens_of, leases))
+        place = (group.number, report.step, mine.rank)
+        own = [s.own for s in saves if (s.group_number, s.step, s.rank) == place]
+        if report.part not in own:
+            saved = f"was reported as {own[0]!r}" if own else "was not reported"
+            raise ContributionError(
+                f"part={report.part!r} of {mine.worker_id!r} is not its save of step "
+                f"{report.step}, which {saved}; report the save, then its part"
+            )
+        if report.tokens > leased:
+            raise ContributionError(
+                f"tokens={report.tokens} of {mine.worker_id!r} for round {report.round}, whose "
+                f"leased rows hold {leased}; count each row once"
+            )
+        for other in others:
+            if other.tokens != report.tokens:
+                raise ContributionError(
+                    f"tokens={report.tokens} of {mine.worker_id!r} for round {report.round}, of "
+                    f"which {other.worker_id!r} has told {other.tokens}; all ranks of a group "
+                    f"count the same steps"
+                )
 
     def is_due(self) -> bool:
         """Whether a checkpoint has all its parts and is not recorded yet."""
@@ -244,7 +276,8 @@ class Checkpoints:
     def _prune(self) -> None:
         """Drops what no checkpoint that is kept consists of."""
         storage = self.manifests.of_round(self.intervals.committed).manifest.storage
-        retention.prune(self.ledger, self.blobs, storage, in_flight=self.uploads.in_flight)
+        with self.uploads.sweeping():
+            retention.prune(self.ledger, self.blobs, storage, in_flight=self.uploads.in_flight)
 
 
 def _mean(part: PartRecord) -> float:

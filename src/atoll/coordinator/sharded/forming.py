@@ -4,6 +4,7 @@ In memory only: ranks ask again after a restart. Used under the lock of the grou
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -18,6 +19,9 @@ FORMING_SECONDS = 5.0  # how long enough ranks wait for others that are there an
 MEASURE_SECONDS = 15.0  # a rank that has not pinged the others by then is left out
 SHUN_SECONDS = 10.0  # how long a rank is left out that others could not reach; doubles each time
 MAX_SHUN_SECONDS = 3600.0
+SHUN_HALVES_SECONDS = (
+    600.0  # without being shunned again, after which the next time is half as long
+)
 MAX_AHEAD = 1 << 20  # candidates since the last group; a rank that tells of more is not believed
 
 
@@ -75,9 +79,10 @@ class Forming:
 
         Else it would be a candidate, and evicted, again and again, and nobody would train.
         """
-        _, before = self._shunned.get(worker_id, (0.0, SHUN_SECONDS / 2))
-        seconds = min(2 * before, MAX_SHUN_SECONDS)
-        self._shunned[worker_id] = (self.clock.now() + seconds, seconds)
+        now = self.clock.now()
+        until, before = self._shunned.get(worker_id, (now, SHUN_SECONDS / 2))
+        seconds = shunned_seconds(before, quiet_seconds=max(0.0, now - until))
+        self._shunned[worker_id] = (now + seconds, seconds)
         self.forget(worker_id)
 
     def able(self) -> dict[str, MemberRecord]:
@@ -119,8 +124,11 @@ class Forming:
             return None
         late = self._late(candidate)
         if late and self.clock.now() - candidate.since >= MEASURE_SECONDS:
+            # One that takes longer than there is would be late in every candidate. When all are
+            # late it is no one's fault.
+            leave_out = self.forget if len(late) == len(candidate.members) else self.shun
             for name in late:
-                self.forget(name)
+                leave_out(name)
                 log.warning("a rank did not ping the others", extra={"worker": name})
             self.candidate = None
             self.changed()
@@ -156,6 +164,15 @@ class Forming:
         log.info("ranks ping each other", extra={"candidate": number, "ranks": len(members)})
         self.changed()
         return self.candidate
+
+
+def shunned_seconds(before: float, *, quiet_seconds: float) -> float:
+    """How long a rank is left out that was left out for `before` seconds the last time.
+
+    `quiet_seconds` have passed since that was over: links that break once a week are no bad ones.
+    """
+    halved = math.ldexp(2 * before, -int(quiet_seconds // SHUN_HALVES_SECONDS))
+    return min(max(halved, SHUN_SECONDS), MAX_SHUN_SECONDS)
 
 
 def _are_in(candidate: Candidate, waiting: dict[str, MemberRecord]) -> bool:

@@ -16,6 +16,7 @@ from atoll.coordinator.members.control import Control
 from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.sharded import regions, restoring, suspicion
+from atoll.coordinator.sharded.damages import Damages
 from atoll.coordinator.sharded.forming import Candidate, Forming
 from atoll.coordinator.sharded.intervals import Intervals
 from atoll.errors import ProtocolError, StaleGroup
@@ -58,6 +59,7 @@ class Groups:
     _: KW_ONLY
     initial: Callable[[], Restore]  # the initial weights, as a restore
     is_committing: Callable[[], bool]  # whether a checkpoint has all parts and is not recorded yet
+    damages: Damages
     changed: Callable[[], None]
     new_secret: Callable[[], str] = lambda: secrets.token_hex(32)
 
@@ -67,6 +69,7 @@ class Groups:
         self.forming = Forming(self.registry, self.clock, self.new_secret, self.changed)
         self._missed: dict[str, frozenset[str]] = {}
         self._missed_since = 0.0
+        self._missed_changed = 0.0  # when a rank last told something new
         with self.ledger.reading() as t:
             newest = t.groups.newest()
         self.number = 0 if newest is None else newest.number  # of the newest, over or not
@@ -109,6 +112,8 @@ class Groups:
         """The present group is over; under the lock."""
         assert self._group is not None
         number = self._group.number
+        if self._told is not None and self._told.restore.source != "save" and not self._has_saved():
+            self.damages.suspect()
         with self.ledger.writing() as t:
             t.groups.end(number)
         self._group = self._told = None
@@ -143,7 +148,10 @@ class Groups:
             if reason:
                 return GroupReply(action="stop", reason=reason)
             self._form()
-            return self._answer_waiting(request)
+            reply = self._answer_waiting(request)
+            if reply.action != "wait":
+                return reply
+            return GroupReply(action="wait", reason=self.stands_still())
 
     def _answer_waiting(self, request: GroupRequest) -> GroupReply:
         group, candidate = self._group, self.forming.candidate
@@ -191,6 +199,9 @@ class Groups:
             return  # what all go back to is about to be newer
         if self.control.command.action != "run":
             return
+        if self.stands_still():
+            self.forming.drop()
+            return
         least = self.intervals.manifests.in_force.manifest.membership.min_workers
         candidate = self.forming.ready(least=least, after=self.number)
         if candidate is None:
@@ -225,6 +236,21 @@ class Groups:
         )
         self.changed()
 
+    def stands_still(self) -> str:
+        """Why no group can be formed of those that wait: what they would load is damaged."""
+        with self.lock:
+            if not self.damages.is_any or self._group is not None or self.is_over():
+                return ""
+            held = [self.forming.asking[name].held for name in sorted(self.forming.waiting())]
+            return self.damages.reason(self._restore(held))
+
+    def _has_saved(self) -> bool:
+        """Whether the present group has saved anything: it has come past what it went back to."""
+        assert self._group is not None
+        with self.ledger.reading() as t:
+            found = t.saves.since(self._group.step)
+        return any(save.group_number == self._group.number for save in found)
+
     def _restore(self, held: list[tuple[HeldSave, ...]]) -> Restore:
         with self.ledger.reading() as t:
             checkpoint = t.checkpoints.newest()
@@ -237,6 +263,7 @@ class Groups:
             found = Restore(
                 source="checkpoint",
                 step=checkpoint.step,
+                group=checkpoint.group_number,
                 size=len(checkpoint.blobs),
                 parts=checkpoint.blobs,
                 roots=checkpoint.parts,
@@ -257,11 +284,12 @@ class Groups:
                 )
             if not self._missed:
                 self._missed_since = self.clock.now()
-            self._missed[mine.worker_id] = frozenset(report.missing)
-            log.warning(
-                "a rank misses others",
-                extra={"worker": mine.worker_id, "missing": sorted(report.missing)},
-            )
+            told = frozenset(report.missing)
+            if self._missed.get(mine.worker_id) != told:
+                self._missed[mine.worker_id] = told
+                self._missed_changed = self.clock.now()
+            about = {"worker": mine.worker_id, "step": report.step, "missing": sorted(told)}
+            log.warning("a rank misses others", extra=about)
             self._judge()
 
     def _judge(self) -> None:
@@ -270,15 +298,21 @@ class Groups:
         members = {member.worker_id for member in self._group.members}
         live = self.registry.live() & members
         timeout = self.registry.heartbeats.timeout_seconds
-        # The dead among them go by their silence.
+        # The dead among them go by their silence: one that died after it had spoken counts as live
+        # until its timeout, and whoever misses it must not go in its place.
         is_time = self.clock.now() - self._missed_since >= timeout
-        if live <= self._missed.keys() or is_time:
+        if (live <= self._missed.keys() or is_time) and all(map(self._is_heard_since, live)):
             suspect = suspicion.verdict(self._missed, live)
             if suspect is not None:
                 self._evict(suspect, self._group.members)
             self._refresh()
             if self._group is not None:
                 self.end("ranks miss others that are gone")
+
+    def _is_heard_since(self, worker_id: str) -> bool:
+        """Whether a rank has given a sign of life after the newest word about who is missed."""
+        silent = self.registry.heartbeats.seconds_since(worker_id)
+        return silent is not None and silent < self.clock.now() - self._missed_changed
 
     def _evict(self, worker_id: str, members: tuple[RankRecord, ...]) -> None:
         [life] = [m.incarnation for m in members if m.worker_id == worker_id]

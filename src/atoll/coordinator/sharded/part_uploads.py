@@ -6,7 +6,8 @@ whole is a blob; it counts once its rank reports it.
 
 import hmac
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from atoll.blobs.base import Blobs, BlobWriter
@@ -58,11 +59,13 @@ class PartUploads:
         self._lock = threading.Lock()
         self._open: dict[Key, PartUpload] = {}
         self._stored: dict[str, int] = {}  # blobs that are whole and not recorded yet: their rounds
+        self._claimed: dict[Key, str] = {}  # blobs that ranks were told are stored already
+        self._sweep = threading.Lock()  # held while blobs that nobody needs are removed
 
     def offset(self, request: PartRequest) -> int:
         """The byte at which this part resumes; its size when it is stored already."""
         self.admit(request)
-        if self.is_stored(request.sha256, request.nbytes):
+        if self.claims(_key(request), request.sha256, request.nbytes):
             return request.nbytes
         with self._lock:
             upload = self._open.get(_key(request))
@@ -74,7 +77,7 @@ class PartUploads:
     def begin(self, request: PartRequest) -> PartStream | None:
         """A stream that writes from `request.offset` on; None when the part is stored already."""
         self.admit(request)
-        if self.is_stored(request.sha256, request.nbytes):
+        if self.claims(_key(request), request.sha256, request.nbytes):
             return None
         return self._resume(request) if request.offset else self._start(request)
 
@@ -138,8 +141,27 @@ class PartUploads:
             finally:
                 self._forget(upload)
 
-    def is_stored(self, sha256: str, nbytes: int) -> bool:
-        """Whether a blob of that name and size is there, whole and right."""
+    def claims(self, key: Key, sha256: str, nbytes: int) -> bool:
+        """Whether a blob of that name and size is there, whole and right; then it stays.
+
+        Said before it is looked for: a sweep that is under way is over by then, a later one knows.
+        """
+        with self._sweep, self._lock:
+            self._claimed[key] = sha256
+        is_stored = self._is_stored(sha256, nbytes)
+        if not is_stored:
+            with self._lock:
+                if self._claimed.get(key) == sha256:
+                    del self._claimed[key]
+        return is_stored
+
+    @contextmanager
+    def sweeping(self) -> Iterator[None]:
+        """Nobody is told meanwhile that a blob is stored: it may be about to be removed."""
+        with self._sweep:
+            yield
+
+    def _is_stored(self, sha256: str, nbytes: int) -> bool:
         try:
             with self.blobs.open(sha256) as reader:
                 return reader.nbytes == nbytes
@@ -149,12 +171,13 @@ class PartUploads:
     def in_flight(self) -> frozenset[str]:
         """Blobs that are stored, or about to be, and not recorded yet: not garbage."""
         with self._lock:
-            return frozenset(self._stored)
+            return frozenset(self._stored) | frozenset(self._claimed.values())
 
     def committed(self, round_number: int) -> None:
         """A checkpoint is recorded: parts for it and for earlier ones are of no use any more."""
         with self._lock:
             self._stored = {s: r for s, r in self._stored.items() if r > round_number}
+            self._claimed = {k: s for k, s in self._claimed.items() if k[0] > round_number}
             keys = [key for key in self._open if key[0] <= round_number]
         for key in keys:
             self._replace(key, None)

@@ -60,6 +60,7 @@ def from_disks(
             return Restore(
                 source="save",
                 step=saves[0].step,
+                group=saves[0].group_number,
                 size=len(saves),
                 parts=tuple(save.own for save in saves),
                 holders=found,

@@ -5,14 +5,16 @@ by piece. All methods are synchronous and thread-safe; `advance` belongs to one 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from atoll.blobs.base import BlobReader, Blobs
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.sharded import certificates
 from atoll.coordinator.sharded.boundaries import Boundaries
 from atoll.coordinator.sharded.checkpoints import Checkpoints
+from atoll.coordinator.sharded.damages import LOST, Damages
 from atoll.coordinator.sharded.groups import Groups
 from atoll.coordinator.sharded.hashes import Hashes
 from atoll.coordinator.sharded.intervals import Intervals
@@ -51,6 +53,7 @@ class ShardedCoordinator(Authority):
     boundaries: Boundaries
     checkpoints: Checkpoints
     hashes: Hashes
+    damages: Damages
     report: ShardedReport
 
     @property
@@ -74,6 +77,7 @@ class ShardedCoordinator(Authority):
         pass
 
     def _go_on(self) -> bool:
+        self.damages.look()
         self.groups.advance()
         return self.checkpoints.commit_due()
 
@@ -185,14 +189,23 @@ class ShardedCoordinator(Authority):
 
     def _opened(self, name: str, kept: Sequence[CheckpointRecord]) -> BlobReader:
         if name == self.run.initial_sha256 or any(name in c.blobs for c in kept):
-            return self.blobs.open(name)
+            return self._heeded(name, lambda: self.blobs.open(name))
         if name == self.manifests.first.manifest.model.initial_digest:
-            return self.hashes.of_initial(name, self.run.initial_sha256)
+            blob = self.run.initial_sha256
+            return self._heeded(blob, lambda: self.hashes.of_initial(name, blob))
         for checkpoint in kept:
             if name in checkpoint.parts:
                 blob = checkpoint.blobs[checkpoint.parts.index(name)]
-                return self.hashes.of_part(name, blob)
+                return self._heeded(blob, partial(self.hashes.of_part, name, blob))
         raise BlobMissing(
             f"sha256={name!r} is neither the initial weights nor part of a checkpoint that is "
             f"kept; ask for a group and restore what it says"
         )
+
+    def _heeded(self, blob: str, opened: Callable[[], BlobReader]) -> BlobReader:
+        """What `opened` gives; a blob that is damaged is remembered: no group goes back to it."""
+        try:
+            return opened()
+        except LOST as error:
+            self.damages.note(blob, error)
+            raise

@@ -70,6 +70,7 @@ class ShardedReport:
             bytes_sent=counted["bytes_sent"],
             refused_queues=self.intervals.dispatch.refused,
             storage_full=self.disk.reason,
+            damaged=self.groups.stands_still(),
             group=0 if group is None else group.number,
             ring=() if group is None else tuple(m.worker_id for m in group.members),
             consistent=self.saves.consistent(),

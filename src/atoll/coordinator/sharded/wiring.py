@@ -12,6 +12,7 @@ from atoll.coordinator.members.dialback import Dial
 from atoll.coordinator.rounds.disk_space import DiskSpace
 from atoll.coordinator.sharded.boundaries import Boundaries
 from atoll.coordinator.sharded.checkpoints import Checkpoints
+from atoll.coordinator.sharded.damages import Damages
 from atoll.coordinator.sharded.groups import Groups
 from atoll.coordinator.sharded.hashes import Hashes
 from atoll.coordinator.sharded.intervals import Intervals
@@ -48,6 +49,7 @@ def wired(stores: Stores, clock: Clock, opened: Opened, *, dial: Dial) -> Sharde
             _, offset = frame.read_preamble(reader)
         return Restore(source="initial", step=0, parts=(run.initial_sha256,), offset=offset)
 
+    damages = Damages(ledger, blobs, clock, run.initial_sha256, changed)
     groups = Groups(
         ledger,
         clock,
@@ -57,6 +59,7 @@ def wired(stores: Stores, clock: Clock, opened: Opened, *, dial: Dial) -> Sharde
         intervals,
         initial=initial,
         is_committing=checkpoints.is_due,
+        damages=damages,
         changed=changed,
     )
     checkpoints.groups = groups
@@ -86,6 +89,7 @@ def wired(stores: Stores, clock: Clock, opened: Opened, *, dial: Dial) -> Sharde
         boundaries=Boundaries(groups, intervals, membership.control),
         checkpoints=checkpoints,
         hashes=Hashes(blobs, layout),
+        damages=damages,
         report=ShardedReport(
             run_id=run.run_id,
             ledger=ledger,

@@ -38,9 +38,9 @@ class Errands:
         """Whether all that came is done or given up."""
         return not self._jobs and not self._busy
 
-    def settle(self) -> None:
-        """Returns when all that came before is done or given up."""
-        self._clock.wait_for(lambda: self.is_settled, self._changed)
+    def settle(self, *, seconds: float | None = None) -> bool:
+        """Returns when all that came before is done or given up; False: not within `seconds`."""
+        return self._clock.wait_for(lambda: self.is_settled, self._changed, seconds=seconds)
 
     def close(self) -> None:
         """What is not begun is given up; what is under way ends by itself."""

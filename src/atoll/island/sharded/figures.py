@@ -32,6 +32,11 @@ class Figures:
         self._rolled_back = 0
         self._late = 0
 
+    @property
+    def under_way(self) -> int:
+        """The step after the last one that is made."""
+        return self._reached + 1
+
     def made(self, step: int, seconds: Split) -> None:
         """A step is in the weights."""
         self._reached = step

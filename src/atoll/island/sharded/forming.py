@@ -21,6 +21,7 @@ def next_group(
     Tells which saves this rank has, and how far the members of a candidate are when it is asked.
     """
     measured, pings = 0, dict[str, float]()
+    told = ""
 
     def question(who: Identity) -> GroupRequest:
         return GroupRequest(
@@ -35,6 +36,10 @@ def next_group(
         reply = talk.ask(question)
         if reply.action == "stop":
             return None
+        if reply.reason != told:
+            told = reply.reason
+            if told:
+                log.error("no group can be formed", extra={"reason": told})
         if reply.action == "train":
             about = {"group": reply.group, "members": [m.worker_id for m in reply.members]}
             log.info("in a group", extra=about)

@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -38,12 +39,14 @@ from atoll.errors import (
 )
 from atoll.island import collective
 from atoll.island.conversation.standing import Adopted
+from atoll.island.driver import Over
 from atoll.island.link.rank import RankLink
 from atoll.island.participant import Participant, Spawn, in_a_thread
 from atoll.island.prefetch import RowPrefetch
 from atoll.island.sharded import forming
 from atoll.island.sharded.figures import Figures, Missed
 from atoll.island.sharded.host import Host
+from atoll.island.sharded.leaving import Leaving
 from atoll.island.sharded.quorum_training import QuorumTraining
 from atoll.island.sharded.source import SaveSource
 from atoll.island.sharded.talk import Talk
@@ -88,6 +91,7 @@ class ShardedRun(Participant):
         self._kept = Saves(home / "saves", run_id=self._session.standing.info.run_id)
         self._loaded: Loaded | None = None
         self._training: Training | None = None
+        self._leaving = Leaving()
         self._is_finished = False
         self.version: int | None = None  # the newest checkpoint that this rank knows to be recorded
         self.digest: str | None = None  # no rank has the whole model: the coordinator knows it
@@ -144,6 +148,13 @@ class ShardedRun(Participant):
             )
         given.loss = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
 
+    def interrupt(self) -> None:
+        """From a signal handler: KeyboardInterrupt once the step under way is made and saved.
+
+        At once when none is under way, and when it is called again.
+        """
+        self._leaving.ask()
+
     def telemetry(self) -> Telemetry:
         """What this rank tells about itself."""
         return self._figures.added(super().telemetry())
@@ -164,9 +175,11 @@ class ShardedRun(Participant):
             yield from self._trained(training, dataset, ahead)
         except _GROUP_ERRORS as error:
             self._given_up(formed, error)
-            training.place.await_end(error)
+            self._leaving.check()
+            training.place.await_end(error, step=self._figures.under_way)
         except _OWN_ERRORS as error:
             self._given_up(formed, error)
+            self._leaving.check()
             if not training.place.is_over:
                 self._talk.register_again()
         finally:
@@ -204,6 +217,13 @@ class ShardedRun(Participant):
     ) -> Iterator[Tensor]:
         step = training.restore()
         self._figures.went_back_to(step, group=training.place.number)
+        with self._leaving.needed():
+            yield from self._stepped(training, step, dataset, ahead)
+
+    def _stepped(
+        self, training: Training, step: int, dataset: Dataset, ahead: RowPrefetch
+    ) -> Iterator[Tensor]:
+        """The micro-batches of all steps after `step`, to the group's end."""
         planned = training.place.formed.intervals
         # A round whose last step is made, but whose checkpoint is not there, is handed in first.
         ended = next((i for i in planned if i.last == step), None)
@@ -219,7 +239,10 @@ class ShardedRun(Participant):
 
     def _after(self, training: Training, ended: Interval, dataset: Dataset) -> Interval | None:
         """The next interval of this group; None when it has none."""
-        reply = training.boundary(ended, dataset)
+        try:
+            reply = training.boundary(ended, dataset, gives_up=lambda: self._leaving.is_asked)
+        except Over:
+            self._finish(training)
         self._is_finished = reply.action == "stop"
         self.version = ended.round - (reply.action == "go")
         return reply.interval
@@ -234,7 +257,11 @@ class ShardedRun(Participant):
     ) -> Iterator[Tensor]:
         """The micro-batches of an interval; what its steps came to is told to operators."""
         self._meter.begin()
+        is_between = True
         for found in training.steps(interval, after, dataset, ahead):
+            if is_between and self._leaving.is_asked:
+                self._finish(training)
+            is_between = isinstance(found, Made | Missed)
             if isinstance(found, Made):
                 self.steps += 1
                 self._figures.made(found.step, found.seconds)
@@ -244,6 +271,12 @@ class ShardedRun(Participant):
             else:
                 yield found
         self._meter.end()
+
+    def _finish(self, training: Training) -> NoReturn:
+        """Between two steps: sees to it that what is saved is of use to the others, and goes."""
+        is_whole = training.finish()
+        log.info("asked to leave", extra={"group": training.place.number, "saved": is_whole})
+        raise KeyboardInterrupt
 
     def _told(self, number: int, made: Made, ranks: int) -> None:
         # Each rank's even share of the tokens: what it computed itself differs by a row.

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from atoll.clock import Clock
@@ -20,6 +21,8 @@ from atoll.strategies.sharded.saves import Chunks, Draft, Notes, Saves
 
 log = logging.getLogger(__name__)
 
+AGAIN_SECONDS = 0.05  # until it is asked again whether all others have saved a step
+
 
 @dataclass(frozen=True)
 class RoundEnd:
@@ -34,7 +37,8 @@ class Saving:
     """This rank's saves in one group. The training calls `save`; all else goes on beside it.
 
     One thing beside the training keeps pairs, which needs the other ranks alone; another tells the
-    coordinator of them, which may be away.
+    coordinator of them, which may be away; a third uploads, which may take long, and no step may
+    wait for that to be consistent.
     """
 
     def __init__(
@@ -56,6 +60,11 @@ class Saving:
         number = place.number
         self._keeping = Errands(f"keep-{number}", clock=clock, spawn=spawn, failed=self._failed)
         self._telling = Errands(f"tell-{number}", clock=clock, spawn=spawn, failed=self._failed)
+        self._handing = Errands(f"upload-{number}", clock=clock, spawn=spawn, failed=self._failed)
+        self._clock = clock
+        self._newest: HeldSave | None = None  # that this rank has saved in this group
+        # Ends of rounds that the coordinator has not heard of: a part counts only with its save.
+        self._untold: frozenset[int] = frozenset()
 
     def save(
         self, step: int, own: Iterable[bytes], notes: Notes, *, ends: RoundEnd | None = None
@@ -71,6 +80,7 @@ class Saving:
 
     def hand_in(self, step: int, ends: RoundEnd) -> None:
         """Uploads the save of `step`, which was the last one, as the part of that round."""
+        self._untold |= {step}
 
         def upload() -> None:
             assert self._kept_last is not None, "a save was made before it is handed in"
@@ -87,15 +97,24 @@ class Saving:
         theirs, reader = (chunks, draft.own.read) if self._place.size == 1 else self._fetch(draft)
         draft.write_predecessor(theirs, reader)
         held = self._kept.complete(draft)
-        self._kept.keep(consistent=self._consistent, group=self._place.number)
-        self._telling.add(lambda: self._tell(held))
+        self._newest = held
+        if ends is not None:
+            self._untold |= {held.step}
+        self._forget()
         self._kept_last = draft, chunks, notes
+        self._telling.add(lambda: self._tell(held))
         if ends is not None:
             self._hand_in(draft, chunks, notes, ends)
 
     def _hand_in(self, draft: Draft, chunks: Chunks, notes: Notes, ends: RoundEnd) -> None:
         part = _part(draft, chunks, self._place.number, ends.round)
-        self._telling.add(lambda: self._upload(draft.step, part, notes, ends))
+
+        def upload() -> None:
+            # A part counts only after the save that it is of: told first, uploaded beside.
+            self._untold -= {draft.step}
+            self._handing.add(lambda: self._upload(draft.step, part, notes, ends))
+
+        self._telling.add(upload)
 
     def _fetch(self, draft: Draft) -> tuple[Chunks, saves.Reader]:
         """The hashes of the predecessor's shard, and where its bytes are read."""
@@ -112,7 +131,11 @@ class Saving:
             return  # the coordinator was away for so long that later ones took its place
         reply = self._place.talk.ask(lambda who: SaveReport(identity=who, save=held))
         self._consistent = max(self._consistent, reply.consistent)
-        self._kept.keep(consistent=self._consistent, group=self._place.number)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops pairs that nobody goes back to."""
+        self._kept.keep(consistent=self._consistent, group=self._place.number, also=self._untold)
 
     def _upload(self, step: int, part: Part, notes: Notes, ends: RoundEnd) -> None:
         """Uploads a part of a checkpoint, and waits until the checkpoint is there."""
@@ -153,14 +176,34 @@ class Saving:
         """Whether all pairs are complete or given up."""
         return self._keeping.is_settled
 
-    def settle(self) -> None:
-        """Returns when all pairs are complete or given up."""
-        self._keeping.settle()
+    def finish(self, *, seconds: float) -> bool:
+        """Whether all that was saved is complete, consistent and uploaded; waits so long at most.
+
+        For a rank that is about to go: afterwards nobody can read its disk.
+        """
+        clock = self._clock
+        deadline = clock.now() + seconds
+        for errands in (self._keeping, self._telling, self._handing):
+            if not errands.settle(seconds=max(0.0, deadline - clock.now())):
+                return False
+        newest = self._newest
+        if newest is None:
+            return True
+        talk = self._place.talk.until(lambda: clock.now() >= deadline)
+        with suppress(Over, AtollError):
+            # Told again, which changes nothing: the answer is whether all others have told too.
+            while self._consistent < newest.step:
+                reply = talk.ask(lambda who: SaveReport(identity=who, save=newest))
+                self._consistent = max(self._consistent, reply.consistent)
+                if self._consistent < newest.step:
+                    clock.sleep(AGAIN_SECONDS)
+        return self._consistent >= newest.step
 
     def close(self) -> None:
         """What is not begun is given up."""
         self._keeping.close()
         self._telling.close()
+        self._handing.close()
 
 
 def _part(draft: Draft, chunks: Chunks, group: int, number: int) -> Part:

@@ -116,7 +116,7 @@ class Training:
         self._can_evaluate = self._all_evaluate()
         # All have read what they need before anybody drops a save or makes the next one.
         place.peers.barrier(Key(place.number, 0, "control", unit=NOTES + 1)).wait()
-        self._kept.went_back_to(wanted.step)
+        self._kept.went_back_to(wanted.step, group=wanted.group)
         self._step = self._opened(wanted.step)
         return wanted.step
 
@@ -260,13 +260,18 @@ class Training:
 
     # The end of a round
 
-    def boundary(self, interval: Interval, dataset: Dataset) -> BoundaryReply:
-        """Hands in the round's checkpoint and asks how to go on; waits for the answer."""
+    def boundary(
+        self, interval: Interval, dataset: Dataset, *, gives_up: Callable[[], bool]
+    ) -> BoundaryReply:
+        """Hands in the round's checkpoint and asks how to go on; waits for the answer.
+
+        Raises Over when this rank `gives_up` meanwhile: it has saved by then.
+        """
         loss, tokens = self._evaluated(interval, dataset)
         self._hand_in(interval.last, RoundEnd(interval.round, loss, tokens))
         self._meet(interval.last)
         while True:
-            reply = self.place.talk.ask(
+            reply = self.place.talk.until(gives_up).ask(
                 lambda who: BoundaryRequest(
                     identity=who,
                     group=self.place.number,
@@ -311,6 +316,10 @@ class Training:
         tokens = interval.tokens + steps * self.manifest.inner.batch * dataset.block
         is_last = interval.round == stop.rounds or 0 < stop.tokens <= tokens
         return every > 0 and (interval.round % every == 0 or is_last)
+
+    def finish(self) -> bool:
+        """Whether all that was saved is consistent; waits as long as others would for this rank."""
+        return self._saving.finish(seconds=self.manifest.sharded.deadline_seconds)
 
     def close(self) -> None:
         """Leaves the group; what is not saved is given up."""

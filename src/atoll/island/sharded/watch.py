@@ -107,8 +107,10 @@ class Place:
         if self._error is not None:
             act(self._error)
 
-    def await_end(self, error: AtollError) -> None:
+    def await_end(self, error: AtollError, *, step: int) -> None:
         """Returns when the coordinator has ended the group; tells it whom this rank misses.
+
+        `step` is the one that was under way.
 
         Raises why it cannot be told of the end, such as Forbidden for a rank that was kicked.
         """
@@ -122,7 +124,7 @@ class Place:
                 with suppress(StaleGroup):  # over already: the one who watches is about to hear it
                     self.talk.ask(
                         lambda who: MissingReport(
-                            identity=who, group=self.number, step=0, missing=tuple(missing)
+                            identity=who, group=self.number, step=step, missing=tuple(missing)
                         )
                     )
             self._clock.wait_for(

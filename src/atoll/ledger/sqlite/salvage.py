@@ -18,7 +18,7 @@ from atoll.ledger.sqlite import connect, seals, truncation
 from atoll.ledger.tables import schema
 from atoll.ledger.tables.transaction import Transaction
 
-OF_ROUNDS = ("rounds", "leases", "contributions")
+OF_ROUNDS = ("rounds", "leases", "contributions", "checkpoints")
 # Tables on which no weights depend, with the column that names a row: a damaged row is left out.
 OF_OTHERS = {
     "snapshots": "version",
@@ -28,7 +28,10 @@ OF_OTHERS = {
     "generations": "number",
     "datasets": "dataset_id",  # made again from the manifest
     "queues": "name",  # made again from the leases
+    "groups": "number",
+    "parts": "round",  # uploaded again
 }
+SAVES = "saves"  # all go with one: ranks go back to the checkpoint
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,12 @@ def salvage(source: Path, target: Path, *, name: str) -> Salvaged:
 def counts(t: Transaction) -> Counts:
     """How much there is, whatever may be wrong with it."""
     published = t.connection.value("SELECT count(*) FROM rounds WHERE state = 'published'")
-    [accepted] = t.connection.rows("SELECT count(*), sum(rows), sum(tokens) FROM contributions")
-    return Counts(int(published), *(int(number or 0) for number in accepted))
+    accepted = [
+        [int(number or 0) for number in row]
+        for table in ("contributions", "checkpoints")  # a run has either
+        for row in t.connection.rows(f"SELECT count(*), sum(rows), sum(tokens) FROM {table}")
+    ]
+    return Counts(int(published), *map(sum, zip(*accepted, strict=True)))
 
 
 def integrity(source: Path) -> list[str]:
@@ -154,6 +161,8 @@ def published(t: Transaction) -> int:
 
 def _leave_out(t: Transaction, damages: list[LedgerDamage]) -> None:
     for damage in damages:
+        if damage.place == SAVES:
+            t.connection.change(f'DELETE FROM "{SAVES}"')
         if damage.place in OF_OTHERS:
             is_it = f'quote("{OF_OTHERS[damage.place]}") = ?'
             t.connection.change(f'DELETE FROM "{damage.place}" WHERE {is_it}', (damage.key,))

@@ -27,9 +27,13 @@ _DROP = tuple(
         (schema.snapshots, schema.snapshots.c.version),
         (_CONTRIBUTIONS, _CONTRIBUTIONS.c.applied),
         (_LEASES, _LEASES.c.round),
+        (schema.parts, schema.parts.c.round),
+        (schema.checkpoints, schema.checkpoints.c.round),
         (schema.rounds, schema.rounds.c.round),
     )
 )
+# Steps of rounds that are gone would be among them; ranks go back to the checkpoint that stays.
+_DROP_SAVES = delete(schema.saves)
 _UNFOLDED = select(_CONTRIBUTIONS.c.round, _CONTRIBUTIONS.c.worker_id).where(
     _CONTRIBUTIONS.c.applied > _LATER
 )
@@ -57,6 +61,7 @@ def truncate(t: Transaction, *, last_round: int) -> None:
     dropped = [lease for lease in every if lease.round > last_round]
     for statement in _DROP:
         t.connection.change(statement, {"last_round": last_round})
+    t.connection.change(_DROP_SAVES)
     _reopen(t, dropped, last_round=last_round)
     t.queues.rebuild()
     # Islands have adopted what was in force in a round that is gone, and follow no way back.

@@ -49,6 +49,7 @@ class Momenta:
             torch.zeros(0 if CODEC is None else unit.size, dtype=torch.bfloat16) for unit in units
         ]
         self._parts = [schedule.cut(unit.size, shard.size)[shard.rank] for unit in units]
+        self._is_decayed = False
         self._has_owners = False  # whether the owners' momentum is in it
         log.info("signs of momenta from here on", extra={"bytes": self.nbytes})
 
@@ -58,9 +59,18 @@ class Momenta:
         return sum(one.nbytes for one in (*self._own, *self._residuals))
 
     def begin(self) -> None:
-        """A step begins: what was, weighs less."""
-        for momentum in self._own:
-            momentum.mul_(self._rule.beta1)
+        """A step begins."""
+        self._is_decayed = False
+
+    def decay(self) -> None:
+        """What was, weighs less; once in a step, before its first gradient that counts.
+
+        Not when a step begins: one of which no rank has rows is refused and leaves all as it was.
+        """
+        if not self._is_decayed:
+            self._is_decayed = True
+            for momentum in self._own:
+                momentum.mul_(self._rule.beta1)
 
     def add(self, unit: int, gradient: Tensor) -> None:
         """Takes a micro-batch's gradient in, times its tokens; `gradient` is used up."""
@@ -68,6 +78,7 @@ class Momenta:
 
     def exchange(self, collectives: Collectives, *, group: int, step: int, tokens: int) -> None:
         """The shard's sums become those of all ranks' momenta; once for each step, at its end."""
+        self.decay()
         if not self._has_owners:
             self._has_owners = True
             for unit, part in enumerate(self._parts):

@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -340,19 +340,27 @@ class Saves:
         """Drops the pair with this shard, whose bytes turned out to be wrong."""
         self._drop(lambda held: root in (held.own, held.predecessor))
 
-    def keep(self, *, consistent: int, group: int) -> None:
+    def keep(self, *, consistent: int, group: int, also: Collection[int] = ()) -> None:
         """Drops what no group will go back to: all before the consistent step of this group.
 
-        Of later ones only the newest stay: others are not known to be whole anywhere. What a later
-        group has saved is not touched.
+        Of later ones only the newest stay, and those of the steps in `also`: others are not known
+        to be whole anywhere. What a later group has saved is not touched.
         """
         later = [h for h in self.held if h.step > consistent and h.group == group][:KEPT]
-        kept = {h.step for h in later} | {consistent}
+        kept = {h.step for h in later} | {consistent, *also}
         self._drop(lambda held: held.group <= group and held.step not in kept)
 
-    def went_back_to(self, step: int) -> None:
-        """Drops what was saved of later steps: they will be made again, with other bits."""
-        self._drop(lambda held: held.step > step)
+    def went_back_to(self, step: int, *, group: int) -> None:
+        """Drops what was saved of later steps: they will be made again, with other bits.
+
+        Of `step` itself the pair stays that all went back to, which `group` saved (0: all stay):
+        each group that dies at the end of a round has saved it anew, and nobody needs them all.
+        """
+        self._drop(
+            lambda held: (
+                held.step > step or (held.step == step and group != 0 and held.group != group)
+            )
+        )
 
     def _drop(self, is_over: Callable[[HeldSave], bool]) -> None:
         with self._lock:

@@ -74,6 +74,8 @@ class Step:
         """The next forward and backward pass are over `tokens` of this rank; 0: a stand-in."""
         self.engine.begin(self._number, self._micros, tokens=tokens)
         self._micro_tokens = tokens
+        if tokens and self._momenta is not None:
+            self._momenta.decay()
 
     def finish_micro(self, loss: float) -> None:
         """Its backward pass is over; `loss` was the mean over its tokens."""
