@@ -193,7 +193,7 @@ def contribution(worker_id: str = "a", **changes: object) -> ContributionRecord:
 
 
 # Changes only with `play` or with the tables; every engine must give this same value.
-STATE_OF_PLAY = "1b12054a122e0d9b6383e8fecdc69965e74671e37ddfe15935c1c3743798082b"
+STATE_OF_PLAY = "278163fb4123ed2c1b5d115ee06613c5358cfc9f3d57b04bd7c5731c3147f4df"
 
 
 def play(ledger: Ledger) -> None:
@@ -227,10 +227,15 @@ def play(ledger: Ledger) -> None:
     alone(ledger).groups.decide(9, round_number=3, goes_on=False)
     alone(ledger).saves.add(SaveRecord(9, 2**41, 1, "own", "before"))
     alone(ledger).checkpoints.add(
-        CheckpointRecord(2, 2**41, 9, ("B", "a"), ("p0", "p1"), ("b0", "b1"), 8, 2**33, 0.1)
+        CheckpointRecord(
+            *(2, 2**41, 9, ("B", "a"), ("p0", "p1"), ("b0", "b1"), 8, 2**33, 0.1),
+            late=((2**41, 0, 2), (2**41, 1, 2)),
+        )
     )
     alone(ledger).checkpoints.report(
-        PartRecord(3, 9, 1, "a", "part", "blob", 2**40, 0.1 + 0.2, 2**33, -0.0, 4)
+        PartRecord(
+            *(3, 9, 1, "a", "part", "blob", 2**40, 0.1 + 0.2, 2**33, -0.0, 4), late=((7, 1, 2),)
+        )
     )
 
 

@@ -56,7 +56,7 @@ Send = Callable[[str, str, str | None, bytes | None], Answer]
 def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
     """A good message of every kind, which would change something if it were let in."""
     identity = worker.identity()
-    of_round = {"group": 1, "round": 1}
+    of_round: dict[str, Any] = {"group": 1, "round": 1}
     newcomer = Worker(worker.served, f"newcomer-{secrets.token_hex(8)}")
     return {
         RegisterRequest: newcomer.registration(),

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from atoll.errors import StateDamaged
 
+# A step of a sharded run, a rank that is not in its sums, and of how many ranks it was one.
+Late = tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowRange:

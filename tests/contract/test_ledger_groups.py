@@ -21,7 +21,8 @@ GROUP = GroupRecord(
     4, 1.5, (RankRecord(0, "b", 2, "10.0.0.1:1", "pem"), RankRecord(1, "a", 1, "10.0.0.2:1", "")), 6
 )
 PART = PartRecord(1, 4, 0, "a", "part", "blob", 12, 1.5, 8, 0.5, 2)
-CHECKPOINT = CheckpointRecord(1, 6, 4, ("a",), ("part",), ("blob",), 8, 32, 1.5)
+LATE = ((2, 1, 2), (6, 0, 2))
+CHECKPOINT = CheckpointRecord(1, 6, 4, ("a",), ("part",), ("blob",), 8, 32, 1.5, LATE)
 
 
 @pytest.fixture
@@ -129,5 +130,46 @@ def test_checkpoint_out_of_order_changes_nothing(run: Ledger):
 
     with pytest.raises(WrongRound, match="round 1 is open"):
         commit(run, 2)
+
+    assert run.state_hash() == before
+
+
+def test_tokens_are_those_of_all_checkpoints(run: Ledger):
+    assert alone(run).checkpoints.tokens() == 0
+
+    commit(run, 1)
+    alone(run).checkpoints.add(replace(CHECKPOINT, round=2, tokens=2**40))
+
+    assert alone(run).checkpoints.tokens() == 32 + 2**40
+
+
+def test_lease_is_cut_into_pieces_that_are_leased_and_open_again(run: Ledger):
+    whole = lease(1, "a", 0, 16)
+    cuts = ((0, 3, "REOPENED"), (3, 9, "LEASED"), (9, 16, "REOPENED"))
+    pieces = [
+        replace(whole, start=start, stop=stop, unit=start, state=LeaseState[state])
+        for start, stop, state in cuts
+    ]
+
+    alone(run).leases.split(whole, pieces)
+    alone(run).leases.finish(1, "a", 1)
+
+    found = [(x.start, x.stop, x.state.name) for x in alone(run).leases.of_round(1)]
+    assert found == [(0, 3, "REOPENED"), (3, 9, "DONE"), (9, 16, "REOPENED")]
+    assert [x.start for x in alone(run).leases.reopened()] == [0, 9]
+
+
+def test_pieces_that_are_not_the_leases_rows_are_refused_and_change_nothing(run: Ledger):
+    whole = lease(1, "a", 0, 16)
+    first, last = replace(whole, stop=8), replace(whole, start=8)
+    before = run.state_hash()
+
+    for wrong in ([], [first], [last], [last, first], [first, replace(last, start=9)]):
+        with pytest.raises(StoreError, match="each once, in order"):
+            alone(run).leases.split(whole, wrong)
+    with pytest.raises(StoreError, match="each once, in order"):
+        alone(run).leases.split(whole, [first, replace(last, state=LeaseState.DONE)])
+    with pytest.raises(StoreError, match="is not leased"):
+        alone(run).leases.split(replace(whole, worker_id="b"), [replace(whole, worker_id="b")])
 
     assert run.state_hash() == before

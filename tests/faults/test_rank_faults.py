@@ -36,6 +36,31 @@ def test_ranks_that_will_be_back_are_waited_for(seed):
     assert rank_faults.run(seed).problem == ""
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(19, id="late in several groups of two"),
+        pytest.param(59, id="two of four are late after a death"),
+    ],
+)
+def test_seeds_that_commit_by_quorum_have_late_ranks(seed):
+    scenario, outcome = rank_faults.drawn(seed), rank_faults.run(seed)
+
+    assert scenario.settings["sharded"]["commit"] == "quorum"
+    assert outcome.problem == ""
+    assert outcome.late > 0 and outcome.groups > 1
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(128, id="a rank misses others of a group that just ended"),
+    ],
+)
+def test_seeds_that_once_failed_hold(seed):
+    assert rank_faults.run(seed).problem == ""
+
+
 def test_same_seed_is_the_same_story():
     assert rank_faults.drawn(7) == rank_faults.drawn(7) != rank_faults.drawn(8)
 

@@ -169,6 +169,19 @@ def test_rank_without_a_group_lets_nobody_in(called):
         send(called.server.address, MESSAGE)
 
 
+def test_rank_that_still_measures_asks_members_of_the_group_to_call_again(called):
+    """A group has its candidate's number and another secret, which some learn before others."""
+    candidate = RankGroup(called.group.number, called.group.members, "the candidate's " * 2)
+    called.server.enter(candidate)
+
+    with pytest.raises(NotReady, match="only measures here as yet"):
+        send(called.server.address, MESSAGE)
+    called.server.enter(called.group, called.box)
+
+    assert called.is_empty()
+    assert send(called.server.address, MESSAGE) == 1
+
+
 def test_stream_does_not_outlive_its_group(called):
     """The first message is taken; then the rank is in another group, with other ranks."""
     later = RankGroup(8, called.group.members, "another secret of 32 characters or more")

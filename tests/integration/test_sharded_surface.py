@@ -1,13 +1,13 @@
 """What a script and `atoll join` may say in a sharded run; everything else is refused by name."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from atoll.clock import SystemClock
 from atoll.collectives.base import Key
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, StaleContribution
 from atoll.island.ranks.group import SOLO
 from atoll.island.sharded.grpc_host import GrpcHost
 from atoll.island.sharded.shield import Shield
@@ -111,3 +111,23 @@ def test_script_computes_on_with_zeros_until_somebody_asks():
         shield.check()
     with pytest.raises(ConfigError, match="over"):
         shield.all_reduce(key, out)
+
+
+class Stale(Broken):
+    """Collectives that refuse before anything is begun."""
+
+    def all_gather(self, *_, **__):
+        raise StaleContribution("step 3 is over")
+
+
+def test_script_whose_step_is_over_computes_on_and_the_next_step_is_gathered():
+    shield: Any = Shield(cast(Any, Stale()))
+    out = torch.ones(3)
+
+    shield.all_gather(Key(1, 3, "gather"), torch.ones(2), out).wait()
+
+    assert torch.equal(out, torch.zeros(3))
+    with pytest.raises(StaleContribution, match="step 3 is over"):
+        shield.check()
+    shield.forget()
+    shield.check()

@@ -11,10 +11,10 @@ from atoll.errors import BlobChanged, BlobMissing
 from atoll.island.sharded import restore as restoring
 from atoll.island.sharded.source import SaveSource, root_name
 from atoll.layout import Layout, Span
-from atoll.protocol.sharded import Restore
+from atoll.protocol.sharded import MAX_LATE, Restore
 from atoll.strategies.sharded import saves
 from atoll.strategies.sharded.holding import Holding
-from atoll.strategies.sharded.saves import CHUNK_BYTES, Chunks, Saves
+from atoll.strategies.sharded.saves import CHUNK_BYTES, NO_NOTES, Chunks, Notes, Saves
 
 RUN = "run-1"
 OWN = bytes(range(256)) * (CHUNK_BYTES // 128) + b"tail"  # two chunks and a bit
@@ -31,8 +31,8 @@ def reader_of(data, asked=None):
     return read
 
 
-def pair(kept, step, *, group=1, own=OWN, predecessor=OTHER):
-    draft = kept.begin(step, group=group, rank=2)
+def pair(kept, step, *, group=1, own=OWN, predecessor=OTHER, notes=NO_NOTES):
+    draft = kept.begin(step, group=group, rank=2, notes=notes)
     draft.write_own([own])
     draft.finish_own()
     draft.write_predecessor(Chunks.of([predecessor]), reader_of(predecessor))
@@ -300,6 +300,34 @@ def test_save_that_its_holder_vouches_for_itself_is_not_restored(kept):
         )
 
     assert put == []
+
+
+def test_notes_are_those_of_the_step_where_shards_do_not_change(kept, tmp_path):
+    """A shard of frozen parameters has one root at every step."""
+    notes = {
+        step: Notes(0.1 * step, 8 * step, tuple((n, 1, 3) for n in range(1, step)))
+        for step in (2, 4, 6)
+    }
+    for step, said in notes.items():
+        held = pair(kept, step, notes=said)
+    roots = ["0" * 64, held.own, held.predecessor]
+
+    found = {step: kept.notes(step, roots) for step in notes}
+    again = Saves(tmp_path / "saves", run_id=RUN)
+
+    assert found == notes
+    assert again.notes(4, roots) == notes[4]
+    assert kept.notes(3, roots) is None
+    assert kept.notes(4, roots[:2]) is None
+
+
+def test_as_many_late_ranks_as_a_round_may_have_are_remembered(kept, tmp_path):
+    notes = Notes(1.0, 8, tuple((10**9 + n, 1023, 1024) for n in range(MAX_LATE)))
+    held = pair(kept, 2, notes=notes)
+
+    again = Saves(tmp_path / "saves", run_id=RUN)
+
+    assert again.notes(2, [held.own, held.predecessor]) == notes
 
 
 def test_of_a_step_that_several_groups_saved_what_all_went_back_to_stays(kept):

@@ -179,13 +179,23 @@ def test_norm_that_is_none_ends_the_step_before_any_update(squares):
     assert (commit.stage, commit.outcome) == ("fold", None)
 
 
-def test_set_without_rows_is_an_empty_sum():
+def test_step_without_rows_is_an_empty_sum():
+    commit = collected("012", "012", "012", is_late=False)
+    commit.folded(0, Folded(0.0, 0.0, 0, 0.1))
+    commit.folded(1, Folded(0.0, 0.0, 0, 0.1))
+
+    with pytest.raises(EmptySum, match=r"ranks \[0, 1, 2\]"):
+        commit.folded(2, Folded(0.0, 0.0, 0, 0.1))
+
+
+def test_step_whose_rows_are_all_of_late_ranks_misses_them_by_name():
     commit = collected("01", "01", "01")
     commit.folded(0, Folded(0.0, 0.0, 0, 0.1))
     commit.folded(1, Folded(0.0, 0.0, 0, 0.1))
 
-    with pytest.raises(EmptySum, match=r"ranks \[0, 1\]"):
+    with pytest.raises(MissingRanks, match="all rows of step") as refused:
         commit.folded(2, Folded(0.0, 0.0, 0, 0.1))
+    assert refused.value.ranks == (2,)
 
 
 def test_squares_are_added_in_the_order_of_the_ranks_whoever_answers_first():

@@ -14,12 +14,15 @@ from atoll.collectives.peers import READ_BYTES
 from atoll.errors import (
     BlobMissing,
     Conflict,
+    Diverged,
     Forbidden,
+    GroupBroken,
     MissingRanks,
     NotReady,
     ProtocolError,
     StaleContribution,
     StaleGeneration,
+    StoreError,
 )
 from atoll.models import registry
 from atoll.strategies.sharded import accumulator
@@ -322,3 +325,90 @@ def test_reception_asks_to_call_again_until_its_owner_is_there():
     reception.open(one)
 
     assert len(b"".join(reception.read(name(VERSION), 0, 4))) == 4
+
+
+def test_training_learns_of_a_step_when_it_is_counted_and_saved():
+    """Else the end of a round could be told without its last step."""
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def told(_: Outcome) -> None:
+        begun.set()
+        goes_on.wait(10)
+
+    one = made(told=told)
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(commit, one)
+        begun.wait(10)
+        with pytest.raises(MissingRanks):
+            one.outcome(STEP, seconds=0.01)
+        with pytest.raises(NotReady):
+            one.reach(0, STEP)
+        goes_on.set()
+        committing.result(10)
+
+    assert one.outcome(STEP, seconds=0) is not None
+
+
+def test_step_that_cannot_be_saved_yet_is_not_folded():
+    allowed: list[int] = []
+    one = made(may_fold=lambda step: step in allowed)
+    for sender in PAIR:
+        send(one, sender)
+
+    with pytest.raises(NotReady, match="rank 1 still writes what it saved before step 7"):
+        fold(one)
+    allowed.append(STEP)
+    found = fold(one)
+    allowed.clear()
+
+    assert fold(one) == found  # it is done: asked again, nothing is to be written
+
+
+def test_end_of_a_round_is_reached_when_all_have_said_so():
+    one = made()
+    with pytest.raises(NotReady):
+        one.answer(0, messages.reached_name(GROUP, STEP), b"")
+    commit(one)
+
+    one.answer(0, messages.reached_name(GROUP, STEP), b"")
+    one.answer(0, messages.reached_name(GROUP, STEP), b"")
+    with pytest.raises(MissingRanks) as refused:
+        one.wait_met(STEP, seconds=0.01)
+    one.reach(RANK, STEP)
+    one.wait_met(STEP, seconds=0)
+    commit(one, step=STEP + 1)
+
+    assert refused.value.ranks == (RANK,)
+    one.answer(0, messages.reached_name(GROUP, STEP), b"")  # late words of what is over
+    one.wait_met(STEP, seconds=0)
+    with pytest.raises(MissingRanks):
+        one.wait_met(STEP + 1, seconds=0.01)
+    with pytest.raises(StaleGeneration):
+        one.answer(0, messages.reached_name(GROUP - 1, STEP + 1), b"")
+    with pytest.raises(ProtocolError):
+        one.answer(0, "reached/3", b"")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StoreError("the disk of this rank is full"), GroupBroken),
+        (StaleGeneration("group 3 is over"), StaleGeneration),
+        (Diverged("no number"), Diverged),
+        (MissingRanks("rank 0 is", ranks=[0]), MissingRanks),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.__name__,
+)
+def test_what_is_one_ranks_own_matter_is_not_the_others(error, told):
+    one = made()
+    one.abort(error)
+
+    with pytest.raises(type(error)):
+        one.outcome(STEP, seconds=0)
+    for asks in (
+        lambda: send(one, 0),
+        lambda: fold(one),
+        lambda: list(one.read(name(VERSION), 0, 8)),
+    ):
+        with pytest.raises(told):
+            asks()

@@ -23,7 +23,7 @@ from atoll.launch import joining, placement
 
 RANK_FIGURES = {
     *("gather_seconds", "compute_seconds", "reduce_seconds", "step_seconds"),
-    *("rank_bytes_sent", "rank_bytes_received", "rolled_back_steps"),
+    *("rank_bytes_sent", "rank_bytes_received", "rolled_back_steps", "late_steps"),
 }
 STOPPED = 130  # what shells report for a command ended by a signal from the keyboard
 

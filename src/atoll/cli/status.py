@@ -96,7 +96,7 @@ def ranks_table(found: Status) -> Table:
     """Where the time of ranks' steps went, and what they sent each other."""
     columns = (
         *("rank", "gather", "compute", "reduce", "step", "communication"),
-        *("sent to ranks", "received from ranks", "rolled back"),
+        *("sent to ranks", "received from ranks", "rolled back", "late"),
     )
     return output.table(None, columns, map(_rank_row, filter(_has_stepped, found.workers)))
 
@@ -115,6 +115,7 @@ def _rank_row(worker: WorkerStatus) -> tuple[object, ...]:
         output.size(told.rank_bytes_sent),
         output.size(told.rank_bytes_received),
         f"{told.rolled_back_steps} steps",
+        f"{told.late_steps} steps",
     )
 
 

@@ -14,7 +14,7 @@ from atoll.collectives import memory, peers, schedule
 from atoll.collectives.base import Label
 from atoll.collectives.exchange import CHUNK_BYTES, Exchange, Runner, Way
 from atoll.collectives.mailbox import Bytes, Mailbox
-from atoll.collectives.peers import CountedSource, Desk, Pings, Source
+from atoll.collectives.peers import CountedDesk, CountedSource, Desk, Pings, Source
 from atoll.errors import ConfigError, GroupBroken, NotReady
 from atoll.traffic import Traffic
 
@@ -126,7 +126,7 @@ class LocalMember(Exchange):
         if source is not None:
             group.sources[rank] = CountedSource(source, self.traffic)
         if desk is not None:
-            group.desks[rank] = desk
+            group.desks[rank] = CountedDesk(desk, self.traffic)
 
     def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
         def opened(start: int, until: float) -> Iterator[bytes]:
@@ -164,9 +164,12 @@ class LocalMember(Exchange):
             group.mailboxes[self.rank].check_open()
             return answer
 
-        return peers.answered(
+        found = peers.answered(
             opened, rank=rank, clock=self._group.clock, timeout_seconds=self._read_seconds
         )
+        self.traffic.sends(len(body))
+        self.traffic.receives(len(found))
+        return found
 
     def _travel(self, sender: int, to: int, until: float) -> None:
         seconds = min(self._group.seconds(sender, to), until - self._group.clock.now())

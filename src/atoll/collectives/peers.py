@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from atoll.clock import Clock
 from atoll.collectives.base import Collectives
@@ -13,6 +13,8 @@ from atoll.traffic import Traffic
 READ_BYTES = 1 << 20  # the most that a peer sends at a time
 ASK_BYTES = 1 << 20  # the most that a peer is told at a time
 RETRY_SECONDS = 0.2
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -58,6 +60,20 @@ class CountedSource:
             yield piece
 
 
+@dataclass(frozen=True)
+class CountedDesk:
+    """Fulfils `Desk` with what `inner` answers, and counts what it is told and says."""
+
+    inner: Desk
+    traffic: Traffic
+
+    def answer(self, sender: int, name: str, body: Bytes) -> bytes:
+        self.traffic.receives(len(body))
+        found = self.inner.answer(sender, name, body)
+        self.traffic.sends(len(found))
+        return found
+
+
 class Peers(Collectives, Protocol):
     """The collectives of a rank, and what it reads from its peers and asks of them."""
 
@@ -95,9 +111,7 @@ def check_ask(body: Bytes) -> None:
         )
 
 
-def answered(
-    opened: Callable[[float], bytes], *, rank: int, clock: Clock, timeout_seconds: float
-) -> bytes:
+def answered(opened: Callable[[float], T], *, rank: int, clock: Clock, timeout_seconds: float) -> T:
     """What a peer answers, asked again while an error allows it; then MissingRanks.
 
     `opened(until)` asks once.

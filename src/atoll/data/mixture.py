@@ -7,7 +7,7 @@ Owns that they fit together and how their rows take turns in a round. Which rows
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from atoll.data import base
+from atoll.data import base, numbered
 from atoll.data.base import Dataset, Identity, Row
 from atoll.data.parts import MIXTURE
 from atoll.errors import ConfigError, StateDamaged
@@ -85,30 +85,15 @@ class Mixture:
 
 
 def turns(dataset: Dataset, ranges: Sequence[RowRange]) -> Iterator[tuple[Dataset, int]]:
-    """The positions of `ranges`, each with its dataset, mixed evenly over the round.
-
-    The next row always comes from the dataset that is furthest behind its share of the rows so far,
-    on a tie from the one that comes first in `ranges`. Integers only, so that every machine finds
-    the same order.
-    """
+    """The positions of `ranges`, each with its dataset, in the order of `numbered.in_turn`."""
     if not isinstance(dataset, Mixture):
         yield from ((dataset, place) for span in ranges for place in range(span.start, span.stop))
         return
-    rows: dict[str, int] = {}
     for span in ranges:
         if span.dataset_id not in dataset.parts:
             raise StateDamaged(
                 f"rows of dataset {span.dataset_id!r} are assigned, which is none of the run's "
                 f"{sorted(dataset.parts)}; the coordinator's data is not this island's"
             )
-        rows[span.dataset_id] = rows.get(span.dataset_id, 0) + len(span)
-    places = {name: _places(ranges, name) for name in rows}
-    given, total = dict.fromkeys(rows, 0), sum(rows.values())
-    for count in range(1, total + 1):
-        name = max(rows, key=lambda name: rows[name] * count - given[name] * total)
-        given[name] += 1
-        yield dataset.parts[name], next(places[name])
-
-
-def _places(ranges: Sequence[RowRange], name: str) -> Iterator[int]:
-    return (p for s in ranges if s.dataset_id == name for p in range(s.start, s.stop))
+    for name, place in numbered.in_turn(ranges):
+        yield dataset.parts[name], place

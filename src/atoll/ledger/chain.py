@@ -60,21 +60,21 @@ def round_hash(record: RoundRecord, contributions: Sequence[ContributionRecord])
 
 def checkpoint_hash(record: RoundRecord, checkpoint: CheckpointRecord) -> str:
     """The hash that a round of a sharded run adds; it has its prev_hash and digest already."""
-    return canonical.sha256(
-        {
-            "kind": "checkpoint",
-            "prev": record.prev_hash,
-            "round": record.round,
-            "manifest": record.manifest_sha256,
-            "step": checkpoint.step,
-            "group": checkpoint.group_number,
-            "members": list(checkpoint.members),
-            "parts": [list(pair) for pair in zip(checkpoint.parts, checkpoint.blobs, strict=True)],
-            "rows": checkpoint.rows,
-            "tokens": checkpoint.tokens,
-            "master": record.master_digest,
-        }
-    )
+    hashed: dict[str, object] = {
+        "kind": "checkpoint",
+        "prev": record.prev_hash,
+        "round": record.round,
+        "manifest": record.manifest_sha256,
+        "step": checkpoint.step,
+        "group": checkpoint.group_number,
+        "members": list(checkpoint.members),
+        "parts": [list(pair) for pair in zip(checkpoint.parts, checkpoint.blobs, strict=True)],
+        "rows": checkpoint.rows,
+        "tokens": checkpoint.tokens,
+        "master": record.master_digest,
+    }
+    late = [list(one) for one in checkpoint.late]
+    return canonical.sha256(hashed | ({"late": late} if late else {}))
 
 
 def _hashed(c: ContributionRecord, round_number: int) -> list[object]:

@@ -13,7 +13,7 @@ from atoll.errors import LedgerVersion, StateDamaged
 from atoll.ledger.database import REPAIR, Database
 from atoll.ledger.tables import schema
 
-VERSION = 9
+VERSION = 10
 _VERSIONS = schema.STATEMENTS[schema.schema_version.name]
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.ledger.units import Cut
-from atoll.rows import RowRange
+from atoll.rows import Late, RowRange
 
 
 def queue_name(dataset_id: str, shuffle_seed: int, epoch: int) -> str:
@@ -308,6 +308,7 @@ class PartRecord:
     tokens: int
     evaluation_loss: float  # the rank's share of the held-out loss, as a sum
     evaluation_tokens: int
+    late: tuple[Late, ...] = ()  # of the round; the same of all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +324,7 @@ class CheckpointRecord:
     rows: int  # that are done by it
     tokens: int
     loss_sum: float  # over `tokens`
+    late: tuple[Late, ...] = ()  # whose rows are in no sum and open again, by step and rank
 
 
 @dataclass(frozen=True, slots=True)

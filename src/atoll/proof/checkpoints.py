@@ -5,6 +5,7 @@ checkpoint is what was committed, and that its rows are done once.
 """
 
 from atoll.blobs.base import Blobs
+from atoll.data import numbered
 from atoll.errors import AtollError
 from atoll.layout import Layout
 from atoll.ledger.chain import Break
@@ -12,7 +13,9 @@ from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import CheckpointRecord, LeaseRecord, LeaseState, RoundRecord, RoundState
 from atoll.proof import retention, rows
 from atoll.proof.report import AuditReport, Progress
+from atoll.rows import RowRange
 from atoll.strategies import registry
+from atoll.strategies.sharded.strategy import Sharded
 from atoll.sums import digest as digests
 from atoll.versions import parts
 from atoll.versions.manifests import Manifests
@@ -48,7 +51,8 @@ def audit(
             report.add(record.round, "checkpoint", "the round is published without one")
             continue
         report.digest = record.master_digest
-        _check_record(report, record, checkpoint, held[record.round])
+        asked = registry.sharded(manifests.of_round(record.round).manifest)
+        _check_record(report, record, checkpoint, held[record.round], asked)
         _check_step(report, checkpoint, manifests)
         if record.round in kept:
             _check_blobs(
@@ -76,8 +80,12 @@ def _check_record(
     record: RoundRecord,
     checkpoint: CheckpointRecord,
     leases: list[LeaseRecord],
+    asked: Sharded,
 ) -> None:
-    """What a checkpoint counts is what its leases say is done, and its leaves are its digest's."""
+    """What a checkpoint counts is what its leases say is done, and its leaves are its digest's.
+
+    Rows of late ranks are not done by it.
+    """
     report.contributions += len(checkpoint.blobs)
     report.rows += checkpoint.rows
     report.tokens += checkpoint.tokens
@@ -85,10 +93,26 @@ def _check_record(
     if done != checkpoint.rows:
         said = f"leases say done {done}, the checkpoint counts {checkpoint.rows}"
         report.add(record.round, "rows", said)
+    given = numbered.joined(lease.row_range for lease in leases)
+    late = numbered.picked(given, asked.late_rows(checkpoint.late))
+    right = sum(map(len, given)) - sum(map(len, late))
+    in_both = _overlap([x.row_range for x in leases if x.state is LeaseState.DONE], late)
+    if in_both or right != checkpoint.rows:
+        said = (
+            f"the checkpoint counts {checkpoint.rows}, the round without rows of late ranks "
+            f"has {right}; {in_both} of theirs are done"
+        )
+        report.add(record.round, "rows of late ranks", said)
     found = digests.root_of(record.leaves or b"")
     if found != record.master_digest:
         said = f"they hash to {found}, the round's digest is {record.master_digest}"
         report.add(record.round, "leaves", said)
+
+
+def _overlap(done: list[RowRange], late: list[RowRange]) -> int:
+    """How many rows are in both."""
+    both = sum(map(len, numbered.joined([*done, *late])))
+    return sum(map(len, done)) + sum(map(len, late)) - both
 
 
 def _check_step(report: AuditReport, checkpoint: CheckpointRecord, manifests: Manifests) -> None:

@@ -87,6 +87,7 @@ class Telemetry(Message):
     rank_bytes_sent: Whole = 0  # to other ranks, saves included
     rank_bytes_received: Whole = 0
     rolled_back_steps: Whole = 0  # made, and made again after a group went back to an earlier one
+    late_steps: Whole = 0  # that were committed without this rank while it computed them
 
     @property
     def communication_share(self) -> float | None:

@@ -19,6 +19,9 @@ MAX_RANKS = 1024
 MAX_HELD = 8
 Certificate = Annotated[str, Field(max_length=8192)]  # PEM; empty without TLS
 Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+MAX_LATE = 16_384  # of a round
+# As `rows.Late`: a step, a rank whose rows are not in it, and of how many ranks it was one.
+LateRank = tuple[Whole, Rank, Annotated[int, Field(ge=1, le=MAX_RANKS)]]
 
 
 class RankMember(Message):
@@ -142,6 +145,7 @@ class PartReport(Waiting[PartReply], route=Route("POST", "/workers/{worker_id}/p
     tokens: Whole
     evaluation_loss: Number = 0.0  # the sender's share of the held-out loss, as a sum
     evaluation_tokens: Whole = 0
+    late: Annotated[tuple[LateRank, ...], Field(max_length=MAX_LATE)] = ()  # by step and rank
 
     def is_answered(self, reply: PartReply) -> bool:
         """Whether it is committed."""

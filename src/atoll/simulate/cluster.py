@@ -113,6 +113,7 @@ class SimulatedCluster:
         self._stuck_seconds = 2 * wait_seconds + STUCK_SECONDS
         self._moved_at = 0.0
         self.step_seconds = [STEP_SECONDS]  # of each island in turn
+        self._delays: dict[int, float] = {}  # of islands, by their numbers
         self.latencies: Sequence[Sequence[float]] = ()  # between ranks, by their islands' numbers
         self._sea: Sea | None = None
         self._fibers: dict[str, list[Fiber]] = {}  # of each island, its training first
@@ -172,6 +173,13 @@ class SimulatedCluster:
         """Whether the island was killed and will be started again."""
         return worker_name(index) in self._returning
 
+    def delay(self, index: int, seconds: float) -> None:
+        """The step that the island computes takes so much longer; all else of it goes on."""
+        self._delays[index] = seconds
+
+    def _delay_of(self, index: int) -> float:
+        return self._delays.pop(index, 0.0)
+
     def freeze(self, index: int) -> None:
         """Nothing of the island goes on until `thaw`, as that of a stopped process."""
         for fiber in self._fibers[worker_name(index)]:
@@ -220,7 +228,10 @@ class SimulatedCluster:
         name = worker_name(index)
         with closing(IslandStore(self._home / name)) as store:
             seconds = self.step_seconds[index % len(self.step_seconds)]
-            after_step = partial(self._after_step, seconds)
+
+            def after_step() -> None:
+                self._after_step(seconds + self._delay_of(index))
+
             run = self._joined(index, store)
             with self._alive(run, name):
                 trainer.train(run, location=self._location, after_step=after_step)

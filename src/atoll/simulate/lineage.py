@@ -1,8 +1,9 @@
 """A sharded run trained once more as its ledger says: which group made which steps, in turn.
 
-What the recorded weights are made of: steps that a later group went back behind do not count. The
-groups train here without a coordinator, saves or failures, so that equal digests show that none of
-these left a trace. Holds the whole model: for proofs of small runs, never part of a run.
+What the recorded weights are made of: steps that a later group went back behind do not count, and
+neither do ranks in steps that were committed without them. The groups train here without a
+coordinator, saves, failures or lateness, so that equal digests show that none of these left a
+trace. Holds the whole model: for proofs of small runs, never part of a run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,15 +16,16 @@ from atoll import torch_threads
 from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
 from atoll.data import batches as batching
+from atoll.data import numbered
 from atoll.data import registry as datasets
 from atoll.data.base import Dataset
 from atoll.layout import Layout, Span
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import GroupRecord, LeaseState
+from atoll.ledger.records import GroupRecord
 from atoll.models import gpt, init
 from atoll.models import registry as models
 from atoll.protocol.manifest import Manifest
-from atoll.rows import RowRange
+from atoll.rows import Late, RowRange
 from atoll.simulate.fibers import Scheduler
 from atoll.strategies import registry
 from atoll.strategies.sharded import build, micro_batches
@@ -65,24 +67,28 @@ def retrained(ledger: Ledger, *, location: str | None = None) -> str:
         newest = t.checkpoints.newest()
         assert newest is not None, "a run without a checkpoint has nothing to compare"
         path = segments(t.groups.all(), newest.step)
+        late = frozenset(one for c in t.checkpoints.all() for one in c.late)
         leases = {n: t.leases.of_round(n) for n in range(1, newest.round + 1)}
-    ranges = {
-        number: [lease.row_range for lease in held if lease.state is LeaseState.DONE]
-        for number, held in leases.items()
-    }
+    # Rows of late ranks too, whatever became of them: a step's rows are counted with them.
+    ranges = {n: numbered.joined(x.row_range for x in held) for n, held in leases.items()}
     with torch_threads.kept():
         torch_threads.use(manifest.inner.threads)
-        return _Retraining(manifest, ranges, location).digest_of(path)
+        return _Retraining(manifest, ranges, late, location).digest_of(path)
 
 
 class _Retraining:
     """The state of the whole model, from segment to segment."""
 
     def __init__(
-        self, manifest: Manifest, ranges: dict[int, list[RowRange]], location: str | None
+        self,
+        manifest: Manifest,
+        ranges: dict[int, list[RowRange]],
+        late: frozenset[Late],
+        location: str | None,
     ) -> None:
         self._manifest = manifest
         self._ranges = ranges
+        self._late = late
         self._strategy = registry.sharded(manifest)
         self._layout: Layout = recorded.layout_of(manifest)
         self._units = Units.of(self._layout)
@@ -126,7 +132,10 @@ class _Retraining:
             parts = micro_batches.of(
                 len(rows), rank=shard.rank, size=segment.size, count=settings.micro_batches
             )
-            given = [(p.rows.of(rows), p.num_rows * self._dataset.block) for p in parts]
+            # Who was late counts as none, as a rank without rows does.
+            counts = (step, shard.rank, segment.size) not in self._late
+            tokens_each = self._dataset.block if counts else 0
+            given = [(p.rows.of(rows), p.num_rows * tokens_each) for p in parts]
             rate = manifest.inner.lr * manifest.inner.schedule.factor(tokens)
             member.advance(step)
             steps.train(step, given, gpt.loss, lr=rate)

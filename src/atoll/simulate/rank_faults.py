@@ -1,5 +1,7 @@
 """Sharded runs under faults that a seed draws: kills, stops, joins, a coordinator that dies.
 
+One in three seeds commits by quorum, and ranks are late in it.
+
 The ranks train for real, so a seed takes about a second. Whatever happened, the run must end, its
 records must be sound (every row once), its weights must be those of a calm training along the
 groups that it records, and no group goes back further than it must.
@@ -21,10 +23,12 @@ from atoll.simulate import lineage
 from atoll.simulate.cluster import SimulatedCluster
 from atoll.simulate.coordinator import stores_in
 from atoll.simulate.witness import Witness
+from atoll.strategies import registry
 from atoll.versions import recorded
 
 HEARTBEAT_TIMEOUT = 2.0
 STEP_SECONDS = 0.3
+DEADLINE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Fault:
     """What happens at a moment of the run, and to whom."""
 
     at: float
-    kind: str  # kill | freeze | join | outage
+    kind: str  # kill | freeze | join | outage | late
     rank: int
     seconds: float  # until it is undone: started again, continued, back
 
@@ -55,6 +59,7 @@ class Outcome:
     faults: int
     groups: int
     virtual_seconds: float
+    late: int = 0  # how often a rank was late in what is recorded
     problem: str = ""  # empty: all invariants hold
 
 
@@ -62,7 +67,7 @@ def drawn(seed: int) -> Scenario:
     """The run and the faults of a seed; the same for every caller."""
     draw = random.Random(f"sharded faults {seed}")
     ranks = draw.randint(2, 4)
-    settings = {
+    settings: dict[str, Any] = {
         "name": f"faults-{seed}",
         "strategy": "sharded",
         "seed": seed,
@@ -82,7 +87,7 @@ def drawn(seed: int) -> Scenario:
             "checkpoint_every": draw.randint(1, 3),
             "micro_batches": draw.randint(1, 2),
             "exchange": draw.choice(["ring", "direct"]),
-            "deadline_seconds": 3.0,
+            "deadline_seconds": DEADLINE_SECONDS,
         },
         "membership": {"min_workers": draw.randint(1, 2)},
         "evaluate": {"every": draw.randint(0, 2)},
@@ -93,6 +98,13 @@ def drawn(seed: int) -> Scenario:
         kind = draw.choice(["kill", "kill", "freeze", "join", "outage"])
         at, seconds = draw.uniform(0.0, 8.0), draw.uniform(0.1, 5.0)
         faults.append(Fault(at, kind, draw.randrange(ranks), seconds))
+    # Drawn apart: seeds of earlier stories keep them.
+    more = random.Random(f"sharded quorum {seed}")
+    if more.randrange(3) == 0:
+        settings["sharded"] |= {"commit": "quorum", "exchange": "direct"}
+        for _ in range(more.randint(1, 4)):
+            at, seconds = more.uniform(0.0, 12.0), more.uniform(1.0, 3 * DEADLINE_SECONDS)
+            faults.append(Fault(at, "late", more.randrange(ranks), seconds))
     return Scenario(seed, ranks, settings, tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
@@ -111,9 +123,9 @@ def run(seed: int) -> Outcome:
             problem = ""
         except (AtollError, AssertionError) as error:
             problem = f"{type(error).__name__}: {error}"
-        groups = _groups(Path(home))
+        groups, late = _recorded(Path(home))
         seconds = result.virtual_seconds if not problem else cluster.scheduler.now()
-        return Outcome(seed, len(scenario.faults), groups, seconds, problem)
+        return Outcome(seed, len(scenario.faults), groups, seconds, late, problem)
 
 
 class _Watched(SimulatedCluster):
@@ -153,6 +165,8 @@ class _Nemesis:
         elif fault.kind == "outage":
             if not cluster.coordinator.is_away:
                 cluster.coordinator.go_away(fault.seconds)
+        elif fault.kind == "late":
+            cluster.delay(fault.rank, fault.seconds)
         elif fault.kind == "freeze":
             cluster.freeze(fault.rank)
             clock.sleep(fault.seconds)
@@ -174,6 +188,9 @@ def _check(home: Path, witness: Witness) -> None:
         report = auditing.audit(stores.ledger, stores.blobs, layout=layout, with_replay=False)
         assert report.clean, f"the records are not sound: {report.problems}"
         rows = manifest.stop.rounds * manifest.sharded.round_steps * manifest.inner.batch
+        with stores.ledger.reading() as t:
+            late = [one for checkpoint in t.checkpoints.all() for one in checkpoint.late]
+        rows -= sum(map(len, registry.sharded(manifest).late_rows(late)))
         block = int(manifest.data.identity["block"])
         assert report.tokens == rows * block, (
             f"{report.tokens} tokens are recorded, {rows * block} were to be trained"
@@ -186,7 +203,8 @@ def _check(home: Path, witness: Witness) -> None:
         )
 
 
-def _groups(home: Path) -> int:
+def _recorded(home: Path) -> tuple[int, int]:
+    """How many groups there were, and how often ranks were late."""
     stores = stores_in(home)
     with closing(stores.ledger), closing(stores.blobs), stores.ledger.reading() as t:
-        return len(t.groups.all())
+        return len(t.groups.all()), sum(len(c.late) for c in t.checkpoints.all())

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from atoll.clock import Clock
 from atoll.collectives.local import LocalGroup, LocalMember
-from atoll.collectives.peers import Pings, Source
+from atoll.collectives.peers import Desk, Pings, Source
 from atoll.collectives.runners import Inline
 from atoll.island.sharded.host import Endpoint
 from atoll.protocol.manifest import ShardedSettings
@@ -62,7 +62,13 @@ class SeaHost:
         return self.sea.group(candidate).pings(rank)
 
     def enter(
-        self, formed: GroupReply, rank: int, *, source: Source, settings: ShardedSettings
+        self,
+        formed: GroupReply,
+        rank: int,
+        *,
+        source: Source,
+        desk: Desk | None = None,
+        settings: ShardedSettings,
     ) -> LocalMember:
         return self.sea.group(formed).rank(
             rank,
@@ -70,8 +76,12 @@ class SeaHost:
             way=settings.exchange,
             timeout_seconds=settings.deadline_seconds,
             source=source,
+            desk=desk,
             traffic=self.traffic,
         )
+
+    def lane(self, name: str) -> Inline:  # noqa: ARG002  # a fiber carries it itself
+        return Inline()
 
     def close(self) -> None:
         """Nothing is open."""

@@ -69,7 +69,10 @@ class Calls:
             with self._begun(to, until, begin, request) as call:
                 return bytes(call.result())
 
-        return peers.answered(answer, rank=to, clock=self._clock, timeout_seconds=self._timeout)
+        found = peers.answered(answer, rank=to, clock=self._clock, timeout_seconds=self._timeout)
+        self._traffic.sends(len(body))
+        self._traffic.receives(len(found))
+        return found
 
     def abort(self, error: Exception) -> None:
         """Whoever reads or asks, or will, raises `error`; all connections end."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from atoll.collectives.grpc.trust import RankGroup
 from atoll.collectives.mailbox import Mailbox
 from atoll.collectives.peers import Desk, Source
-from atoll.errors import AtollError, NotReady, StaleGeneration
+from atoll.errors import AtollError, Forbidden, NotReady, StaleGeneration
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,11 @@ class Present:
     mailbox: Mailbox | None
     source: Source | None
     desk: Desk | None = None
+
+    @property
+    def only_measures(self) -> bool:
+        """Whether it is a candidate as yet, whose members do nothing but ping each other."""
+        return self.mailbox is None and self.source is None and self.desk is None
 
     def box(self) -> Mailbox:
         """NotReady while the group only measures."""
@@ -46,6 +51,12 @@ class Door:
         except AtollError as error:
             about = {"peer": peer, "code": error.code, "reason": str(error)}
             log.warning("a rank was refused", extra=about)
+            # A candidate becomes a group of its number with another secret, which others may have
+            # learned before this rank.
+            if present.only_measures and isinstance(error, Forbidden):
+                raise NotReady(
+                    f"group {present.group.number} only measures here as yet; call again"
+                ) from error
             raise
 
     def check(self, present: Present) -> None:

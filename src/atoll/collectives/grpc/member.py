@@ -12,7 +12,7 @@ from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.tcp import TcpCarrier
 from atoll.collectives.grpc.trust import Identity, RankGroup
 from atoll.collectives.mailbox import Bytes, Mailbox
-from atoll.collectives.peers import CountedSource, Desk, Source
+from atoll.collectives.peers import CountedDesk, CountedSource, Desk, Source
 from atoll.collectives.runners import Threaded
 from atoll.errors import AtollError, GroupBroken
 from atoll.traffic import Traffic
@@ -27,7 +27,7 @@ class RankMember(Exchange):
 
     The others read from `source` and ask at `desk`. Messages travel in gRPC streams or, with
     `bulk="tcp"`, over sockets that gRPC calls opened. What goes between ranks is counted in
-    `traffic`, questions left out.
+    `traffic`.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class RankMember(Exchange):
             traffic=traffic,
         )
         offered = None if source is None else CountedSource(source, traffic)
-        server.enter(group, self._box, source=offered, desk=desk)
+        asked = None if desk is None else CountedDesk(desk, traffic)
+        server.enter(group, self._box, source=offered, desk=asked)
 
     def read(self, rank: int, name: str, start: int, stop: int) -> Iterator[bytes]:
         return self._calls.read(rank, name, start, stop)

@@ -15,7 +15,13 @@ from atoll.data.plan import Source
 from atoll.errors import StateDamaged
 from atoll.ledger import units
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import DatasetRecord, LeaseRecord, QueueRecord, RoundPlan
+from atoll.ledger.records import (
+    DatasetRecord,
+    LeaseRecord,
+    LeaseState,
+    QueueRecord,
+    RoundPlan,
+)
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
 from atoll.rows import RowRange
@@ -92,9 +98,38 @@ class Dispatch:
             queues=tuple(self._queues[name] for name in sorted({x.queue for x in leases})),
         )
 
+    def split(
+        self, lease: LeaseRecord, reopened: Iterable[RowRange], manifest: Manifest
+    ) -> list[LeaseRecord]:
+        """The lease in pieces, of which those in `reopened`, joined ranges, are open again."""
+        inside = [
+            (max(span.start, lease.start), min(span.stop, lease.stop))
+            for span in reopened
+            if span.dataset_id == lease.dataset_id
+        ]
+        pieces, reached = [], lease.start
+        for start, stop in (one for one in inside if one[0] < one[1]):
+            pieces += [(reached, start, lease.state), (start, stop, LeaseState.REOPENED)]
+            reached = stop
+        pieces.append((reached, lease.stop, lease.state))
+
+        def unit(start: int, stop: int) -> int:
+            span = RowRange(lease.dataset_id, start, stop)
+            return self._queue(span, manifest).cut.unit(start)
+
+        return [
+            replace(lease, start=start, stop=stop, unit=unit(start, stop), state=state)
+            for start, stop, state in pieces
+            if start < stop
+        ]
+
     def tokens_of(self, leases: Iterable[LeaseRecord]) -> int:
         """How many tokens the rows of `leases` hold."""
-        return sum(lease.stop - lease.start for lease in leases) * self._block
+        return self.tokens_in(sum(lease.stop - lease.start for lease in leases))
+
+    def tokens_in(self, rows: int) -> int:
+        """How many tokens so many rows hold."""
+        return rows * self._block
 
     def _sources(self, t: Transaction, cursor: int) -> list[Source]:
         issued = t.datasets.cursors()

@@ -10,9 +10,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
+from atoll.coordinator.sharded import late_ranks
 from atoll.coordinator.sharded.groups import Groups
 from atoll.coordinator.sharded.intervals import Intervals
 from atoll.coordinator.sharded.part_uploads import PartRequest, PartUploads
+from atoll.data import numbered
 from atoll.errors import BlobMissing, ContributionError, FrameTooLarge, WrongRound
 from atoll.layout import Layout
 from atoll.ledger import chain
@@ -21,6 +23,8 @@ from atoll.ledger.records import (
     CheckpointRecord,
     EvaluationRecord,
     GroupRecord,
+    LeaseRecord,
+    LeaseState,
     PartRecord,
     Published,
     RankRecord,
@@ -29,6 +33,7 @@ from atoll.ledger.records import (
 from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import retention
 from atoll.protocol.sharded import PartReply, PartReport
+from atoll.rows import Late
 from atoll.sums.digest import ParamsDigest
 from atoll.versions import parts as parts_of_checkpoints
 from atoll.versions.manifests import Manifests
@@ -93,6 +98,8 @@ class Checkpoints:
             if expected is None:
                 return PartReply(committed=True)
             with self.ledger.writing() as t:
+                others = t.checkpoints.parts(expected.round, expected.group_number)
+                late_ranks.check_same(expected, others)
                 is_new = t.checkpoints.report(expected)
         # Not when it is looked at again: all that wait would look again, and so on.
         if is_new and self.is_due():
@@ -113,6 +120,7 @@ class Checkpoints:
                     f"{last}"
                 )
             self._check_told(report, group, mine)
+            late_ranks.check(report, group, self.intervals.asked)
         return PartRecord(
             round=report.round,
             group_number=group.number,
@@ -125,6 +133,7 @@ class Checkpoints:
             tokens=report.tokens,
             evaluation_loss=report.evaluation_loss,
             evaluation_tokens=report.evaluation_tokens,
+            late=report.late,
         )
 
     def _check_told(self, report: PartReport, group: GroupRecord, mine: RankRecord) -> None:
@@ -195,7 +204,7 @@ class Checkpoints:
         # No group is formed meanwhile: it would go back to what is before this.
         with self._groups.lock:
             with self.ledger.writing() as t:
-                leases = t.leases.of_round(number)
+                leases = self._trained(t, number, parts[0].late)
                 checkpoint = CheckpointRecord(
                     round=number,
                     step=step,
@@ -206,6 +215,7 @@ class Checkpoints:
                     rows=sum(lease.stop - lease.start for lease in leases),
                     tokens=self.intervals.dispatch.tokens_of(leases),
                     loss_sum=_mean(parts[0]) * self.intervals.dispatch.tokens_of(leases),
+                    late=parts[0].late,
                 )
                 link = self._link(t, checkpoint, digest)
                 for holder in {(lease.worker_id, lease.incarnation) for lease in leases}:
@@ -226,6 +236,22 @@ class Checkpoints:
                 plans = self.intervals.plans(t, holder_id, committed=number)
                 t.rounds.checkpoint(number, link, plans=plans)
             self.intervals.refresh()
+
+    def _trained(self, t: Transaction, number: int, late: Sequence[Late]) -> Sequence[LeaseRecord]:
+        """What is leased of a round but for the rows of late ranks, which are open again."""
+        leases = t.leases.of_round(number)
+        if not late:
+            return leases
+        asked = self.intervals.strategy_of(number)
+        ranges = [lease.row_range for lease in leases]
+        reopened = numbered.picked(ranges, asked.late_rows(late))
+        for lease in leases:
+            pieces = self.intervals.dispatch.split(lease, reopened, asked.manifest)
+            if pieces != [lease]:
+                t.leases.split(lease, pieces)
+        rows = sum(len(span) for span in reopened)
+        log.info("rows of late ranks are open again", extra={"round": number, "rows": rows})
+        return [x for x in t.leases.of_round(number) if x.state is LeaseState.LEASED]
 
     def _link(
         self, t: Transaction, checkpoint: CheckpointRecord, digest: ParamsDigest

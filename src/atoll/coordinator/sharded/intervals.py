@@ -31,7 +31,7 @@ class Open:
 
     newest: RoundRecord | None  # the last one that was planned, whatever its state
     committed: int  # the newest round whose checkpoint is recorded; 0: none
-    tokens: int  # of the run, up to that checkpoint
+    tokens: int  # that are in the sums of the run, up to that checkpoint
     rounds: tuple[tuple[RoundRecord, tuple[LeaseRecord, ...]], ...]  # oldest first
 
 
@@ -54,7 +54,7 @@ class Intervals:
                 newest, unpublished = t.rounds.latest(), t.rounds.unpublished()
                 rounds = tuple((r, _held(t, r.round)) for r in unpublished)
                 committed = 0 if newest is None else newest.round - len(rounds)
-                tokens = self._tokens_before(t, committed + 1)
+                tokens = t.checkpoints.tokens()
             self.open = Open(newest, committed, tokens, rounds)
             reached = 1 if newest is None else newest.round
             self.manifests.reach(reached + (newest is not None and self._goes_on(newest, tokens)))
@@ -96,11 +96,15 @@ class Intervals:
         return self._is_enough(newest.round, self.open.tokens)
 
     def tokens_at(self, step: int) -> int:
-        """Tokens of the run up to a step of an open round, or of the newest committed one."""
+        """Tokens of the run up to a step of an open round, or of the newest committed one.
+
+        Of open rounds as they are planned: who is late in them is known with their checkpoints.
+        """
         number = self.asked.round_of(step)
         if number <= self.committed:
             return self.open.tokens
-        [before] = [record.tokens for record, _ in self.open.rounds if record.round == number]
+        earlier = [leases for record, leases in self.open.rounds if record.round < number]
+        before = self.open.tokens + sum(map(self.dispatch.tokens_of, earlier))
         first, _ = self.asked.steps(number)
         manifest = self.manifests.of_round(number).manifest
         rows = (step - first + 1) * manifest.inner.batch
@@ -132,21 +136,27 @@ class Intervals:
         last = committed + 1 + self.asked.lead
         newest = t.rounds.latest()
         reached, cursor = (0, 0) if newest is None else (newest.round, newest.cursor)
-        tokens = self._tokens_before(t, reached + 1)
+        under_way = [_held(t, number) for number in range(committed + 1, reached + 1)]
+        tokens = t.checkpoints.tokens() + sum(map(self.dispatch.tokens_of, under_way))
         while reached < last and not (reached and self._is_enough(reached, tokens)):
             recorded = self.manifests.of_round(reached + 1)
             rows = {holder: self.strategy_of(reached + 1).rows_each}
-            plan = self.dispatch.plan(t, reached + 1, rows, recorded, cursor=cursor, tokens=tokens)
+            before = self._planned_before(t, reached + 1)
+            plan = self.dispatch.plan(t, reached + 1, rows, recorded, cursor=cursor, tokens=before)
             yield plan
             reached, cursor = plan.round, plan.cursor
             tokens += self.dispatch.tokens_of(plan.leases)
 
-    def _tokens_before(self, t: Transaction, round_number: int) -> int:
-        """Tokens of all rounds before one that may not be planned yet."""
+    def _planned_before(self, t: Transaction, round_number: int) -> int:
+        """Tokens of all steps before a round, which its learning rates start from.
+
+        Those of late ranks count, too: a step's rate is a function of its number.
+        """
         found = t.rounds.all(first=round_number - 1, last=round_number - 1)
         if not found:
             return 0
-        return found[0].tokens + self.dispatch.tokens_of(_held(t, found[0].round))
+        rows = self.strategy_of(round_number - 1).rows_each
+        return found[0].tokens + self.dispatch.tokens_in(rows)
 
     def _goes_on(self, newest: RoundRecord, tokens: int) -> bool:
         """Whether a round follows the last committed one because a new manifest moved the end."""

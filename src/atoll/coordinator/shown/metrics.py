@@ -84,6 +84,7 @@ def _workers(found: Status) -> Iterator[Metric]:
             "rank_sent_bytes": ("Sent to ranks.", lambda w: w.telemetry.rank_bytes_sent),
             "rank_received_bytes": ("From ranks.", lambda w: w.telemetry.rank_bytes_received),
             "rolled_back_steps": ("Made for nothing.", lambda w: w.telemetry.rolled_back_steps),
+            "late_steps": ("Computed too late.", lambda w: w.telemetry.late_steps),
         }
     for name, (text, value) in figures.items():
         family = GaugeMetricFamily(f"atoll_worker_{name}", text, labels=["worker_id"])

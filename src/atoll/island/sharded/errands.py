@@ -33,11 +33,14 @@ class Errands:
                 self._jobs.append(job)
                 self._changed.notify_all()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that came is done or given up."""
+        return not self._jobs and not self._busy
+
     def settle(self, *, seconds: float | None = None) -> bool:
         """Returns when all that came before is done or given up; False: not within `seconds`."""
-        return self._clock.wait_for(
-            lambda: not self._jobs and not self._busy, self._changed, seconds=seconds
-        )
+        return self._clock.wait_for(lambda: self.is_settled, self._changed, seconds=seconds)
 
     def close(self) -> None:
         """What is not begun is given up; what is under way ends by itself."""

@@ -1,12 +1,21 @@
 """What a rank tells about its steps beside what every island tells."""
 
 import logging
+from dataclasses import dataclass
 
 from atoll.protocol.messages import Telemetry
 from atoll.strategies.sharded.seconds import Split
 from atoll.traffic import Traffic
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A step that was committed without this rank, which computed it."""
+
+    step: int
+    present: int  # the one that it goes on with
 
 
 class Figures:
@@ -21,6 +30,7 @@ class Figures:
         self._seconds = Split()
         self._reached = 0  # the last step that this process has made or restored
         self._rolled_back = 0
+        self._late = 0
 
     @property
     def under_way(self) -> int:
@@ -31,6 +41,11 @@ class Figures:
         """A step is in the weights."""
         self._reached = step
         self._seconds += seconds
+
+    def missed(self, missed: Missed) -> None:
+        """A step was committed without this rank, and maybe others after it."""
+        self._reached = missed.present - 1
+        self._late += 1
 
     def went_back_to(self, step: int, *, group: int) -> None:
         """A group begins with the weights after `step`; what was made since is made again."""
@@ -53,5 +68,6 @@ class Figures:
                 "rank_bytes_sent": self._traffic.sent,
                 "rank_bytes_received": self._traffic.received,
                 "rolled_back_steps": self._rolled_back,
+                "late_steps": self._late,
             }
         )

@@ -7,7 +7,8 @@ from atoll.collectives.grpc.member import RankMember
 from atoll.collectives.grpc.pings import measured
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import Identity, Member, RankGroup
-from atoll.collectives.peers import Peers, Pings, Source
+from atoll.collectives.peers import Desk, Peers, Pings, Source
+from atoll.collectives.runners import Threaded
 from atoll.errors import ConfigError
 from atoll.island.sharded.host import Endpoint
 from atoll.protocol.manifest import ShardedSettings
@@ -43,7 +44,13 @@ class GrpcHost:
         return measured(group, rank, identity=self._identity, clock=self._clock)
 
     def enter(
-        self, formed: GroupReply, rank: int, *, source: Source, settings: ShardedSettings
+        self,
+        formed: GroupReply,
+        rank: int,
+        *,
+        source: Source,
+        desk: Desk | None = None,
+        settings: ShardedSettings,
     ) -> Peers:
         return RankMember(
             _group(formed),
@@ -54,9 +61,13 @@ class GrpcHost:
             way=settings.exchange,
             timeout_seconds=settings.deadline_seconds,
             source=source,
+            desk=desk,
             bulk=settings.bulk,
             traffic=self.traffic,
         )
+
+    def lane(self, name: str) -> Threaded:
+        return Threaded(name)
 
     def close(self) -> None:
         self._server.close()

@@ -6,9 +6,10 @@ Implementations: `grpc_host` between processes, and the simulator's in memory.
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.collectives.peers import Peers, Pings, Source
+from atoll.collectives.peers import Desk, Peers, Pings, Source
 from atoll.protocol.manifest import ShardedSettings
 from atoll.protocol.sharded import GroupReply
+from atoll.strategies.sharded.quorum.rank import Lane
 from atoll.traffic import Traffic
 
 
@@ -37,9 +38,19 @@ class Host(Protocol):
         ...
 
     def enter(
-        self, formed: GroupReply, rank: int, *, source: Source, settings: ShardedSettings
+        self,
+        formed: GroupReply,
+        rank: int,
+        *,
+        source: Source,
+        desk: Desk | None = None,
+        settings: ShardedSettings,
     ) -> Peers:
         """This process as a rank of the group, until the peers are closed."""
+        ...
+
+    def lane(self, name: str) -> Lane:
+        """What carries words to one other rank in order, beside the training."""
         ...
 
     def close(self) -> None:

@@ -13,9 +13,10 @@ Everything that must match comes from the coordinator; nothing of it can be set 
 import logging
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,9 +44,10 @@ from atoll.island.link.rank import RankLink
 from atoll.island.participant import Participant, Spawn, in_a_thread
 from atoll.island.prefetch import RowPrefetch
 from atoll.island.sharded import forming
-from atoll.island.sharded.figures import Figures
+from atoll.island.sharded.figures import Figures, Missed
 from atoll.island.sharded.host import Host
 from atoll.island.sharded.leaving import Leaving
+from atoll.island.sharded.quorum_training import QuorumTraining
 from atoll.island.sharded.source import SaveSource
 from atoll.island.sharded.talk import Talk
 from atoll.island.sharded.training import Evaluate, Loaded, Training
@@ -53,6 +55,7 @@ from atoll.island.sharded.watch import Place
 from atoll.island.state.store import IslandIdentity
 from atoll.protocol.messages import Telemetry
 from atoll.protocol.sharded import GroupReply, Interval
+from atoll.strategies.sharded.quorum.rank import Reception
 from atoll.strategies.sharded.saves import Saves
 from atoll.strategies.sharded.step import Made
 from atoll.strategies.sharded.units import Units
@@ -186,10 +189,16 @@ class ShardedRun(Participant):
 
     def _entered(self, loaded: Loaded, formed: GroupReply) -> Training:
         rank = forming.rank_of(formed, self.worker_id)
-        offered = SaveSource(self._kept)
-        peers = self._host.enter(formed, rank, source=offered, settings=self.manifest.sharded)
+        settings, offered = self.manifest.sharded, SaveSource(self._kept)
+        reception = Reception(offered) if settings.commit == "quorum" else None
+        peers = self._host.enter(
+            formed, rank, source=reception or offered, desk=reception, settings=settings
+        )
         place = Place(formed, rank, peers, talk=self._talk, clock=self._clock, spawn=self._spawn)
-        return Training(
+        kind: Callable[..., Training] = Training
+        if reception is not None:
+            kind = partial(QuorumTraining, reception=reception, lane=self._host.lane)
+        return kind(
             loaded,
             place,
             manifest=self.manifest,
@@ -253,11 +262,13 @@ class ShardedRun(Participant):
         for found in training.steps(interval, after, dataset, ahead):
             if is_between and self._leaving.is_asked:
                 self._finish(training)
-            is_between = isinstance(found, Made)
+            is_between = isinstance(found, Made | Missed)
             if isinstance(found, Made):
                 self.steps += 1
                 self._figures.made(found.step, found.seconds)
                 self._told(interval.round, found, training.place.size)
+            elif isinstance(found, Missed):
+                self._figures.missed(found)
             else:
                 yield found
         self._meter.end()

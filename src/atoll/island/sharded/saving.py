@@ -56,6 +56,7 @@ class Saving:
         self._place = place
         self._before = before
         self._consistent = place.formed.restore.step if place.formed.restore else 0
+        self._kept_last: tuple[Draft, Chunks, Notes] | None = None
         number = place.number
         self._keeping = Errands(f"keep-{number}", clock=clock, spawn=spawn, failed=self._failed)
         self._telling = Errands(f"tell-{number}", clock=clock, spawn=spawn, failed=self._failed)
@@ -77,6 +78,18 @@ class Saving:
         draft.write_own(own)
         self._keeping.add(lambda: self._keep(draft, notes, ends))
 
+    def hand_in(self, step: int, ends: RoundEnd) -> None:
+        """Uploads the save of `step`, which was the last one, as the part of that round."""
+        self._untold |= {step}
+
+        def upload() -> None:
+            assert self._kept_last is not None, "a save was made before it is handed in"
+            draft, chunks, notes = self._kept_last
+            assert draft.step == step, (draft.step, step)
+            self._hand_in(draft, chunks, notes, ends)
+
+        self._keeping.add(upload)
+
     def _keep(self, draft: Draft, notes: Notes, ends: RoundEnd | None) -> None:
         """Makes the pair complete."""
         chunks = draft.finish_own()
@@ -88,18 +101,20 @@ class Saving:
         if ends is not None:
             self._untold |= {held.step}
         self._forget()
-        if ends is None:
-            self._telling.add(lambda: self._tell(held))
-            return
+        self._kept_last = draft, chunks, notes
+        self._telling.add(lambda: self._tell(held))
+        if ends is not None:
+            self._hand_in(draft, chunks, notes, ends)
+
+    def _hand_in(self, draft: Draft, chunks: Chunks, notes: Notes, ends: RoundEnd) -> None:
         part = _part(draft, chunks, self._place.number, ends.round)
 
-        def tell() -> None:
+        def upload() -> None:
             # A part counts only after the save that it is of: told first, uploaded beside.
-            self._tell(held)
-            self._untold -= {held.step}
+            self._untold -= {draft.step}
             self._handing.add(lambda: self._upload(draft.step, part, notes, ends))
 
-        self._telling.add(tell)
+        self._telling.add(upload)
 
     def _fetch(self, draft: Draft) -> tuple[Chunks, saves.Reader]:
         """The hashes of the predecessor's shard, and where its bytes are read."""
@@ -140,6 +155,7 @@ class Saving:
                     tokens=notes.tokens,
                     evaluation_loss=ends.evaluation_loss,
                     evaluation_tokens=ends.evaluation_tokens,
+                    late=notes.late,
                     wait_seconds=WAIT_SECONDS,
                 )
             )
@@ -154,6 +170,11 @@ class Saving:
         if not isinstance(error, AtollError):
             log.error("saving met an unexpected error", exc_info=error)
         self._place.fail(error)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all pairs are complete or given up."""
+        return self._keeping.is_settled
 
     def finish(self, *, seconds: float) -> bool:
         """Whether all that was saved is complete, consistent and uploaded; waits so long at most.

@@ -33,12 +33,19 @@ class Shield:
         if self.error is not None:
             raise self.error
 
+    def forget(self) -> None:
+        """What was kept was of a step that is given up, and passed with it."""
+        self.error = None
+
     def all_gather(
         self, key: Key, shard: Tensor, out: Tensor, *, codec: WireCodec | None = None
     ) -> Handle:
-        if self.error is not None:
-            return _Emptied(out)
-        return _Shielded(self, self._inner.all_gather(key, shard, out, codec=codec), out)
+        if self.error is None:
+            try:
+                return _Shielded(self, self._inner.all_gather(key, shard, out, codec=codec), out)
+            except AtollError as error:
+                self.error = error
+        return _Emptied(out)
 
     def reduce_scatter(
         self,

@@ -13,10 +13,11 @@ from atoll.collectives import probe, schedule
 from atoll.collectives.base import Key
 from atoll.data import batches as batching
 from atoll.data.base import Dataset
-from atoll.errors import ConfigError, ProtocolError
+from atoll.errors import ConfigError, ProtocolError, StaleContribution
 from atoll.island.prefetch import RowPrefetch
 from atoll.island.sharded import restore as restoring
 from atoll.island.sharded.errands import Spawn
+from atoll.island.sharded.figures import Missed
 from atoll.island.sharded.saving import RoundEnd, Saving
 from atoll.island.sharded.shield import Shield
 from atoll.island.sharded.source import SaveSource
@@ -24,11 +25,12 @@ from atoll.island.sharded.watch import Place
 from atoll.layout import Span
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.sharded import BoundaryReply, BoundaryRequest, Interval, Restore
+from atoll.rows import Late
 from atoll.strategies.sharded import build, micro_batches
 from atoll.strategies.sharded.holding import Holding
 from atoll.strategies.sharded.saves import CHUNK_BYTES, NO_NOTES, Notes, Saves
 from atoll.strategies.sharded.shard import SAVED, Shard
-from atoll.strategies.sharded.step import Made
+from atoll.strategies.sharded.step import Made, Step
 from atoll.strategies.sharded.units import Units
 
 log = logging.getLogger(__name__)
@@ -87,9 +89,8 @@ class Training:
             offload=settings.offload,
             directory=home,
         )
-        self._step = build.step(
-            manifest, loaded.model, self._shard, self._shield, group=place.number, clock=clock
-        )
+        self._clock = clock
+        self._step: Step | None = None  # once the shard is restored
         self._saving = Saving(kept, offered, place, before=before, clock=clock, spawn=spawn)
         self._notes = NO_NOTES
         self._can_evaluate = False  # this rank and all others, who compute together
@@ -115,7 +116,20 @@ class Training:
         # Here all meet, too: all have read what they need before anybody drops or makes a save.
         self._can_evaluate = self._all_evaluate()
         self._kept.went_back_to(wanted.step, group=wanted.group)
+        self._step = self._opened(wanted.step)
         return wanted.step
+
+    def _opened(self, version: int) -> Step:  # noqa: ARG002  # all ranks step together
+        """The steps after `version`, which is the last one in the shard."""
+        number, manifest, model = self.place.number, self.manifest, self._loaded.model
+        return build.step(
+            manifest, model, self._shard, self._shield, group=number, clock=self._clock
+        )
+
+    @property
+    def _stepping(self) -> Step:
+        assert self._step is not None, "the shard is restored before the first step"
+        return self._step
 
     def _wanted(self) -> Restore:
         wanted = self.place.formed.restore
@@ -130,17 +144,28 @@ class Training:
         """What is known of the round so far: of the first rank that has it, for all."""
         if wanted.source != "save":
             return NO_NOTES
-        own = next(filter(None, map(self._kept.notes, wanted.parts)), None)
-        told = torch.zeros(3 * self.place.size, dtype=torch.float64)
-        mine = torch.zeros(3, dtype=torch.float64)
+        own = self._kept.notes(wanted.step, wanted.parts)
+        told = torch.zeros(4 * self.place.size, dtype=torch.float64)
+        mine = torch.zeros(4, dtype=torch.float64)
         if own is not None:
-            mine = torch.tensor([1.0, own.loss_sum, float(own.tokens)], dtype=torch.float64)
+            figures = [1.0, own.loss_sum, float(own.tokens), float(len(own.late))]
+            mine = torch.tensor(figures, dtype=torch.float64)
         key = Key(self.place.number, 0, "control", unit=NOTES)
         self.place.peers.all_gather(key, mine, told).wait()
-        for has, loss_sum, tokens in told.view(-1, 3).tolist():
+        for source, (has, loss_sum, tokens, count) in enumerate(told.view(-1, 4).tolist()):
             if has:
-                return Notes(loss_sum, int(tokens))
+                return Notes(loss_sum, int(tokens), self._late_of(source, own, int(count)))
         return NO_NOTES
+
+    def _late_of(self, source: int, own: Notes | None, count: int) -> tuple[Late, ...]:
+        """Who was late in the round so far, as the rank `source` remembers it."""
+        told = torch.zeros(count, 3, dtype=torch.int64)
+        if source == self.place.rank and own is not None and count:
+            told = torch.tensor(own.late, dtype=torch.int64)
+        if count:
+            key = Key(self.place.number, 0, "control", unit=NOTES + 3)
+            self.place.peers.broadcast(key, told.view(-1), source=source).wait()
+        return tuple((step, rank, size) for step, rank, size in told.tolist())
 
     def _all_evaluate(self) -> bool:
         """Whether every rank was given `evaluate`; one that was not would be waited for."""
@@ -159,44 +184,67 @@ class Training:
 
     def steps(
         self, interval: Interval, after: int, dataset: Dataset, ahead: RowPrefetch
-    ) -> Iterator[Tensor | Made]:
+    ) -> Iterator[Tensor | Made | Missed]:
         """Trains the steps of `interval` that come after `after`.
 
-        Gives each micro-batch's rows, and what each step came to.
+        Gives each micro-batch's rows, and what each step came to that this rank is in.
         """
-        if after < interval.first:
-            self._notes = NO_NOTES
+        reading = {"batch": self.manifest.inner.batch, "seed": self.manifest.seed}
+        following = max(interval.first, after + 1)
+        while following <= interval.last:
+            rows = ahead.batches(interval.ranges, skip=following - interval.first, **reading)
+            for number, batch in enumerate(rows, start=following):
+                try:
+                    yield from self._one(interval, number, batch, dataset.block)
+                    following = number + 1
+                except StaleContribution as error:
+                    following = self._was_late(number, error)
+                    yield Missed(number, following)
+                    break
+            else:
+                return
+
+    def _one(
+        self, interval: Interval, number: int, batch: Tensor, block: int
+    ) -> Iterator[Tensor | Made]:
         inner, settings = self.manifest.inner, self.manifest.sharded
-        reading = {"batch": inner.batch, "seed": self.manifest.seed}
-        done = max(0, after + 1 - interval.first)
-        per_step = inner.batch * dataset.block
-        rows = ahead.batches(interval.ranges, skip=done, **reading)
-        for number, batch in enumerate(rows, start=interval.first + done):
-            self.place.check()
-            self.place.peers.advance(number)
-            self._step.begin(number)
-            parts = micro_batches.of(
-                len(batch), rank=self.place.rank, size=self.place.size, count=settings.micro_batches
-            )
-            for part in parts:
-                yield from self._micro(part.rows.of(batch), part.num_rows * dataset.block)
-            tokens = interval.tokens + (number - interval.first) * per_step
-            made = self._step.commit(lr=inner.lr * inner.schedule.factor(tokens))
-            so_far = self._notes
-            self._notes = Notes(so_far.loss_sum + made.loss_sum, so_far.tokens + made.tokens)
-            yield made
-            if number % settings.save_every == 0 and number != interval.last:
-                self._save(number)
+        self.place.check()
+        self.place.peers.advance(number)
+        self._stepping.begin(number)
+        parts = micro_batches.of(
+            len(batch), rank=self.place.rank, size=self.place.size, count=settings.micro_batches
+        )
+        for part in parts:
+            yield from self._micro(part.rows.of(batch), part.num_rows * block)
+        tokens = interval.tokens + (number - interval.first) * inner.batch * block
+        made = self._stepping.commit(lr=inner.lr * inner.schedule.factor(tokens))
+        self._count(made, is_first=number == interval.first)
+        yield made
+        self._save_between(number, is_last=number == interval.last)
+
+    def _count(self, made: Made, *, is_first: bool) -> None:
+        """Notes what a step came to, the first one of a round or another."""
+        before = NO_NOTES if is_first else self._notes
+        self._notes = Notes(before.loss_sum + made.loss_sum, before.tokens + made.tokens)
+
+    def _save_between(self, number: int, *, is_last: bool) -> None:
+        """Saves a step where one is to be saved; the last one of a round comes with its end."""
+        if number % self.manifest.sharded.save_every == 0 and not is_last:
+            self._save(number)
+
+    def _was_late(self, number: int, error: StaleContribution) -> int:  # noqa: ARG002
+        """The step to go on with after one that was committed without this rank."""
+        raise error
 
     def _micro(self, rows: Tensor, tokens: int) -> Iterator[Tensor]:
-        self._step.begin_micro(tokens)
+        self._stepping.begin_micro(tokens)
         self.given = given = Given(rows)
         yield rows
         self.given = None
         self._shield.check()
         if given.loss is None:
             raise ConfigError("run.step(loss=...) must be called once for every batch")
-        self._step.finish_micro(given.loss)
+        self._stepping.finish_micro(given.loss)
         self._shield.check()
 
     def _save(self, step: int, *, ends: RoundEnd | None = None) -> None:
@@ -219,7 +267,8 @@ class Training:
         Raises Over when this rank `gives_up` meanwhile: it has saved by then.
         """
         loss, tokens = self._evaluated(interval, dataset)
-        self._save(interval.last, ends=RoundEnd(interval.round, loss, tokens))
+        self._hand_in(interval.last, RoundEnd(interval.round, loss, tokens))
+        self._meet(interval.last)
         while True:
             reply = self.place.talk.until(gives_up).ask(
                 lambda who: BoundaryRequest(
@@ -232,6 +281,13 @@ class Training:
             if reply.action != "wait":
                 return reply
             self.place.check()
+
+    def _hand_in(self, step: int, ends: RoundEnd) -> None:
+        """Saves the last step of a round and hands it in, as this rank's part."""
+        self._save(step, ends=ends)
+
+    def _meet(self, step: int) -> None:
+        """Returns when all ranks have evaluated and saved `step`, the last one of a round."""
 
     def _evaluated(self, interval: Interval, dataset: Dataset) -> tuple[float, int]:
         """This rank's share of the held-out loss after the round, where it is wanted."""
@@ -248,7 +304,7 @@ class Training:
 
         was_training = self._loaded.model.training
         self._loaded.model.eval()
-        found = self._step.evaluate(interval.last, mine(), evaluate)
+        found = self._stepping.evaluate(interval.last, mine(), evaluate)
         self._loaded.model.train(was_training)
         self._shield.check()
         return found
@@ -268,5 +324,6 @@ class Training:
         """Leaves the group; what is not saved is given up."""
         self._saving.close()
         self.place.leave()
-        self._step.engine.close()
+        if self._step is not None:
+            self._step.engine.close()
         self._shard.close()

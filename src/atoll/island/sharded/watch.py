@@ -2,10 +2,12 @@
 
 import logging
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 from atoll.clock import Clock
 from atoll.collectives.peers import Peers
-from atoll.errors import AtollError, MissingRanks, StaleGeneration
+from atoll.errors import AtollError, MissingRanks, StaleGeneration, StaleGroup
 from atoll.island.driver import Over
 from atoll.island.sharded.errands import Spawn
 from atoll.island.sharded.talk import Talk
@@ -35,6 +37,7 @@ class Place:
         self._is_over = False
         self._unheard: AtollError | None = None  # why nobody watches any more
         self._error: Exception | None = None
+        self._failing: list[Callable[[Exception], None]] = []
         self.talk = talk.until(lambda: self._is_left)
         spawn(f"watch-{formed.group}", self._watch)
 
@@ -95,6 +98,14 @@ class Place:
         """Whoever waits for other ranks of this group raises `error`; the first one stands."""
         self._error = self._error or error
         self.peers.abort(error)
+        for act in self._failing:
+            act(error)
+
+    def on_fail(self, act: Callable[[Exception], None]) -> None:
+        """`act` is told why this rank cannot go on, now or when it comes to that, maybe twice."""
+        self._failing.append(act)
+        if self._error is not None:
+            act(self._error)
 
     def await_end(self, error: AtollError, *, step: int) -> bool:
         """Whether the coordinator has ended the group; tells it whom this rank misses.
@@ -104,17 +115,19 @@ class Place:
 
         Raises why it cannot be told of the end, such as Forbidden for a rank that was kicked.
         """
-        missing = [self.formed.members[r].worker_id for r in _missing(error)]
+        missed = [r for r in _missing(error) if r != self.rank]  # this rank may be the late one
+        missing = [self.formed.members[r].worker_id for r in missed]
         while not self._is_over:
             if self._unheard is not None:
                 raise self._unheard
             if missing:
                 log.warning("ranks are missing", extra={"group": self.number, "missing": missing})
-                self.talk.ask(
-                    lambda who: MissingReport(
-                        identity=who, group=self.number, step=step, missing=tuple(missing)
+                with suppress(StaleGroup):  # over already: the one who watches is about to hear it
+                    self.talk.ask(
+                        lambda who: MissingReport(
+                            identity=who, group=self.number, step=step, missing=tuple(missing)
+                        )
                     )
-                )
             self._clock.wait_for(
                 lambda: self._is_over or self._unheard is not None,
                 self._changed,

@@ -1,6 +1,6 @@
 """Rank groups and what they save: which steps can be gone back to, and the checkpoints."""
 
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import bindparam, delete, func, select
 
 from atoll.errors import Conflict, StoreError
 from atoll.ledger.records import CheckpointRecord, GroupRecord, PartRecord, SaveRecord
@@ -24,6 +24,7 @@ _PARTS_OF = (
     .order_by(_PARTS.c.rank)
 )
 _DROP_PARTS = delete(_PARTS).where(_PARTS.c.round <= bindparam("last"))
+_TOKENS = select(func.sum(_CHECKPOINTS.c.tokens))
 _NEWEST = select(_CHECKPOINTS).order_by(_CHECKPOINTS.c.round.desc()).limit(1)
 
 
@@ -119,6 +120,10 @@ class CheckpointTable(RecordTable):
         """Records a whole checkpoint; parts of it and of earlier rounds are forgotten."""
         self._add(checkpoint)
         self._connection.change(_DROP_PARTS, {"last": checkpoint.round})
+
+    def tokens(self) -> int:
+        """Of all checkpoints together."""
+        return int(self._connection.value(_TOKENS) or 0)
 
     def newest(self) -> CheckpointRecord | None:
         """The one of the latest round."""

@@ -51,12 +51,18 @@ _GIVE_TO = (
 _HELD = (_IN_ROUND, _OF_WORKER, _TABLE.c.incarnation == bindparam("of_life"), _IS_LEASED)
 _HELD_LEASES = select(_TABLE).where(*_HELD)
 _FINISH = update(_TABLE).where(*_HELD).values(state=LeaseState.DONE.value)
+_SPLIT_BY = ("round", "worker_id", "dataset_id", "start", "lease_epoch", "stop")
+_SPLIT = update(_TABLE).where(
+    *(_TABLE.c[name] == bindparam(f"of_{name}") for name in _SPLIT_BY), _IS_LEASED
+)
 _TAKEN_BY = ("round", "worker_id", "dataset_id", "start", "stop")
 _TAKE = (
     update(_TABLE)
     .where(*(_TABLE.c[name] == bindparam(f"of_{name}") for name in _TAKEN_BY), _IS_REOPENED)
     .values(state=LeaseState.TAKEN.value)
 )
+
+_PIECES = {LeaseState.LEASED, LeaseState.REOPENED}
 
 
 @dataclass
@@ -98,6 +104,26 @@ class LeaseTable(RecordTable):
             raise LeaseLost(f"worker_id={worker_id!r} has no lease in round {round_number}; {rule}")
         self._connection.change(_FINISH, held)
         self._queues.mark_done(leases)
+
+    def split(self, lease: LeaseRecord, pieces: Sequence[LeaseRecord]) -> None:
+        """Puts pieces, leased and reopened ones, in the place of a lease that is still to be used.
+
+        StoreError unless they are its rows, each once, in order.
+        """
+        ends = [lease.start, *(piece.stop for piece in pieces)]
+        right = [
+            replace(lease, start=start, stop=stop, unit=piece.unit, state=piece.state)
+            for piece, start, stop in zip(pieces, ends, ends[1:], strict=False)
+        ]
+        states = {piece.state for piece in pieces}
+        if right != list(pieces) or ends[-1] != lease.stop or not states <= _PIECES:
+            raise StoreError(f"{list(pieces)!r} are not the rows of {lease!r}, each once, in order")
+        first, *rest = pieces
+        given = {f"of_{name}": getattr(lease, name) for name in _SPLIT_BY}
+        changed = {"stop": first.stop, "state": first.state.value}
+        if self._connection.change(_SPLIT, {**given, **changed}) != 1:
+            raise StoreError(f"{lease!r} is not leased, so it cannot be cut into pieces")
+        self._add(*rest)
 
     def end(self, keys: Collection[Key], *, reissue: bool) -> int:
         """Ends what is still leased under these keys; how many leases there were.

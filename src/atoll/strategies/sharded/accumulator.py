@@ -147,7 +147,7 @@ class Accumulator:
                 f"{owned.size} ranks' parts of a step take at their owner; no step would be whole"
             )
         self._expected = expected
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._group = group
         self._owned = owned
         self._clock = clock
@@ -211,7 +211,7 @@ class Accumulator:
 
     def _has_room(self, nbytes: int) -> bool:
         """For a later step: what the present one takes is kept free for it."""
-        return self._later_bytes + nbytes <= self._limit - self._owned.step_bytes
+        return self._later_bytes + nbytes <= self.limit_bytes - self._owned.step_bytes
 
     def _check(self, label: Label, sender: int, part: PartialSum) -> _Place:
         self.check_open()

@@ -162,6 +162,13 @@ class Commit:
                     f"owner {owner} has {other} of step {self.step}, owner {LEADER} has {first}; "
                     f"the senders told them different things"
                 )
+        if first.tokens == 0 and len(self.senders) < size:
+            absent = sorted(frozenset(range(size)) - self.senders)
+            raise MissingRanks(
+                f"all rows of step {self.step} are of ranks {absent}, who are late; nothing is "
+                f"filled in, the step is given up",
+                ranks=absent,
+            )
         if first.tokens == 0:
             raise EmptySum(
                 f"ranks {sorted(self.senders)} have no rows of step {self.step}; the weights are "

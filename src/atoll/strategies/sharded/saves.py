@@ -16,7 +16,8 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from typing import Any
 from atoll import files as filesystem
 from atoll.errors import BlobChanged, BlobMissing, StoreError
 from atoll.protocol.sharded import HeldSave
+from atoll.rows import Late
 
 CHUNK_BYTES = 1 << 20
 HASH_BYTES = 32
 HEAD_BYTES = 8  # the save's size
 KEPT = 2  # complete pairs beside the newest one that is known to be consistent
-MAX_META_BYTES = 64 << 10
+MAX_META_BYTES = 1 << 20  # with `protocol.sharded.MAX_LATE` late ranks in it
 OWN, PREDECESSOR = "own", "predecessor"
 _WAY_OUT = (
     "see that the disk has room and works, then start this island again: it goes on from what the "
@@ -163,6 +165,7 @@ class Notes:
 
     loss_sum: float = 0.0  # of all ranks and steps of the round
     tokens: int = 0  # that it is summed over
+    late: tuple[Late, ...] = ()  # whose rows are in none of its steps, by step and rank
 
 
 NO_NOTES = Notes()
@@ -289,7 +292,7 @@ class Saves:
             held, _ = _read_meta(meta)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        is_ours = meta["run_id"] == self._run_id and path.name == f"save-{held.step}-{held.group}"
+        is_ours = meta["run_id"] == self._run_id and path.name == _name(held)
         return held if is_ours and _is_whole(path, held) else None
 
     def begin(self, step: int, *, group: int, rank: int, notes: Notes = NO_NOTES) -> Draft:
@@ -321,15 +324,19 @@ class Saves:
         for held in self.held:
             for name, known in ((OWN, held.own), (PREDECESSOR, held.predecessor)):
                 if known == root:
-                    return StoredShard(self._directory / f"save-{held.step}-{held.group}" / name)
+                    return StoredShard(self._directory / _name(held) / name)
         raise BlobMissing(f"save {root[:16]} is not on this rank's disk; it may be dropped already")
 
-    def notes(self, root: str) -> Notes | None:
-        """What is remembered of the round with the save of this shard; None: it is not here."""
-        try:
-            return _read_meta(_loaded(self.find(root).path.parent))[1]
-        except (OSError, BlobMissing):
-            return None
+    def notes(self, step: int, roots: Sequence[str]) -> Notes | None:
+        """What is remembered of the round with a save of `step` of these shards; None: not here.
+
+        Shards that do not train are the same at every step, so a root alone does not tell.
+        """
+        for held in self.held:
+            if held.step == step and {held.own, held.predecessor} <= set(roots):
+                with suppress(OSError):
+                    return _read_meta(_loaded(self._directory / _name(held)))[1]
+        return None
 
     def discard(self, root: str) -> None:
         """Drops the pair with this shard, whose bytes turned out to be wrong."""
@@ -370,6 +377,11 @@ class Saves:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _name(held: HeldSave) -> str:
+    """Of the directory of a pair."""
+    return f"save-{held.step}-{held.group}"
+
+
 def _loaded(path: Path) -> dict[str, Any]:
     with (path / "complete.json").open("rb") as file:
         return dict(json.loads(file.read(MAX_META_BYTES)))
@@ -378,7 +390,8 @@ def _loaded(path: Path) -> dict[str, Any]:
 def _read_meta(meta: dict[str, Any]) -> tuple[HeldSave, Notes]:
     """What a complete pair says of itself; ValueError, KeyError or TypeError for anything else."""
     held = HeldSave.model_validate({name: meta[name] for name in HeldSave.model_fields})
-    return held, Notes(float(meta["loss_sum"]), int(meta["tokens"]))
+    late = tuple((int(step), int(rank), int(size)) for step, rank, size in meta["late"])
+    return held, Notes(float(meta["loss_sum"]), int(meta["tokens"]), late)
 
 
 def _is_whole(path: Path, held: HeldSave) -> bool:

@@ -34,6 +34,16 @@ FOREIGN = {
     "inner.momentum": "the optimizer is AdamW",
 }
 
+# What a quorum takes of settings that have other values, too, and why.
+_OF_A_QUORUM: dict[str, tuple[object, str]] = {
+    "transport": ("grpc", "owners commit in their own servers"),
+    "exchange": ("direct", "a ring has summed up before anybody is known to be late"),
+    "gradients": ("fp32", "parts are added up after the set is known"),
+    "parameters": ("fp32", "weights are pulled as they are computed with"),
+    "residuals": (False, "no gradient is rounded"),
+    "onebit_warmup_steps": (0, "momenta of late ranks would differ"),
+}
+
 
 def refuse_foreign(given: Mapping[str, Any]) -> None:
     """ConfigError for the first setting of a run file that a sharded run does not have."""
@@ -89,22 +99,25 @@ def _check_inner(manifest: Manifest) -> None:
         )
 
 
+def check_quorum(own: ShardedSettings) -> None:
+    """ConfigError, naming the setting, for what `commit = "quorum"` does not do."""
+    for name, (wanted, why) in _OF_A_QUORUM.items():
+        found = getattr(own, name)
+        if found != wanted:
+            raise ConfigError(
+                f"sharded.{name}={found!r} does not go with sharded.commit='quorum': {why}; set it "
+                f"to {wanted!r}, or commit = 'strict'"
+            )
+
+
 def _check_own(own: ShardedSettings) -> None:
+    if own.commit == "quorum":
+        check_quorum(own)
     rules = (
-        (
-            own.commit == "quorum" and own.exchange != "direct",
-            f"sharded.commit='quorum' with exchange={own.exchange!r}: a ring has summed up before "
-            f"anybody is known to be late; set exchange = 'direct'",
-        ),
         (
             own.bulk != "grpc" and own.transport != "grpc",
             f"sharded.bulk={own.bulk!r} with transport={own.transport!r}: only gRPC calls open "
             f"such sockets; leave bulk out or set transport = 'grpc'",
-        ),
-        (
-            own.transport != "grpc" and own.commit == "quorum",
-            f"sharded.commit='quorum' with transport={own.transport!r}: late ranks are told apart "
-            f"in the ranks' servers; set transport = 'grpc'",
         ),
         (
             own.residuals and own.gradients == "fp32" and not own.onebit_warmup_steps,
@@ -122,17 +135,7 @@ def _check_own(own: ShardedSettings) -> None:
             f"sharded.onebit_warmup_steps={own.onebit_warmup_steps} with residuals=true: 1-bit "
             f"Adam has an error feedback of its own; leave residuals out",
         ),
-        (
-            bool(own.onebit_warmup_steps) and own.commit == "quorum",
-            f"sharded.onebit_warmup_steps={own.onebit_warmup_steps} with commit='quorum': a "
-            f"momentum that a late rank is left out of differs between ranks; set "
-            f"commit = 'strict'",
-        ),
         # Last: whoever sets one of these for other reasons is told the better one.
-        (
-            own.commit == "quorum",
-            "sharded.commit='quorum' is not built into runs in this version; set commit = 'strict'",
-        ),
         (
             own.transport == "torch_dist",
             "sharded.transport='torch_dist' is not built into runs in this version; set "

@@ -4,11 +4,13 @@ C = save_every * checkpoint_every steps are a round, from checkpoint to checkpoi
 round r is the steps ((r-1)*C, r*C], and leases C*B rows, B = inner.batch for all ranks
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from atoll.collectives import schedule
 from atoll.layout import ELEMENT_BYTES, Layout, Span
 from atoll.protocol.manifest import Manifest, ShardedSettings
+from atoll.rows import Late
 from atoll.strategies.sharded import settings, units
 from atoll.strategies.sharded.units import Units
 
@@ -56,6 +58,17 @@ class Sharded:
     def round_of(self, step: int) -> int:
         """The round that a step is of; step 0, the initial weights, is before the first."""
         return -(-step // self.round_steps)
+
+    def late_rows(self, late: Iterable[Late]) -> list[Span]:
+        """Which rows of a round late ranks had, by their numbers in it; all are of one round."""
+        batch = self.manifest.inner.batch
+
+        def rows(step: int, rank: int, size: int) -> Span:
+            first = (step - 1) % self.round_steps * batch
+            own = schedule.cut(batch, size)[rank]
+            return Span(first + own.start, first + own.stop)
+
+        return [rows(*one) for one in late]
 
     # Shards
 

@@ -137,6 +137,18 @@ class QuorumExchange:
         ]
         self._sent({k: said for k in range(self.size)}).wait()
 
+    def meet(self, step: int, *, seconds: float) -> None:
+        """Returns once all ranks have come to the end of the round whose last step it is."""
+        name = messages.reached_name(self._group, step)
+
+        def telling(rank: int) -> Callable[[], None]:
+            return lambda: void(self._peers.ask(rank, name))
+
+        told = _All([lane.begin(telling(k)) for k, lane in self._lanes.pushes.items()])
+        self._owner.reach(self.rank, step)
+        told.wait()
+        self._owner.wait_met(step, seconds=seconds)
+
     def _sent(self, parts: Mapping[int, Sequence[tuple[Label, PartialSum]]]) -> Handle:
         others = [
             self._lanes.pushes[k].begin(self._telling(k, parts[k]))
@@ -217,3 +229,7 @@ class _All:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+
+def void(_: object) -> None:
+    """An answer that says nothing."""

@@ -11,10 +11,11 @@ from typing import TypeVar
 from atoll.clock import Clock
 from atoll.collectives.base import Handle
 from atoll.collectives.exchange import Runner
-from atoll.collectives.peers import Peers
+from atoll.collectives.peers import Peers, answered
 from atoll.errors import Accident, AtollError, MissingRanks
 from atoll.strategies.sharded.commit import LEADER, Commit, Outcome, Policy
 from atoll.strategies.sharded.quorum import messages
+from atoll.strategies.sharded.quorum.exchange import void
 from atoll.strategies.sharded.quorum.owner import Owner
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Leader:
             self._give_up(Accident("the leader of the group met an error of its own"))
 
     def settle(self) -> None:
-        """Returns when no step is being committed, so that all owners have the last one."""
+        """Returns when no set is fixed that owners still wait for: all have the last step."""
         self._clock.wait_for(
             lambda: not self._busy, self._changed, seconds=3 * self._policy.deadline_seconds
         )
@@ -71,7 +72,6 @@ class Leader:
     def commit(self, step: int) -> Outcome:
         """One step. The deadline counts from the first sender that is whole here."""
         self._owner.accumulator.wait_arrived(step, enough=1, seconds=None)
-        self._set_busy(True)
         try:
             return self._committed(Commit(step, self._policy))
         finally:
@@ -85,6 +85,7 @@ class Leader:
         for owner, senders in self._from_all(lambda k: self._arrived(k, step, until, poll)).items():
             commit.arrived(owner, senders)
         commit.decide(is_late=True)
+        self._set_busy(True)
         asked = messages.FoldRequest(
             group=self._group, step=step, senders=tuple(sorted(commit.senders))
         )
@@ -115,7 +116,12 @@ class Leader:
 
     def _fold(self, owner: int, asked: messages.FoldRequest) -> messages.FoldReply:
         if owner == LEADER:
-            return self._owner.fold(asked)
+            return answered(
+                lambda _: self._owner.fold(asked),
+                rank=LEADER,
+                clock=self._clock,
+                timeout_seconds=self._policy.deadline_seconds,
+            )
         answer = self._peers.ask(owner, messages.FOLD, messages.written(asked))
         return messages.read(messages.FoldReply, answer)
 
@@ -181,7 +187,3 @@ def _errors(handles: list[Handle]) -> list[AtollError]:
         except AtollError as error:
             found.append(error)
     return found
-
-
-def void(_: object) -> None:
-    """An answer that says nothing."""

@@ -2,6 +2,7 @@
 
 add/<group>/<step>/<micro>/<reduce|control>/<unit>/<start>/<stop>/<tokens>    values
 arrived | fold | update | over                                                JSON
+reached/<group>/<step>                                                        nothing
 parameters/<group>/<version>/<unit>/<dtype>                                   a ranged read
 """
 
@@ -19,7 +20,7 @@ from atoll.protocol.sharded import Rank
 from atoll.strategies.sharded.commit import Folded, Outcome
 
 ADD, ARRIVED, FOLD, UPDATE, OVER = "add", "arrived", "fold", "update", "over"
-PARAMETERS = "parameters"
+REACHED, PARAMETERS = "reached", "parameters"
 _OPS: dict[str, Op] = {"reduce": "reduce", "control": "control"}
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -151,6 +152,20 @@ def added(name: str) -> tuple[Label, int]:
         raise ProtocolError(f"elements [{start}, {stop}) of a part end before they start")
     key = Key(group, step, _OPS[found[4]], micro, unit)
     return Label(key, 0, Span(start, stop)), tokens
+
+
+def reached_name(group: int, step: int) -> str:
+    """Under which a rank says that it has come to the end of a round."""
+    return f"{REACHED}/{group}/{step}"
+
+
+def reached(name: str) -> tuple[int, int]:
+    """Group and step; ProtocolError for another name."""
+    found = name.split("/")
+    if len(found) != 3:
+        raise ProtocolError(f"name={name[:80]!r} says of no step that it is reached")
+    group, step = (_number(text, name) for text in found[1:])
+    return group, step
 
 
 def parameters_name(group: int, version: int, unit: int, dtype: torch.dtype) -> str:

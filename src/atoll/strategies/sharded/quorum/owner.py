@@ -6,6 +6,7 @@ weights have a *version*, the last step that is in them; whoever reads one that 
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +21,14 @@ from atoll.collectives.peers import READ_BYTES
 from atoll.errors import (
     BlobMissing,
     Forbidden,
+    GroupBroken,
     MissingRanks,
     NotReady,
     ProtocolError,
+    RoundError,
     StaleContribution,
     StaleGeneration,
+    WorkError,
 )
 from atoll.layout import Span
 from atoll.strategies.sharded import tiles
@@ -37,6 +41,8 @@ from atoll.strategies.sharded.tiles import Tile
 from atoll.sums.partial import PartialSum
 
 OUTCOMES = 64  # steps that are remembered for a training thread that looks late
+# What a group was given up for that concerns all of it.
+_OF_ALL = (WorkError, RoundError, GroupBroken)
 VERSION_SECONDS = 5.0  # that a reader of the next version waits before it asks again
 
 
@@ -67,12 +73,14 @@ class Owner:
         clock: Clock,
         limit_bytes: int | None = None,
         told: Callable[[Outcome], None] = lambda _: None,
+        may_fold: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """`version` is the last step that is in the shard.
 
-        `told` hears of each step once it is in the shard, in the server's thread, and nothing of
-        the shard changes until it returns: a save of the step is written there. It must not wait by
-        the clock. `limit_bytes` bounds the gradients that wait here; by default to one step's.
+        `told` hears of each step once it is in the shard, in the server's thread, before anybody
+        else; nothing of the shard changes until it returns: a save of the step is written there. It
+        must not wait by the clock. While `may_fold` says no to a step, whoever leads is asked to
+        call again. `limit_bytes` bounds the gradients that wait here; by default to one step's.
         """
         self.shard = shard
         self._group = group
@@ -81,6 +89,7 @@ class Owner:
         self._rule = rule
         self._clock = clock
         self._told = told
+        self._may_fold = may_fold
         owned = Owned(shard.rank, shard.size, self._spans(), micro_batches, shard.dtype)
         self.accumulator = Accumulator(
             frozenset(range(shard.size)),
@@ -95,6 +104,9 @@ class Owner:
         self._guard = threading.Lock()  # weights are read or written, a piece at a time
         self._changed = threading.Condition()
         self._outcomes: dict[int, Outcome] = {}
+        self._published = version  # the last step that `told` has heard of
+        self._reached: dict[int, set[int]] = {}  # who has come to the end of a round, by its step
+        self._met = 0  # the last one that all have come to
         self._error: Exception | None = None
 
     def _spans(self) -> dict[int, Span]:
@@ -129,13 +141,27 @@ class Owner:
         None where that was so long ago that it is forgotten. MissingRanks, naming the leader, when
         the seconds are over.
         """
-        if not self._wait_version(step, seconds):
+        if not self._wait(lambda: self._published >= step, seconds):
             raise MissingRanks(
                 f"rank {LEADER}, which leads, has not committed step {step} within {seconds:g} s; "
                 f"the step is given up",
                 ranks=[LEADER],
             )
         return self._outcomes.get(step)
+
+    def wait_met(self, step: int, *, seconds: float) -> None:
+        """Returns once all ranks have said that they are at the end of the round of `step`.
+
+        MissingRanks, naming the others, when the seconds are over.
+        """
+        if self._wait(lambda: self._met >= step, seconds):
+            return
+        absent = sorted(set(range(self.shard.size)) - self._reached.get(step, set()))
+        raise MissingRanks(
+            f"ranks {absent} have not come to the end of the round, step {step}, within "
+            f"{seconds:g} s of the others; the group is given up",
+            ranks=absent,
+        )
 
     def copy(self, unit: int, version: int, out: Tensor) -> None:
         """`out` becomes this rank's part of a unit, in the dtype of `out`."""
@@ -156,7 +182,26 @@ class Owner:
     # For all ranks of the group
 
     def answer(self, sender: int, name: str, body: Bytes) -> bytes:
+        with self._speaking():
+            return self._answered(sender, name, body)
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Why this rank alone cannot go on is its own matter: others learn that it does not."""
+        try:
+            yield
+        except Exception as error:
+            if error is not self._error or isinstance(error, _OF_ALL):
+                raise
+            raise GroupBroken(f"rank {self.shard.rank} has given the group up") from error
+
+    def _answered(self, sender: int, name: str, body: Bytes) -> bytes:
         self._check_open()
+        if name.startswith(messages.REACHED + "/"):
+            group, step = messages.reached(name)
+            self._check_group(group)
+            self.reach(sender, step)
+            return messages.written(messages.Done())
         if name.startswith(messages.ADD + "/"):
             return self._add(sender, name, body)
         if sender != LEADER:
@@ -181,6 +226,23 @@ class Owner:
         values = memory.tensor_of(body, dtype)
         return self.add(label, sender, PartialSum(values, tokens, COUNTED)).encode()
 
+    def reach(self, rank: int, step: int) -> None:
+        """A rank has come to the end of the round of `step`; harmless when repeated.
+
+        NotReady for a step that is still to come here.
+        """
+        with self._changed:
+            if step > self._published:
+                raise NotReady(f"step={step} is not in this rank's weights yet; call again")
+            if step < self._published or step <= self._met:
+                return  # all have come, and may have gone on
+            came = self._reached.setdefault(step, set())
+            came.add(rank)
+            if len(came) == self.shard.size:
+                self._met = step
+                self._reached.clear()
+            self._changed.notify_all()
+
     def add(self, label: Label, sender: int, part: PartialSum) -> str:
         """As `Accumulator.add`."""
         return self.accumulator.add(label, sender, part)
@@ -202,6 +264,11 @@ class Owner:
         with self._work:
             found = self._progress.may_fold(asked.step, senders)
             if found is None:
+                if not self._may_fold(asked.step):
+                    raise NotReady(
+                        f"rank {self.shard.rank} still writes what it saved before step "
+                        f"{asked.step}; call again"
+                    )
                 found = self._folded(asked.step, senders)
                 self._progress.has_folded(senders, found)
         return messages.FoldReply.of(found)
@@ -236,10 +303,13 @@ class Owner:
             tiles.update(self.shard, self._tiles, scale, rule)
             self._progress.has_updated(outcome.step)
         with self._changed:
+            self._changed.notify_all()  # readers need not wait for a save
+        self._told(outcome)
+        with self._changed:
             self._outcomes[outcome.step] = outcome
             self._outcomes.pop(outcome.step - OUTCOMES, None)
+            self._published = outcome.step
             self._changed.notify_all()
-        self._told(outcome)
 
     def _over(self, asked: messages.OverRequest) -> messages.Done:
         self._check_group(asked.group)
@@ -253,6 +323,10 @@ class Owner:
 
     def read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
         """Bytes of this rank's part of a unit, waited for where it is the next version."""
+        with self._speaking():
+            yield from self._read(name, start, stop)
+
+    def _read(self, name: str, start: int, stop: int) -> Iterator[bytes]:
         group, version, unit, dtype = messages.parameters(name)
         self._check_group(group)
         if unit >= len(self.shard.owned):
@@ -260,7 +334,7 @@ class Owner:
         size = len(self.shard.owned[unit]) * dtype.itemsize
         if stop > size:
             raise ProtocolError(f"bytes [{start}, {stop}) are asked of {name!r}, which has {size}")
-        if not self._wait_version(version, VERSION_SECONDS):
+        if not self._wait(lambda: self._progress.version >= version, VERSION_SECONDS):
             raise NotReady(f"{name!r} is not there, {self._progress.version} is; call again")
         for piece in schedule.chunks(Span(start, stop), READ_BYTES):
             yield self._bytes(unit, version, dtype, piece)
@@ -279,15 +353,13 @@ class Owner:
 
     # Checks
 
-    def _wait_version(self, version: int, seconds: float) -> bool:
-        """Whether this version, or a later one, is there."""
+    def _wait(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Whether it holds now, or within so many seconds."""
         self._clock.wait_for(
-            lambda: self._error is not None or self._progress.version >= version,
-            self._changed,
-            seconds=seconds,
+            lambda: self._error is not None or holds(), self._changed, seconds=seconds
         )
         # What is there is there, though the group may be over since.
-        if self._progress.version >= version:
+        if holds():
             return True
         self._check_open()
         return False

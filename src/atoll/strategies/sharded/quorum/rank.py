@@ -1,5 +1,6 @@
 """One rank of a group that commits by quorum: owner, engine, steps, and with the first a leader."""
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -7,6 +8,7 @@ from torch import nn
 
 from atoll.clock import Clock
 from atoll.collectives import schedule
+from atoll.collectives.base import Collectives
 from atoll.collectives.exchange import Runner
 from atoll.collectives.mailbox import Bytes
 from atoll.collectives.peers import Peers, Source
@@ -22,6 +24,8 @@ from atoll.strategies.sharded.quorum.owner import Owner
 from atoll.strategies.sharded.quorum.settings import Settings
 from atoll.strategies.sharded.quorum.step import QuorumStep
 from atoll.strategies.sharded.shard import Shard
+
+log = logging.getLogger(__name__)
 
 Spawn = Callable[[str, Callable[[], None]], object]
 
@@ -76,11 +80,14 @@ class QuorumRank:
         spawn: Spawn,
         lane: Callable[[str], Lane] = Threaded,
         told: Callable[[Outcome], None] = lambda _: None,
+        may_fold: Callable[[int], bool] = lambda _: True,
+        shield: Callable[[Collectives], Collectives] = lambda exchange: exchange,
         limit_bytes: int | None = None,
     ) -> None:
-        """`told` hears of every step that is committed: see `Owner`.
+        """`told` hears of every step that is committed, and `may_fold` is asked: see `Owner`.
 
-        `spawn` runs the leader beside the first rank's training; `lane` carries messages.
+        `spawn` runs the leader beside the first rank's training; `lane` carries messages; `shield`
+        is put between the passes and what they wait for.
         """
         self._peers = peers
         self.owner = Owner(
@@ -93,7 +100,10 @@ class QuorumRank:
             clock=clock,
             limit_bytes=limit_bytes,
             told=told,
+            may_fold=may_fold,
         )
+        held = {"bytes": self.owner.accumulator.limit_bytes}
+        log.info("gradients of all ranks wait at their owners until they are committed", extra=held)
         others = schedule.others(peers.rank, peers.size)
         made = {
             kind: {k: lane(f"{kind}-{peers.rank}-{k}") for k in others}
@@ -108,7 +118,12 @@ class QuorumRank:
             flying=int(Budget.of(shard.units, shard.size).reduces),
         )
         self.engine = Engine(
-            model, shard, exchange, group=settings.group, clock=clock, computes=settings.computes
+            model,
+            shard,
+            shield(exchange),
+            group=settings.group,
+            clock=clock,
+            computes=settings.computes,
         )
         policy = settings.policy
         self.steps = QuorumStep(
@@ -116,8 +131,7 @@ class QuorumRank:
             settings.rule,
             exchange=exchange,
             owner=self.owner,
-            # For who is late, and as long again for what the owners do then.
-            patience_seconds=3 * policy.deadline_seconds,
+            deadline_seconds=policy.deadline_seconds,
         )
         reception.open(self.owner)
         self._leader: Leader | None = None
@@ -142,9 +156,11 @@ class QuorumRank:
 
         A step that the others are just being told of is told to all of them first.
         """
-        if self._leader is not None:
-            self._leader.settle()
-        self.abort(GroupBroken("this rank has left its group"))
+        try:
+            if self._leader is not None:
+                self._leader.settle()
+        finally:
+            self.abort(GroupBroken("this rank has left its group"))
         self.engine.close()
         for lane in self._lanes:
             lane.close()

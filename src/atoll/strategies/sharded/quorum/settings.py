@@ -4,21 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from atoll.errors import ConfigError
 from atoll.protocol.manifest import InnerSettings, ShardedSettings
 from atoll.strategies.sharded import build
 from atoll.strategies.sharded.commit import Policy
 from atoll.strategies.sharded.quorum.owner import Rule
-
-# What a quorum takes of settings that have other values, too, and why.
-_ONLY: dict[str, tuple[object, str]] = {
-    "transport": ("grpc", "owners commit in their own servers"),
-    "exchange": ("direct", "a ring's partial sums mix senders"),
-    "gradients": ("fp32", "parts are added up after the set is known"),
-    "parameters": ("fp32", "weights are pulled as they are computed with"),
-    "residuals": (False, "no gradient is rounded"),
-    "onebit_warmup_steps": (0, "momenta of late ranks would differ"),
-}
+from atoll.strategies.sharded.settings import check_quorum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +33,7 @@ def of(
     min_workers: int,
 ) -> Settings:
     """ConfigError, naming the setting, for what a quorum does not do."""
-    check(sharded)
+    check_quorum(sharded)
     return Settings(
         group=group,
         version=version,
@@ -57,14 +47,3 @@ def of(
         micro_batches=sharded.micro_batches,
         computes=torch.bfloat16 if inner.precision == "bf16" else None,
     )
-
-
-def check(sharded: ShardedSettings) -> None:
-    """ConfigError, naming the setting, for what a quorum does not do."""
-    for name, (wanted, why) in _ONLY.items():
-        found = getattr(sharded, name)
-        if found != wanted:
-            raise ConfigError(
-                f"sharded.{name}={found!r} does not go with sharded.commit = 'quorum': {why}; set "
-                f"it to {wanted!r}, or commit = 'strict'"
-            )

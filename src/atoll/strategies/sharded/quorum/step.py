@@ -11,12 +11,15 @@ from atoll.strategies.sharded.quorum.exchange import QuorumExchange
 from atoll.strategies.sharded.quorum.owner import Owner, Rule
 from atoll.strategies.sharded.step import Made, Step
 
+# At the end of a round all wait for who is late, so many deadlines.
+MEETING_DEADLINES = 10
+
 
 class QuorumStep(Step):
     """As `Step`, but a step may be over before this rank has computed it.
 
-    Then a pass or `commit` raises StaleContribution: call `abandon` and go on with `present`. The
-    rows of that step are open again; `Outcome.excluded` tells everybody whose.
+    Then a pass or `commit` raises StaleContribution: call `abandon` and go on with what `catch_up`
+    says. The rows of that step are open again; `Outcome.excluded` tells everybody whose.
     """
 
     def __init__(
@@ -26,19 +29,33 @@ class QuorumStep(Step):
         *,
         exchange: QuorumExchange,
         owner: Owner,
-        patience_seconds: float,
+        deadline_seconds: float,
     ) -> None:
-        """`patience_seconds` is how long a rank that is ready waits for the commit."""
+        """`deadline_seconds` is how long those who are ready wait for the rest."""
         super().__init__(engine, rule.adamw, clip=rule.clip)
         self._exchange = exchange
         self._owner = owner
-        self._patience = patience_seconds
+        # For who is late, and as long again for what the owners do then.
+        self._patience = 3 * deadline_seconds
+        self._meeting = MEETING_DEADLINES * deadline_seconds
         self._totals_of: list[tuple[float, int]] = []
 
     @property
     def present(self) -> int:
         """The step that is to be computed now, known by this rank's own server."""
         return self._owner.present
+
+    def catch_up(self, step: int) -> int:
+        """The step to go on with, once this rank's weights have the one that it was late for."""
+        self._owner.outcome(step, seconds=self._patience)
+        return self.present
+
+    def meet(self, step: int) -> None:
+        """Returns once all ranks have come to the end of the round whose last step it is.
+
+        Until then the weights are those after `step`, everywhere. MissingRanks for who does not.
+        """
+        self._exchange.meet(step, seconds=self._meeting)
 
     def begin(self, step: int) -> None:
         self._owner.check(step)
