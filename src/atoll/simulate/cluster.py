@@ -26,6 +26,7 @@ from atoll.simulate.coordinator import SimulatedCoordinator, stores_in
 from atoll.simulate.fibers import Fiber, Scheduler
 from atoll.simulate.link import MemoryLink
 from atoll.simulate.sea import Sea
+from atoll.strategies.sharded.quorum.step import MEETING_DEADLINES
 
 STEP_SECONDS = 0.1  # virtual time of one inner step
 TICK_SECONDS = 0.05
@@ -108,7 +109,10 @@ class SimulatedCluster:
         self.coordinator = SimulatedCoordinator(run_file, self.scheduler, self._open_stores)
         manifest = self.coordinator.manifest
         wait_seconds = manifest.heartbeat_timeout + manifest.membership.grace_seconds
-        wait_seconds += manifest.sharded.deadline_seconds if self.coordinator.by_step else 0.0
+        if self.coordinator.by_step:
+            # At the end of a round all wait for a late rank.
+            deadlines = MEETING_DEADLINES if manifest.sharded.commit == "quorum" else 1
+            wait_seconds += deadlines * manifest.sharded.deadline_seconds
         wait_seconds += 0.0 if outage is None else outage.seconds
         self._stuck_seconds = 2 * wait_seconds + STUCK_SECONDS
         self._moved_at = 0.0

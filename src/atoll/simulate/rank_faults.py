@@ -67,7 +67,7 @@ def drawn(seed: int) -> Scenario:
     """The run and the faults of a seed; the same for every caller."""
     draw = random.Random(f"sharded faults {seed}")
     ranks = draw.randint(2, 4)
-    settings: dict[str, Any] = {
+    settings = {
         "name": f"faults-{seed}",
         "strategy": "sharded",
         "seed": seed,
@@ -101,7 +101,9 @@ def drawn(seed: int) -> Scenario:
     # Drawn apart: seeds of earlier stories keep them.
     more = random.Random(f"sharded quorum {seed}")
     if more.randrange(3) == 0:
-        settings["sharded"] |= {"commit": "quorum", "exchange": "direct"}
+        own = settings["sharded"]
+        assert isinstance(own, dict), own
+        own |= {"commit": "quorum", "exchange": "direct"}
         for _ in range(more.randint(1, 4)):
             at, seconds = more.uniform(0.0, 12.0), more.uniform(1.0, 3 * DEADLINE_SECONDS)
             faults.append(Fault(at, "late", more.randrange(ranks), seconds))
