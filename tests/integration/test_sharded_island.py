@@ -1,6 +1,7 @@
 """A rank's life in groups, against a coordinator that only answers: forming, saves, failures."""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from atoll import torch_threads
 from atoll.data import registry as datasets
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, GroupBroken, MissingRanks, StaleGeneration
 from atoll.island.sharded import trainer
 from atoll.island.sharded.run import ShardedRun
 from atoll.island.state.store import IslandIdentity
@@ -358,6 +359,39 @@ def test_silent_rank_is_named_by_all_who_miss_it(tmp_path):
     named = {name for report in coordinator.missing for name in report.missing}
     assert named == {"rank-1"}
     assert coordinator.committed == 3
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "missed"])
+def test_ranks_that_are_connected_once_end_when_their_group_does(tmp_path, monkeypatch, is_told):
+    """As processes of a torchrun launch: who started them starts them again."""
+    world = World(tmp_path, wanted=3, **{"sharded.deadline_seconds": 2})
+    opened, train, ended = world.sea.host, world.script, {}
+    monkeypatch.setattr(world.sea, "host", lambda: replace(opened(), outlives_groups=False))
+
+    def script(run, after_step):
+        try:
+            train(run, after_step)
+        except GroupBroken as error:
+            ended[run.worker_id] = error
+
+    def kill():
+        world.kill(1)
+        if is_told:
+            world.coordinator.evict("rank-1")
+
+    world.script = script
+    begun(world, 3)
+    when(world, lambda: is_consistent(world, 6), kill)
+    world.run()
+
+    assert set(ended) == {"rank-0", "rank-2"}
+    assert all(
+        "is over, and the processes of a torchrun launch" in str(error) for error in ended.values()
+    )
+    cause = StaleGeneration if is_told else MissingRanks
+    assert all(isinstance(error.__cause__, cause) for error in ended.values())
+    assert len(world.coordinator.formed) == 1
+    assert world.coordinator.missing == []  # they accuse nobody: gloo cannot tell who is gone
 
 
 def test_newcomer_enters_at_a_checkpoint(tmp_path):

@@ -157,18 +157,28 @@ class ShardedRun(Participant):
     ) -> Iterator[Tensor]:
         """Trains until the group is over, for whatever reason."""
         training = self._training = self._entered(loaded, formed)
+        ended_by: AtollError | None = None
         try:
             yield from self._trained(training, dataset, ahead)
         except _GROUP_ERRORS as error:
+            ended_by = error
             self._given_up(formed, error)
-            training.place.await_end(error)
+            if self._host.outlives_groups:
+                training.place.await_end(error)
         except _OWN_ERRORS as error:
+            ended_by = error
             self._given_up(formed, error)
-            if not training.place.is_over:
+            if self._host.outlives_groups and not training.place.is_over:
                 self._talk.register_again()
         finally:
             self._training = None
             training.close()
+        if not self._is_finished and not self._host.outlives_groups:
+            raise GroupBroken(
+                f"group={formed.group} is over, and the processes of a torchrun launch are "
+                f"connected once; all end, and with --max-restarts torchrun starts them again: "
+                f"they go on from what they saved"
+            ) from ended_by
 
     def _entered(self, loaded: Loaded, formed: GroupReply) -> Training:
         rank = forming.rank_of(formed, self.worker_id)

@@ -107,6 +107,12 @@ def _check_own(own: ShardedSettings) -> None:
             f"in the ranks' servers; set transport = 'grpc'",
         ),
         (
+            own.transport == "torch_dist" and own.gradients != "fp32" and own.exchange != "direct",
+            f"sharded.gradients={own.gradients!r} with transport='torch_dist' and "
+            f"exchange={own.exchange!r}: torch.distributed exchanges sums directly, which rounds "
+            f"once and not at every hop; set exchange = 'direct'",
+        ),
+        (
             own.residuals and own.gradients == "fp32" and not own.onebit_warmup_steps,
             "sharded.residuals=true with gradients='fp32', which leave nothing behind; leave it "
             "out or set gradients = 'int8'",
@@ -132,11 +138,6 @@ def _check_own(own: ShardedSettings) -> None:
         (
             own.commit == "quorum",
             "sharded.commit='quorum' is not built into runs in this version; set commit = 'strict'",
-        ),
-        (
-            own.transport == "torch_dist",
-            "sharded.transport='torch_dist' is not built into runs in this version; set "
-            "transport = 'grpc'",
         ),
         (
             bool(own.onebit_warmup_steps) and own.exchange != "direct",
