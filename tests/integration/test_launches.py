@@ -147,6 +147,18 @@ def test_processes_of_two_lives_of_a_launch_are_no_group(sea):
     assert ring(sea) == ["a", "b"]
 
 
+def test_process_that_fell_silent_after_it_asked_does_not_count(sea):
+    a, b, c = launched(sea, FIRST, "a", "b", "c")
+    for rank in (a, b):
+        rank.ask()
+    sea.run_clock(a, c, seconds=11)
+
+    reply = c.ask()
+
+    assert (reply.action, sea.group) == ("wait", None)
+    assert "2 of 3 ask for a group" in reply.reason
+
+
 def test_launch_with_fewer_processes_than_min_workers_waits_and_says_so(tmp_path):
     sea = Sea(tmp_path, {**TORCH, "membership.min_workers": 3})
     ranks = launched(sea, FIRST, "a", "b")

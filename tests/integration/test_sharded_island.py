@@ -386,7 +386,8 @@ def test_ranks_that_are_connected_once_end_when_their_group_does(tmp_path, monke
 
     assert set(ended) == {"rank-0", "rank-2"}
     assert all(
-        "is over, and the processes of a torchrun launch" in str(error) for error in ended.values()
+        "the processes of a torchrun launch are connected once" in str(error)
+        for error in ended.values()
     )
     cause = StaleGeneration if is_told else MissingRanks
     assert all(isinstance(error.__cause__, cause) for error in ended.values())

@@ -1,6 +1,7 @@
 """Collectives on torch.distributed, and the door of a launch, with a gloo that is played."""
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.collectives import plain, torch_dist
+from atoll.collectives import plain, torch_dist, torch_member
 from atoll.collectives.base import Key
+from atoll.collectives.torch_member import TorchMember
 from atoll.errors import GroupBroken, ProtocolError
 from atoll.island.sharded import torch_host
 from atoll.island.sharded.torch_host import TorchHost
 from atoll.protocol.manifest import ShardedSettings
 from atoll.protocol.sharded import GroupReply, RankMember
+from atoll.traffic import Traffic
 
 STEP = Key(group=1, step=1, op="reduce")
 
@@ -166,10 +169,20 @@ class Beside:
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> TorchHost:
     """Of the process that torchrun made rank 1 of 2."""
+    return opened(monkeypatch)
+
+
+def opened(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_stuck: bool = False,
+    abandon: Callable[[], None] = lambda: None,
+) -> TorchHost:
+    member = SimpleNamespace(is_stuck=is_stuck)
     monkeypatch.setattr(torch_host, "gloo_group", lambda **_: None)
-    monkeypatch.setattr(torch_host, "TorchMember", lambda *_, **__: SimpleNamespace(is_stuck=False))
+    monkeypatch.setattr(torch_host, "TorchMember", lambda *_, **__: member)
     beside: Any = Beside()
-    island: Any = SimpleNamespace(rank=1, size=2)
+    island: Any = SimpleNamespace(rank=1, size=2, abandon=abandon)
     return TorchHost(beside, island, "a" * 32, deadline_seconds=1.0)
 
 
@@ -194,3 +207,44 @@ def test_process_of_a_launch_is_in_one_group_only(door):
 
     with pytest.raises(GroupBroken, match="group=7 comes after another one"):
         entered(door, rank=1, size=2)
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_launch_of_a_process_that_gloo_holds_is_not_waited_for(monkeypatch, is_stuck):
+    """To let the process group go would wait for what it has under way."""
+    abandoned: list[bool] = []
+    door = opened(monkeypatch, is_stuck=is_stuck, abandon=lambda: abandoned.append(True))
+    entered(door, rank=1, size=2)
+
+    door.close()
+
+    assert abandoned == [True] * is_stuck
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_member_that_leaves_does_not_wait_for_gloo(monkeypatch, is_stuck):
+    is_asked, comes = threading.Event(), threading.Event()
+
+    def all_gather(rows: list[Tensor], own: Tensor, *, group: object) -> None:
+        is_asked.set()
+        comes.wait(10)
+        for row in rows:
+            row.copy_(own)
+
+    closed: list[str] = []
+    calls: Any = SimpleNamespace(close=lambda: closed.append("closed"))
+    played(monkeypatch, all_gather=all_gather).close()
+    monkeypatch.setattr(torch_member, "CLOSE_SECONDS", 0.2 if is_stuck else 10.0)
+    group: Any = None
+    member = TorchMember(group, calls, timeout_seconds=60.0, traffic=Traffic())
+    begun = member.barrier(STEP)
+    assert is_asked.wait(10)
+    if not is_stuck:
+        comes.set()
+
+    member.close()
+
+    with suppress(GroupBroken):
+        begun.wait()
+    assert (member.is_stuck, closed) == (is_stuck, ["closed"])
+    comes.set()

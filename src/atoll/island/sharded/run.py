@@ -175,9 +175,9 @@ class ShardedRun(Participant):
             training.close()
         if not self._is_finished and not self._host.outlives_groups:
             raise GroupBroken(
-                f"group={formed.group} is over, and the processes of a torchrun launch are "
-                f"connected once; all end, and with --max-restarts torchrun starts them again: "
-                f"they go on from what they saved"
+                f"group={formed.group} is over ({ended_by or 'the coordinator ended it'}), and the "
+                f"processes of a torchrun launch are connected once; all end, and with "
+                f"--max-restarts torchrun starts them again: they go on from what they saved"
             ) from ended_by
 
     def _entered(self, loaded: Loaded, formed: GroupReply) -> Training:
