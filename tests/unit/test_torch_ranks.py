@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,7 +182,7 @@ def opened(
     monkeypatch.setattr(torch_host, "gloo_group", lambda **_: None)
     monkeypatch.setattr(torch_host, "TorchMember", lambda *_, **__: member)
     beside: Any = Beside()
-    island: Any = SimpleNamespace(rank=1, size=2, abandon=abandon)
+    island: Any = SimpleNamespace(rank=1, size=2, abandon=abandon, training=nullcontext)
     return TorchHost(beside, island, "a" * 32, deadline_seconds=1.0)
 
 

@@ -76,7 +76,8 @@ def join(
         held.callback(store.close)
         run: Run | ShardedRun
         if is_rank:
-            if isinstance(group, TorchGroup):
+            launch = _launch(info.manifest(), group)
+            if launch is not None:
                 store, identity = _hold_rank(group, store, identity.worker_id)
                 if group.is_leader:  # what it holds besides the island's
                     held.callback(store.close)
@@ -87,7 +88,7 @@ def join(
             assert isinstance(link, NetworkLink), "a rank speaks for itself"
             # Before it registers: the coordinator dials it, and the others may at once.
             host = _open_host(
-                *(group, info.manifest().sharded, clock),
+                *(launch, info.manifest().sharded, clock),
                 listen=listen,
                 advertise=advertise,
                 secure=link.is_secure,
@@ -130,8 +131,15 @@ def check_place(
         )
 
 
+def _launch(manifest: Manifest, group: Group) -> TorchGroup | None:
+    """The processes that torchrun started with this one, where each of them is a rank."""
+    if manifest.sharded.transport == "torch_dist" and isinstance(group, TorchGroup):
+        return group
+    return None
+
+
 def _open_host(
-    group: Group,
+    launch: TorchGroup | None,
     settings: ShardedSettings,
     clock: Clock,
     *,
@@ -140,16 +148,17 @@ def _open_host(
     secure: bool,
 ) -> Host:
     """Where other ranks reach this one; collective in a torchrun launch."""
-    number = placement.local_rank() or 0
-    host = group.together(
-        lambda: GrpcHost(
+
+    def beside(number: int = 0) -> GrpcHost:
+        return GrpcHost(
             listen=listen, advertise=advertise, secure=secure, clock=clock, number=number
         )
-    )
-    if not isinstance(group, TorchGroup):
-        return host
-    launch_id = str(group.lead(lambda: secrets.token_hex(16)))
-    return TorchHost(host, group, launch_id, deadline_seconds=settings.deadline_seconds)
+
+    if launch is None:
+        return beside()
+    host = launch.together(lambda: beside(placement.local_rank() or 0))
+    launch_id = str(launch.lead(lambda: secrets.token_hex(16)))
+    return TorchHost(host, launch, launch_id, deadline_seconds=settings.deadline_seconds)
 
 
 def _open_link(group: Group, url: str, token: str, fingerprint: str | None) -> Link:

@@ -30,7 +30,8 @@ class TorchHost:
         self._beside = beside
         self._island = island
         self._deadline = deadline_seconds
-        self._gloo: dist.ProcessGroup = gloo_group(timeout_seconds=deadline_seconds)
+        with island.training():
+            self._gloo: dist.ProcessGroup = gloo_group(timeout_seconds=deadline_seconds)
         self._member: TorchMember | None = None
 
     @property
