@@ -1,9 +1,14 @@
 """With `transport = "torch_dist"` a group is all processes of one torchrun launch, no others."""
 
+import io
+
 import pytest
 from pydantic import ValidationError
+from rich.console import Console
 
+from atoll.cli import status
 from atoll.errors import ProtocolError
+from atoll.protocol.messages import Status
 from atoll.protocol.sharded import Launch
 from tests.hand_ranks import HandRank, Sea
 
@@ -37,6 +42,13 @@ def ring(sea: Sea) -> list[str]:
 
 def number(sea: Sea) -> int:
     return 0 if sea.group is None else sea.group.number
+
+
+def shown(found: Status) -> str:
+    """What `atoll status` prints, on one line."""
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(status.view(found))
+    return " ".join(console.export_text().split())
 
 
 def test_group_is_a_launch_in_the_order_of_torch_ranks(sea):
@@ -87,6 +99,7 @@ def test_second_launch_waits_as_a_spare_and_is_never_mixed_in(sea):
     note = f"the launch of 'b' is a spare while group {number(sea)}, another launch, trains"
     assert [(reply.action, reply.reason) for reply in said] == [("wait", note)] * 2
     assert sea.coordinator.status().notes == (note,)
+    assert note in shown(sea.coordinator.status())
     assert told == ["go", "go"]  # a newcomer would end the group here
 
 
