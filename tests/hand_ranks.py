@@ -29,6 +29,7 @@ from atoll.protocol.sharded import (
     GroupReply,
     GroupRequest,
     HeldSave,
+    Launch,
     MissingReport,
     PartReply,
     PartReport,
@@ -226,6 +227,7 @@ class HandRank:
         self.disk: list[HeldSave] = []
         self.formed = GroupReply(action="wait")
         self.pings: Callable[[str], float | None] = lambda _: 1.0
+        self.launch: Launch | None = None
         self._measured = 0
         self._pings: dict[str, float] = {}
 
@@ -289,6 +291,7 @@ class HandRank:
             "identity": self.identity,
             "group": 0,
             "held": tuple(self.disk),
+            "launch": self.launch,
             "measured": self._measured,
             "pings": self._pings,
         }

@@ -1,11 +1,20 @@
 """A rank's life in groups, against a coordinator that only answers: forming, saves, failures."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from atoll.collectives import probe
 from atoll.data import registry as datasets
-from atoll.errors import ConfigError, CoordinatorUnreachable, Forbidden
+from atoll.errors import (
+    ConfigError,
+    CoordinatorUnreachable,
+    Forbidden,
+    GroupBroken,
+    MissingRanks,
+    StaleGeneration,
+)
 from atoll.island.sharded import restore as restoring
 from atoll.models import gpt
 from atoll.models import registry as models
@@ -243,6 +252,40 @@ def test_silent_rank_is_named_by_all_who_miss_it(tmp_path):
     assert named == {"rank-1"}
     assert {report.step for report in coordinator.missing} <= set(range(3, 6))  # under way then
     assert coordinator.committed == 3
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "missed"])
+def test_ranks_that_are_connected_once_end_when_their_group_does(tmp_path, monkeypatch, is_told):
+    """As processes of a torchrun launch: who started them starts them again."""
+    world = World(tmp_path, wanted=3, **{"sharded.deadline_seconds": 2})
+    opened, train, ended = world.sea.host, world.script, {}
+    monkeypatch.setattr(world.sea, "host", lambda: replace(opened(), outlives_groups=False))
+
+    def script(run, after_step):
+        try:
+            train(run, after_step)
+        except GroupBroken as error:
+            ended[run.worker_id] = error
+
+    def kill():
+        world.kill(1)
+        if is_told:
+            world.coordinator.evict("rank-1")
+
+    world.script = script
+    begun(world, 3)
+    when(world, lambda: is_consistent(world, 6), kill)
+    world.run()
+
+    assert set(ended) == {"rank-0", "rank-2"}
+    assert all(
+        "the processes of a torchrun launch are connected once" in str(error)
+        for error in ended.values()
+    )
+    cause = StaleGeneration if is_told else MissingRanks
+    assert all(isinstance(error.__cause__, cause) for error in ended.values())
+    assert len(world.coordinator.formed) == 1
+    assert world.coordinator.missing == []  # they accuse nobody: gloo cannot tell who is gone
 
 
 def test_newcomer_enters_at_a_checkpoint(tmp_path):

@@ -1,5 +1,6 @@
 """What a script and `atoll join` may say in a sharded run; everything else is refused by name."""
 
+import socket
 from typing import Any, cast
 
 import pytest
@@ -30,6 +31,26 @@ def test_torchrun_is_refused_where_ranks_are_processes(tmp_path):
 
     with pytest.raises(ConfigError, match=r"torchrun with 2 processes.*transport='grpc'"):
         joining.check_place(manifest(tmp_path), group, is_rank=True, listen=None, advertise=None)
+
+
+def test_process_by_itself_is_refused_where_a_torchrun_launch_is_the_group(tmp_path):
+    sharded = manifest(tmp_path, **{"sharded.transport": "torch_dist"})
+
+    with pytest.raises(ConfigError, match=r"transport='torch_dist'.*torchrun.*'grpc'"):
+        joining.check_place(sharded, SOLO, is_rank=True, listen=None, advertise=None)
+    group: Any = Two()  # the control
+    joining.check_place(sharded, group, is_rank=True, listen=None, advertise=None)
+
+
+def test_processes_of_a_machine_that_are_given_one_address_have_ports_of_their_own():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1] + 1
+    given = {"listen": f"127.0.0.1:{free - 1}", "advertise": "example.org:7"}
+    host = GrpcHost(**given, secure=False, clock=SystemClock(), number=1)
+    try:
+        assert host.endpoint.port == 8
+    finally:
+        host.close()
 
 
 @pytest.mark.parametrize("name", ["listen", "advertise"])

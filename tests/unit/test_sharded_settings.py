@@ -114,8 +114,8 @@ def test_unknown_key_of_the_section_is_named_with_the_known_ones():
         ({"inner__optimizer": "sgd"}, "inner.optimizer='sgd' is not built for strategy 'sharded'"),
         ({"inner__precision": "bf16"}, "inner.precision='bf16' is not built for"),
         (
-            {"sharded__transport": "torch_dist", "membership__min_workers": 1},
-            "sharded.transport='torch_dist' is not built into runs",
+            {"sharded__transport": "torch_dist", "sharded__gradients": "int8"},
+            "sharded.gradients='int8' with transport='torch_dist' and exchange='ring'",
         ),
         (
             {"sharded__onebit_warmup_steps": 5},
@@ -136,6 +136,12 @@ def test_settings_that_do_not_go_together_are_refused_by_name(changes, says):
     [
         {"sharded__bulk": "tcp"},
         {"sharded__commit": "quorum", "sharded__exchange": "direct"},
+        {"sharded__transport": "torch_dist"},
+        {
+            "sharded__transport": "torch_dist",
+            "sharded__gradients": "int8",
+            "sharded__exchange": "direct",
+        },
         {"sharded__residuals": True, "sharded__gradients": "int8"},
         {"sharded__onebit_warmup_steps": 5, "sharded__exchange": "direct"},
     ],

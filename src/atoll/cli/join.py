@@ -13,7 +13,7 @@ from atoll import torch_threads
 from atoll.cli import factory, output
 from atoll.cli.link import required_token
 from atoll.cli.options import JoinOptions
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, GroupBroken
 from atoll.island import trainer
 from atoll.island.participant import Participant
 from atoll.island.ranks import parallel
@@ -25,6 +25,7 @@ RANK_FIGURES = {
     *("gather_seconds", "compute_seconds", "reduce_seconds", "step_seconds"),
     *("rank_bytes_sent", "rank_bytes_received", "rolled_back_steps", "late_steps"),
 }
+BROKEN = 2  # as every error that is told in one sentence
 STOPPED = 130  # what shells report for a command ended by a signal from the keyboard
 
 
@@ -61,24 +62,31 @@ def join(options: JoinOptions) -> None:
         run.leave_now()
         if run.group.is_leader and not options.as_json:
             output.say(f"island {run.worker_id!r} left; the same command brings it back")
-        raise typer.Exit(STOPPED) from None
+        raise typer.Exit(_ended(run, STOPPED)) from None
+    except GroupBroken as error:
+        if placement.local_rank() is None:
+            raise
+        output.complain(error)
+        _ended(run, BROKEN)
     finally:
         run.release()
-    if run.group.size > 1:
-        _end_rank()
+    _ended(run, os.EX_OK)
 
 
-def _end_rank() -> None:
-    """Ends a rank whose work is done, without what an interpreter does at its end.
+def _ended(run: Participant, code: int) -> int:
+    """Lets go of everything and, under torchrun, ends this process without what Python does then.
 
     Threads of the collectives wind down meanwhile. Once that aborted a follower that had finished
     (torch 2.13, "terminate called without an active exception"), and torchrun takes such a rank for
-    a failed one.
+    a failed one; one that is broken would be waited for until gloo's deadline.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(os.EX_OK)
+    run.release()
+    if placement.local_rank() is not None:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _heed_signals(run: Participant) -> None:

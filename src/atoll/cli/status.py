@@ -56,6 +56,7 @@ def view(found: Status) -> Group:
         ring,
         f"all ranks have saved step {found.consistent}" if found.consistent else "",
         f"newest checkpoint at step {found.checkpoint}" if found.checkpoint else "",
+        *found.notes,
         f"storage full: {found.storage_full}" if found.storage_full else "",
         f"damaged: {found.damaged}" if found.damaged else "",
         f"{found.stale_contributions} stale contributions" if found.stale_contributions else "",

@@ -55,6 +55,12 @@ class Threaded:
         self._queue.put(None)
         self._thread.join()
 
+    def ends_within(self, seconds: float) -> bool:
+        """`close`, for at most so long; whether all that was begun is over."""
+        self._queue.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def _work(self) -> None:
         while (found := self._queue.get()) is not None:
             work, done = found

@@ -5,11 +5,13 @@ exchange, so the bits are those of the other transports. A message begins with a
 exchange that it belongs to, for gloo itself takes whatever comes next.
 
 gloo says only that a deadline is over or a connection is gone, not whose: then all others are
-named. What it has under way cannot be taken back; after an error this rank's group is of no more
-use, and the process must end, as torchrun sees to.
+named. What it has under way cannot be taken back, so it gets copies, and an abort leaves the
+caller's tensors alone. After an error this rank's group is of no more use, and the process must
+end, as torchrun sees to.
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,11 +29,14 @@ from atoll.collectives.plain import place
 from atoll.collectives.runners import Threaded
 from atoll.errors import MissingRanks, ProtocolError
 from atoll.layout import Span
+from atoll.traffic import Traffic
 
 CHUNK_BYTES = 4 << 20
 STAMP_BYTES = 16  # and what follows it is aligned for every dtype
 TIMEOUT_SECONDS = 60.0
 _NOTHING = torch.empty(0, dtype=torch.uint8)
+
+Turn = tuple[Span | None, ...]  # one chunk of each rank's part; None where it has no more
 
 
 def gloo_group(
@@ -60,6 +65,7 @@ class TorchRanks:
         timeout_seconds: float = TIMEOUT_SECONDS,
         chunk_bytes: int = CHUNK_BYTES,
         native_sum: bool = False,
+        traffic: Traffic | None = None,
     ) -> None:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
@@ -67,9 +73,11 @@ class TorchRanks:
         self._timeout = timeout_seconds
         self._chunk_bytes = chunk_bytes
         self._native_sum = native_sum
+        self.traffic = Traffic() if traffic is None else traffic
         self._others = schedule.others(self.rank, self.size)
         self._runner = Threaded(f"rank-{self.rank}")
         self._error: Exception | None = None
+        self._tensors = threading.Lock()  # held where those of the callers are read or written
 
     def all_gather(
         self, key: Key, shard: Tensor, out: Tensor, *, codec: WireCodec | None = None
@@ -101,7 +109,8 @@ class TorchRanks:
                 self._reduce_coded(key, values, out, parts, codec, residual)
             elif self._native_sum:
                 self._summed(key, values)
-                out.copy_(parts[self.rank].of(values))
+                with self._touching():
+                    out.copy_(parts[self.rank].of(values))
             else:
                 self._reduce(key, values, out, parts)
 
@@ -133,10 +142,16 @@ class TorchRanks:
             root = dist.get_global_rank(self._group, source)
             for index, piece in enumerate(schedule.chunks(Span(0, len(raw)), self._chunk_bytes)):
                 stamp = _stamp(key, "broadcast", index)
-                message = torch.cat((stamp, piece.of(raw)))
+                with self._touching():
+                    message = torch.cat((stamp, piece.of(raw)))
                 dist.broadcast(message, src=root, group=self._group)
-                self._check(key, source, message, stamp)
-                piece.of(raw).copy_(message[STAMP_BYTES:])
+                _check(key, source, message, stamp)
+                if self.rank == source:
+                    self.traffic.sends(len(piece) * len(self._others))
+                    continue
+                self.traffic.receives(len(piece))
+                with self._touching():
+                    piece.of(raw).copy_(message[STAMP_BYTES:])
 
         return self._begun(key, work)
 
@@ -145,21 +160,38 @@ class TorchRanks:
 
     def abort(self, error: Exception) -> None:
         """Who waits is sent away; what gloo has under way ends at its own deadline."""
-        self._error = self._error or error
+        with self._tensors:
+            self._error = self._error or error
         self._runner.give_up(self._error)
 
     def close(self) -> None:
         """Waits for what is under way."""
         self._runner.close()
 
+    def ends_within(self, seconds: float) -> bool:
+        """`close`, for at most so long; False where gloo still has something under way."""
+        return self._runner.ends_within(seconds)
+
     def _begun(self, key: Key, work: Callable[[], None]) -> Handle:
         def watched() -> None:
-            if self._error is not None:
-                raise self._error
+            with self._touching():
+                pass  # what was begun before an abort, and not worked on, is not any more
             with self._named(key):
                 work()
 
         return self._runner.begin(watched)
+
+    @contextmanager
+    def _touching(self) -> Iterator[None]:
+        """Where tensors of the callers are read or written.
+
+        An abort waits until it is left, and after an abort it is not entered: whoever waited may
+        have freed them.
+        """
+        with self._tensors:
+            if self._error is not None:
+                raise self._error
+            yield
 
     @contextmanager
     def _named(self, key: Key) -> Iterator[None]:
@@ -190,36 +222,44 @@ class TorchRanks:
         elements = self._elements(out.dtype, codec)
         coder = codec and part_codec(codec, key, "gather", sender=self.rank, owner=self.rank)
         for index, turn in enumerate(_turns(parts, elements)):
-            mine, message = turn[self.rank], _NOTHING
-            if mine is not None:
+
+            def message(mine: Span | None = turn[self.rank]) -> Tensor:
+                if mine is None:
+                    return _NOTHING
                 own = place(mine, part, shard)
-                message = coder.encode(own, inside(mine, part)) if coder else _bytes(own)
+                return coder.encode(own, inside(mine, part)) if coder else _bytes(own)
+
             sizes = [0 if one is None else _nbytes(len(one), out.dtype, codec) for one in turn]
             came = self._gathered(key, index, message, sizes)
-            for piece, found in zip(turn, came, strict=True):
-                if piece is not None and codec is not None:
-                    codecs.decode(codec, found, piece.of(out))
-                elif piece is not None:
-                    piece.of(out).copy_(found.view(out.dtype))
+            with self._touching():
+                for piece, found in zip(turn, came, strict=True):
+                    if piece is not None and codec is not None:
+                        codecs.decode(codec, found, piece.of(out))
+                    elif piece is not None:
+                        piece.of(out).copy_(found.view(out.dtype))
 
     def _reduce(self, key: Key, values: Tensor, out: Tensor, parts: Sequence[Span]) -> None:
         part = parts[self.rank]
         *senders, _ = schedule.order(self.rank, self.size)
         for index, turn in enumerate(_turns(parts, self._elements(values.dtype, None))):
-            sent = [
-                _NOTHING if one is None or k == self.rank else _bytes(one.of(values))
-                for k, one in enumerate(turn)
-            ]
+
+            def sent(turn: Turn = turn) -> list[Tensor]:
+                return [
+                    _NOTHING if one is None or k == self.rank else _bytes(one.of(values))
+                    for k, one in enumerate(turn)
+                ]
+
             mine = turn[self.rank]
             nbytes = 0 if mine is None else _nbytes(len(mine), values.dtype, None)
             came = self._swapped(key, index, sent, nbytes)
             if mine is None:
                 continue
-            own, total = mine.of(values), place(mine, part, out)
-            if senders:
-                plain.add_up((came[k].view(values.dtype) for k in senders), own, total)
-            elif own.data_ptr() != total.data_ptr():
-                total.copy_(own)
+            with self._touching():
+                own, total = mine.of(values), place(mine, part, out)
+                if senders:
+                    plain.add_up((came[k].view(values.dtype) for k in senders), own, total)
+                elif own.data_ptr() != total.data_ptr():
+                    total.copy_(own)
 
     def _reduce_coded(
         self,
@@ -235,24 +275,41 @@ class TorchRanks:
             part_codec(codec, key, "reduce", sender=self.rank, owner=k) for k in range(self.size)
         ]
         for index, turn in enumerate(_turns(parts, self._elements(values.dtype, codec))):
-            sent = [
-                _NOTHING
-                if one is None
-                else coders[k].encode(one.of(values), inside(one, parts[k]), kept(one, residual))
-                for k, one in enumerate(turn)
-            ]
+            own = _NOTHING
+
+            def sent(turn: Turn = turn) -> list[Tensor]:
+                nonlocal own
+                found = [
+                    _NOTHING
+                    if one is None
+                    else coders[k].encode(
+                        one.of(values), inside(one, parts[k]), kept(one, residual)
+                    )
+                    for k, one in enumerate(turn)
+                ]
+                own, found[self.rank] = found[self.rank], _NOTHING
+                return found
+
             mine = turn[self.rank]
-            own, sent[self.rank] = sent[self.rank], _NOTHING
-            came = self._swapped(key, index, sent, len(own))
+            nbytes = 0 if mine is None else codec.nbytes(len(mine))
+            came = self._swapped(key, index, sent, nbytes)
             came[self.rank] = own
             if mine is not None:
-                total = place(mine, parts[self.rank], out)
-                codecs.add_up(codec, (came[k] for k in order), total)
+                with self._touching():
+                    total = place(mine, parts[self.rank], out)
+                    codecs.add_up(codec, (came[k] for k in order), total)
 
     def _summed(self, key: Key, values: Tensor) -> None:
         self._meet(key)  # a native sum carries no stamp
-        if values.numel():
-            dist.all_reduce(values, group=self._group)
+        elements = self._elements(values.dtype, None)
+        for piece in schedule.chunks(Span(0, values.numel()), elements):
+            with self._touching():
+                total = piece.of(values).clone()
+            dist.all_reduce(total, group=self._group)
+            self.traffic.sends(total.nbytes)
+            self.traffic.receives(total.nbytes)
+            with self._touching():
+                piece.of(values).copy_(total)
 
     def _elements(self, dtype: torch.dtype, codec: WireCodec | None) -> int:
         if codec is not None:
@@ -262,51 +319,61 @@ class TorchRanks:
     # Messages: a stamp, then bytes
 
     def _meet(self, key: Key) -> None:
-        self._gathered(key, 0, _NOTHING, [0] * self.size)
+        self._gathered(key, 0, lambda: _NOTHING, [0] * self.size)
 
     def _gathered(
-        self, key: Key, index: int, message: Tensor, sizes: Sequence[int]
+        self, key: Key, index: int, message: Callable[[], Tensor], sizes: Sequence[int]
     ) -> list[Tensor]:
         """The message of each rank, so long as `sizes` say."""
         stamp = _stamp(key, "gather", index)
         own = torch.zeros(_padded(max(sizes)), dtype=torch.uint8)
         own[:STAMP_BYTES] = stamp
-        own[STAMP_BYTES : STAMP_BYTES + len(message)] = message
+        with self._touching():
+            mine = message()
+            own[STAMP_BYTES : STAMP_BYTES + len(mine)] = mine
         rows = list(torch.empty(self.size, len(own), dtype=torch.uint8))
         dist.all_gather(rows, own, group=self._group)
         for sender, row in enumerate(rows):
-            self._check(key, sender, row, stamp)
+            _check(key, sender, row, stamp)
+        self.traffic.sends(sizes[self.rank] * len(self._others))
+        self.traffic.receives(sum(sizes[k] for k in self._others))
         return [
             row[STAMP_BYTES : STAMP_BYTES + size] for row, size in zip(rows, sizes, strict=True)
         ]
 
-    def _swapped(self, key: Key, index: int, sent: Sequence[Tensor], nbytes: int) -> list[Tensor]:
-        """What each other rank sent to this one, `nbytes` of each; `sent[k]` goes to rank k."""
+    def _swapped(
+        self, key: Key, index: int, sent: Callable[[], Sequence[Tensor]], nbytes: int
+    ) -> list[Tensor]:
+        """What each other rank sent to this one, `nbytes` of each; `sent()[k]` goes to rank k."""
         stamp = _stamp(key, "reduce", index)
-        lengths = [_padded(len(one)) for one in sent]
-        room = torch.empty(sum(lengths), dtype=torch.uint8)
-        for row, one in zip(_rows(room, lengths), sent, strict=True):
-            row[:STAMP_BYTES] = stamp
-            row[STAMP_BYTES : STAMP_BYTES + len(one)] = one
+        with self._touching():
+            mine = sent()
+            lengths = [_padded(len(one)) for one in mine]
+            room = torch.empty(sum(lengths), dtype=torch.uint8)
+            for row, one in zip(_rows(room, lengths), mine, strict=True):
+                row[:STAMP_BYTES] = stamp
+                row[STAMP_BYTES : STAMP_BYTES + len(one)] = one
+            leaving = sum(map(len, mine))
         coming = [_padded(0 if k == self.rank else nbytes) for k in range(self.size)]
         came = torch.empty(sum(coming), dtype=torch.uint8)
         dist.all_to_all_single(came, room, coming, lengths, group=self._group)
         rows = _rows(came, coming)
         for sender, row in enumerate(rows):
-            self._check(key, sender, row, stamp)
+            _check(key, sender, row, stamp)
+        self.traffic.sends(leaving)
+        self.traffic.receives(nbytes * len(self._others))
         return [row[STAMP_BYTES : STAMP_BYTES + nbytes] for row in rows]
 
-    def _check(self, key: Key, sender: int, message: Tensor, stamp: Tensor) -> None:
-        if self._error is not None:  # nobody waits any more, and the tensors may be gone
-            raise self._error
-        if not torch.equal(message[:STAMP_BYTES], stamp):
-            raise ProtocolError(
-                f"{key}: what came from rank {sender} belongs to another exchange; all ranks "
-                f"begin the same ones in the same order"
-            )
+
+def _check(key: Key, sender: int, message: Tensor, stamp: Tensor) -> None:
+    if not torch.equal(message[:STAMP_BYTES], stamp):
+        raise ProtocolError(
+            f"{key}: what came from rank {sender} belongs to another exchange; all ranks begin "
+            f"the same ones in the same order"
+        )
 
 
-def _turns(parts: Sequence[Span], elements: int) -> Iterator[tuple[Span | None, ...]]:
+def _turns(parts: Sequence[Span], elements: int) -> Iterator[Turn]:
     """One chunk of each part at a time; None where a part has no more."""
     return zip_longest(*(schedule.chunks(part, elements) for part in parts))
 

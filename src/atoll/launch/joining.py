@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from atoll import ids
-from atoll.clock import SystemClock
+from atoll.clock import Clock, SystemClock
 from atoll.errors import ConfigError, StateHeld
 from atoll.island.conversation.session import look
 from atoll.island.driver import Driver
@@ -16,13 +16,16 @@ from atoll.island.link.led import LedLink
 from atoll.island.link.network import NetworkLink
 from atoll.island.presence import presence
 from atoll.island.pulse import pulse
-from atoll.island.ranks.group import Group
+from atoll.island.ranks.group import SOLO, Group
+from atoll.island.ranks.torch_group import TorchGroup
 from atoll.island.run import Run
 from atoll.island.sharded.grpc_host import GrpcHost
+from atoll.island.sharded.host import Host
 from atoll.island.sharded.run import ShardedRun
+from atoll.island.sharded.torch_host import TorchHost
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.launch import memory, placement
-from atoll.protocol.manifest import Manifest
+from atoll.protocol.manifest import Manifest, ShardedSettings
 from atoll.strategies import registry
 
 MAX_SLOTS = 256
@@ -51,7 +54,9 @@ def join(
     rank that is silent for `group_timeout` seconds is given up, with GroupBroken on the others.
 
     In a sharded run the others dial this process: it listens at `listen` (HOST:PORT, any free port
-    by default) and tells them `advertise` (HOST[:PORT]), where that is another address.
+    by default) and tells them `advertise` (HOST[:PORT]), where that is another address. There
+    torchrun is for `transport = "torch_dist"`: each of its processes is a rank, which talks to the
+    coordinator itself and has a state directory below the island's.
     """
     if worker_id is not None:
         ids.worker_id(worker_id)
@@ -71,16 +76,30 @@ def join(
         held.callback(store.close)
         run: Run | ShardedRun
         if is_rank:
-            assert isinstance(link, NetworkLink), "a rank is one process"
+            launch = _launch(info.manifest(), group)
+            if launch is not None:
+                store, identity = _hold_rank(group, store, identity.worker_id)
+                if group.is_leader:  # what it holds besides the island's
+                    held.callback(store.close)
+                link = group.together(
+                    lambda: NetworkLink(url, token=token, fingerprint=fingerprint)
+                )
+                held.callback(link.close)
+            assert isinstance(link, NetworkLink), "a rank speaks for itself"
             # Before it registers: the coordinator dials it, and the others may at once.
-            host = GrpcHost(listen=listen, advertise=advertise, secure=link.is_secure, clock=clock)
+            host = _open_host(
+                *(launch, info.manifest().sharded, clock),
+                listen=listen,
+                advertise=advertise,
+                secure=link.is_secure,
+            )
             held.callback(host.close)
             run = ShardedRun(
                 link, store.directory, clock, identity=identity, jitter=jitter, host=host
             )
         else:
             run = Run(link, store, clock, identity=identity, jitter=jitter, group=group)
-        if group.is_leader:
+        if run.group.is_leader:
             for beside in (pulse(run), presence(run)):
                 beside.start()
                 held.callback(beside.stop)
@@ -104,11 +123,42 @@ def check_place(
             f"torchrun with {group.size} processes in a run with sharded.transport='grpc': there "
             f"a rank is one process of its own; start `atoll join` once for each, without torchrun"
         )
-    if is_rank and transport != "grpc":
+    if is_rank and transport == "torch_dist" and group is SOLO:
         raise ConfigError(
-            f"sharded.transport={transport!r} cannot be joined by this version; start the run with "
-            f"sharded.transport = 'grpc'"
+            "a process by itself in a run with sharded.transport='torch_dist': there all processes "
+            "of one torchrun launch are the group; start `torchrun --nproc-per-node N -m atoll "
+            "join URL`, or the run with sharded.transport = 'grpc'"
         )
+
+
+def _launch(manifest: Manifest, group: Group) -> TorchGroup | None:
+    """The processes that torchrun started with this one, where each of them is a rank."""
+    if manifest.sharded.transport == "torch_dist" and isinstance(group, TorchGroup):
+        return group
+    return None
+
+
+def _open_host(
+    launch: TorchGroup | None,
+    settings: ShardedSettings,
+    clock: Clock,
+    *,
+    listen: str | None,
+    advertise: str | None,
+    secure: bool,
+) -> Host:
+    """Where other ranks reach this one; collective in a torchrun launch."""
+
+    def beside(number: int = 0) -> GrpcHost:
+        return GrpcHost(
+            listen=listen, advertise=advertise, secure=secure, clock=clock, number=number
+        )
+
+    if launch is None:
+        return beside()
+    host = launch.together(lambda: beside(placement.local_rank() or 0))
+    launch_id = str(launch.lead(lambda: secrets.token_hex(16)))
+    return TorchHost(host, launch, launch_id, deadline_seconds=settings.deadline_seconds)
 
 
 def _open_link(group: Group, url: str, token: str, fingerprint: str | None) -> Link:
@@ -141,6 +191,20 @@ def _hold_state(
     # The key proves the island to the coordinator, to whom only the leader speaks.
     is_leader = group.is_leader
     return store, _identity_of(store, worker_id) if is_leader else IslandIdentity(name, NO_KEY)
+
+
+def _hold_rank(group: Group, held: IslandStore, island: str) -> tuple[IslandStore, IslandIdentity]:
+    """The store and the identity of one process of an island whose processes are all ranks.
+
+    `held` is what `_hold_state` gave: of the leader the island's directory, which it keeps held.
+    """
+
+    def own() -> tuple[IslandStore, IslandIdentity]:
+        folder = held.directory / f"rank-{group.rank}"
+        store = IslandStore(folder, has_frames=False) if group.is_leader else held
+        return store, _identity_of(store, f"{island}-{group.rank}")
+
+    return group.together(own)
 
 
 def _identity_of(store: IslandStore, worker_id: str | None) -> IslandIdentity:

@@ -365,6 +365,7 @@ class Status(Message):
     ring: tuple[WorkerName, ...] = ()  # its members, by rank
     consistent: Whole = 0  # the newest step that all of it have saved
     checkpoint: Whole = 0  # the step of the newest checkpoint
+    notes: tuple[str, ...] = ()  # why ranks that ask are in no group, in words
 
 
 class StatusRequest(Ask[Status], route=Route("GET", "/status")):

@@ -5,9 +5,9 @@ formed. A *round* is the steps between two checkpoints. Who trains which rows of
 its number and the rank, so no message names them one by one.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from atoll.protocol.exchange import Ask, Route, Waiting
 from atoll.protocol.fields import Message, NotNegative, Number, Whole, WorkerName
@@ -30,6 +30,26 @@ class RankMember(Message):
     worker_id: WorkerName
     address: str  # host:port
     certificate: Certificate = ""
+
+
+class Launch(Message):
+    """Which process of which torchrun launch a rank is.
+
+    With `transport = "torch_dist"` a group is all processes of one launch, by these ranks. The id
+    is drawn when the processes start, so those of a restart are another launch.
+    """
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    rank: Rank
+    size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+
+    @model_validator(mode="after")
+    def _check_rank(self) -> Self:
+        if self.rank >= self.size:
+            raise ValueError(
+                f"rank={self.rank} of a launch of {self.size}: ranks go from 0 to {self.size - 1}"
+            )
+        return self
 
 
 class HeldSave(Message):
@@ -101,6 +121,7 @@ class GroupRequest(Waiting[GroupReply], route=Route("POST", "/workers/{worker_id
     identity: Identity
     group: Whole = 0  # that the sender is in; 0: none
     held: Annotated[tuple[HeldSave, ...], Field(max_length=MAX_HELD)] = ()
+    launch: Launch | None = None  # of a rank that torchrun started, where only those make a group
     measured: Whole = 0  # the candidate that `pings` are of
     pings: dict[WorkerName, NotNegative] = Field(default_factory=dict)  # ms; who is absent: missed
 

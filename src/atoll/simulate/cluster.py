@@ -22,6 +22,7 @@ from atoll.island.run import Run
 from atoll.island.sharded.run import ShardedRun
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.protocol.messages import Status
+from atoll.protocol.sharded import Launch
 from atoll.simulate.coordinator import SimulatedCoordinator, stores_in
 from atoll.simulate.fibers import Fiber, Scheduler
 from atoll.simulate.link import MemoryLink
@@ -31,6 +32,7 @@ from atoll.strategies.sharded.quorum.step import MEETING_DEADLINES
 STEP_SECONDS = 0.1  # virtual time of one inner step
 TICK_SECONDS = 0.05
 LIMIT_SECONDS = 1e7
+LAUNCH = "0" * 32  # of the one launch of a run whose ranks torchrun would start
 # Virtual time without a step or a closed round, beyond what the run's own waiting may take, after
 # which nothing will ever happen.
 STUCK_SECONDS = 60.0
@@ -120,6 +122,7 @@ class SimulatedCluster:
         self._delays: dict[int, float] = {}  # of islands, by their numbers
         self.latencies: Sequence[Sequence[float]] = ()  # between ranks, by their islands' numbers
         self._sea: Sea | None = None
+        self._islands = 0  # that the run begins with
         self._fibers: dict[str, list[Fiber]] = {}  # of each island, its training first
         self._returning: set[str] = set()  # islands that are down and will be started again
         self.runs: dict[str, Participant] = {}
@@ -137,6 +140,7 @@ class SimulatedCluster:
                     f"islands={islands} is below membership.min_workers={needed}; no round would "
                     f"ever begin, so simulate at least {needed}"
                 )
+            self._islands = islands
             self.scheduler.spawn("coordinator", lambda: self._close_rounds(progress))
             for index in range(islands):
                 self.start(index)
@@ -253,9 +257,14 @@ class SimulatedCluster:
             *(link, store.directory, self.scheduler),
             identity=identity,
             jitter=jitter,
-            host=sea.host(),
+            host=sea.host(self._launch(index)),
             spawn=spawn,
         )
+
+    def _launch(self, index: int) -> Launch | None:
+        if self.coordinator.manifest.sharded.transport != "torch_dist":
+            return None
+        return Launch(id=LAUNCH, rank=index, size=self._islands)
 
     @contextmanager
     def _alive(self, run: Participant, name: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ from atoll.collectives.peers import Desk, Pings, Source
 from atoll.collectives.runners import Inline
 from atoll.island.sharded.host import Endpoint
 from atoll.protocol.manifest import ShardedSettings
-from atoll.protocol.sharded import GroupReply
+from atoll.protocol.sharded import GroupReply, Launch
 from atoll.traffic import Traffic
 
 FIRST_PORT = 20_000
@@ -31,10 +31,10 @@ class Sea:
         self._groups: dict[tuple[int, str], LocalGroup] = {}
         self._hosts = 0
 
-    def host(self) -> "SeaHost":
-        """The door of one more rank."""
+    def host(self, launch: Launch | None = None) -> "SeaHost":
+        """The door of one more rank, which is of a launch where only those make a group."""
         self._hosts += 1
-        return SeaHost(self, Endpoint(ADDRESS, FIRST_PORT + self._hosts, ""))
+        return SeaHost(self, Endpoint(ADDRESS, FIRST_PORT + self._hosts, ""), launch)
 
     def group(self, told: GroupReply) -> LocalGroup:
         """The group that the coordinator told of; a candidate is another one than what it forms."""
@@ -56,7 +56,9 @@ class SeaHost:
 
     sea: Sea
     endpoint: Endpoint
+    launch: Launch | None = None
     traffic: Traffic = field(default_factory=Traffic)
+    outlives_groups: bool = True  # memory is never broken
 
     def measure(self, candidate: GroupReply, rank: int) -> Pings:
         return self.sea.group(candidate).pings(rank)

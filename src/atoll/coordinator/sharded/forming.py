@@ -5,13 +5,14 @@ In memory only: ranks ask again after a restart. Used under the lock of the grou
 
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from atoll.clock import Clock
 from atoll.coordinator.members.workers import Registry
+from atoll.coordinator.sharded import launches
 from atoll.ledger.records import MemberRecord, RankRecord
-from atoll.protocol.sharded import MAX_RANKS, GroupRequest, HeldSave
+from atoll.protocol.sharded import MAX_RANKS, GroupRequest, HeldSave, Launch
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Asking:
     held: tuple[HeldSave, ...]
     measured: int
     pings: dict[str, float]
+    launch: Launch | None
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Candidate:
     """Those that are to be a group once they have pinged each other."""
 
     number: int
-    members: tuple[RankRecord, ...]  # by worker_id; ranks are not the ring's yet
+    members: tuple[RankRecord, ...]  # by worker_id, ranks are not the ring's yet; or a launch
     secret: str
     since: float
 
@@ -51,12 +53,13 @@ class Candidate:
 
 @dataclass(eq=False)
 class Forming:
-    """The way to the next group."""
+    """The way to the next group; with `by_launch` it is all processes of one torchrun launch."""
 
     registry: Registry
     clock: Clock
     new_secret: Callable[[], str]
     changed: Callable[[], None]
+    by_launch: bool = False
     candidate: Candidate | None = field(default=None, init=False)
     asking: dict[str, Asking] = field(default_factory=dict, init=False)
     _enough_since: float | None = field(default=None, init=False)
@@ -64,11 +67,18 @@ class Forming:
     _shunned: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
     def note(self, request: GroupRequest) -> None:
-        """A rank asks for a group."""
-        identity = request.identity
+        """A rank asks for a group; ProtocolError for one whose launch does not fit."""
+        identity, launch = request.identity, request.launch
+        others = self.launches() if self.by_launch else {}
+        launches.check(identity.worker_id, launch, others, is_wanted=self.by_launch)
         self.asking[identity.worker_id] = Asking(
-            identity.incarnation, request.held, request.measured, dict(request.pings)
+            identity.incarnation, request.held, request.measured, dict(request.pings), launch
         )
+
+    def launches(self) -> dict[str, Launch]:
+        """The launches of those that ask for a group."""
+        told = {name: self.asking[name].launch for name in self.waiting()}
+        return {name: launch for name, launch in told.items() if launch is not None}
 
     def forget(self, worker_id: str) -> None:
         """What the worker asked counts no more."""
@@ -116,10 +126,11 @@ class Forming:
         waiting = self.waiting()
         if self.candidate is not None and not _are_in(self.candidate, waiting):
             self.candidate = None
-        if len(waiting) < least:
+        chosen = self._chosen(waiting, least=least)
+        if not chosen:
             self._enough_since = None
             return None
-        candidate = self.candidate or self._propose(waiting, after=after)
+        candidate = self.candidate or self._propose(waiting, chosen, after=after)
         if candidate is None:
             return None
         late = self._late(candidate)
@@ -134,6 +145,12 @@ class Forming:
             self.changed()
         return None if late else candidate
 
+    def _chosen(self, waiting: dict[str, MemberRecord], *, least: int) -> Sequence[str]:
+        """Who can be a group of at least so many; empty: nobody yet."""
+        if self.by_launch:
+            return launches.chosen(self.launches(), least=least)
+        return sorted(waiting)[:MAX_RANKS] if len(waiting) >= least else ()
+
     def drop(self) -> None:
         """The candidate has become a group, or will not."""
         self.candidate = None
@@ -145,7 +162,9 @@ class Forming:
         number, asking = candidate.number, self.asking
         return [n for n in candidate.names if n not in asking or asking[n].measured != number]
 
-    def _propose(self, waiting: dict[str, MemberRecord], *, after: int) -> Candidate | None:
+    def _propose(
+        self, waiting: dict[str, MemberRecord], chosen: Sequence[str], *, after: int
+    ) -> Candidate | None:
         now = self.clock.now()
         if self._enough_since is None:
             self._enough_since = now
@@ -157,7 +176,6 @@ class Forming:
         told = (asking.measured for asking in self.asking.values())
         measured = max((number for number in told if number < known + MAX_AHEAD), default=0)
         number = max(known, measured + 1)
-        chosen: Collection[str] = sorted(waiting)[:MAX_RANKS]
         members = tuple(_rank(rank, waiting[name]) for rank, name in enumerate(chosen))
         self.candidate = Candidate(number, members, self.new_secret(), now)
         self._enough_since = None

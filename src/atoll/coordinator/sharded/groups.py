@@ -15,7 +15,7 @@ from atoll.clock import Clock
 from atoll.coordinator.members.control import Control
 from atoll.coordinator.members.presence import Presence
 from atoll.coordinator.members.workers import Registry
-from atoll.coordinator.sharded import regions, restoring, suspicion
+from atoll.coordinator.sharded import launches, regions, restoring, suspicion
 from atoll.coordinator.sharded.damages import Damages
 from atoll.coordinator.sharded.forming import Candidate, Forming
 from atoll.coordinator.sharded.intervals import Intervals
@@ -66,7 +66,11 @@ class Groups:
     def __post_init__(self) -> None:
         self.lock = threading.RLock()
         self._told: _Told | None = None
-        self.forming = Forming(self.registry, self.clock, self.new_secret, self.changed)
+        manifest = self.intervals.manifests.first.manifest
+        by_launch = manifest.sharded.transport == "torch_dist"
+        self.forming = Forming(
+            self.registry, self.clock, self.new_secret, self.changed, by_launch=by_launch
+        )
         self._missed: dict[str, frozenset[str]] = {}
         self._missed_since = 0.0
         self._missed_changed = 0.0  # when a rank last told something new
@@ -165,7 +169,7 @@ class Groups:
                 members=members,
                 secret=candidate.secret,
             )
-        return GroupReply(action="wait")
+        return GroupReply(action="wait", reason="; ".join(self.notes()))
 
     def _train(self, group: GroupRecord, told: _Told) -> GroupReply:
         return GroupReply(
@@ -202,8 +206,7 @@ class Groups:
         if self.stands_still():
             self.forming.drop()
             return
-        least = self.intervals.manifests.in_force.manifest.membership.min_workers
-        candidate = self.forming.ready(least=least, after=self.number)
+        candidate = self.forming.ready(least=self._least, after=self.number)
         if candidate is None:
             return
         names, asking = candidate.names, self.forming.asking
@@ -213,7 +216,8 @@ class Groups:
         if suspect is not None:
             self._evict(suspect, candidate.members)
         else:
-            self._begin(candidate, regions.ring(names, pings))
+            by_launch = self.forming.by_launch
+            self._begin(candidate, names if by_launch else regions.ring(names, pings))
 
     def _begin(self, candidate: Candidate, ring: list[str]) -> None:
         by_name = {member.worker_id: member for member in candidate.members}
@@ -327,8 +331,10 @@ class Groups:
     # What others ask
 
     def newcomers(self) -> bool:
-        """Whether anybody waits to be taken into a group."""
+        """Whether anybody waits to be taken into a group; a launch is one, and takes in nobody."""
         with self.lock:
+            if self.forming.by_launch:
+                return False
             inside = () if self._group is None else self._group.members
             return bool(self.forming.waiting().keys() - {m.worker_id for m in inside})
 
@@ -339,6 +345,16 @@ class Groups:
             t.groups.decide(self._group.number, round_number=round_number, goes_on=goes_on)
         self._group = replace(self._group, decided=round_number, goes_on=goes_on)
         return self._group
+
+    @property
+    def _least(self) -> int:
+        return self.intervals.manifests.in_force.manifest.membership.min_workers
+
+    def notes(self) -> tuple[str, ...]:
+        """Why ranks that ask for a group are in none, where that is not told by who is live."""
+        with self.lock:
+            number = 0 if self._group is None else self._group.number
+            return launches.notes(self.forming.launches(), least=self._least, group=number)
 
     def waited_for(self) -> tuple[str, ...]:
         """Live workers that a group that is to be formed waits for."""

@@ -75,6 +75,7 @@ class ShardedReport:
             ring=() if group is None else tuple(m.worker_id for m in group.members),
             consistent=self.saves.consistent(),
             checkpoint=0 if checkpoint is None else checkpoint.step,
+            notes=self.groups.notes(),
         )
 
     def _state(self) -> Literal["waiting", "training", "paused", "finished"]:

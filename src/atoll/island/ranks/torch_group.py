@@ -126,6 +126,10 @@ class TorchGroup:
         """Lets the process group go if it was made for this; harmless when repeated."""
         self._held.close()
 
+    def abandon(self) -> None:
+        """`close` waits for nothing any more, and lets nothing go: the process is about to end."""
+        self._held.pop_all()
+
     # What the leader does and tells
 
     @contextmanager

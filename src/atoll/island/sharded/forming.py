@@ -20,13 +20,13 @@ def next_group(
 
     Tells which saves this rank has, and how far the members of a candidate are when it is asked.
     """
-    measured, pings = 0, dict[str, float]()
-    told = ""
+    measured, pings, told = 0, dict[str, float](), ""
 
     def question(who: Identity) -> GroupRequest:
         return GroupRequest(
             identity=who,
             held=held()[:MAX_HELD],
+            launch=host.launch,
             measured=measured,
             pings=pings,
             wait_seconds=WAIT_SECONDS,
@@ -36,10 +36,9 @@ def next_group(
         reply = talk.ask(question)
         if reply.action == "stop":
             return None
-        if reply.reason != told:
-            told = reply.reason
-            if told:
-                log.error("no group can be formed", extra={"reason": told})
+        if reply.reason and reply.reason != told:
+            log.warning("no group yet", extra={"reason": reply.reason})
+        told = reply.reason
         if reply.action == "train":
             about = {"group": reply.group, "members": [m.worker_id for m in reply.members]}
             log.info("in a group", extra=about)

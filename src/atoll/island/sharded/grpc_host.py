@@ -12,7 +12,7 @@ from atoll.collectives.runners import Threaded
 from atoll.errors import ConfigError
 from atoll.island.sharded.host import Endpoint
 from atoll.protocol.manifest import ShardedSettings
-from atoll.protocol.sharded import GroupReply
+from atoll.protocol.sharded import GroupReply, Launch
 from atoll.traffic import Traffic
 
 EVERYWHERE = ("0.0.0.0", "[::]", "::")
@@ -20,13 +20,28 @@ DEFAULT_LISTEN = "0.0.0.0:0"
 
 
 class GrpcHost:
-    """Fulfils `host.Host` with a `RankServer`; with `secure` ranks show each other certificates."""
+    """Fulfils `host.Host` with a `RankServer`; with `secure` ranks show each other certificates.
+
+    `number` is that of this process where several of a machine are given the same addresses: their
+    ports follow each other.
+    """
+
+    outlives_groups = True
+    launch: Launch | None = None
 
     def __init__(
-        self, *, listen: str | None, advertise: str | None, secure: bool, clock: Clock
+        self,
+        *,
+        listen: str | None,
+        advertise: str | None,
+        secure: bool,
+        clock: Clock,
+        number: int = 0,
     ) -> None:
-        host, port = _place("listen", listen or DEFAULT_LISTEN, port=0)
-        told_host, told_port = _place("advertise", advertise, port=0) if advertise else (None, 0)
+        host, port = _place("listen", listen or DEFAULT_LISTEN, number=number)
+        told_host, told_port = (
+            _place("advertise", advertise, number=number) if advertise else (None, 0)
+        )
         self._clock = clock
         self.traffic = Traffic()
         now = datetime.datetime.fromtimestamp(clock.wall(), datetime.UTC)
@@ -78,18 +93,20 @@ def _group(told: GroupReply) -> RankGroup:
     return RankGroup(told.group, members, told.secret)
 
 
-def _place(name: str, text: str, *, port: int) -> tuple[str, int]:
+def _place(name: str, text: str, *, number: int) -> tuple[str, int]:
     """HOST:PORT, or HOST alone; ConfigError with the option's name for anything else."""
     host, colon, digits = text.rpartition(":")
     if not colon or text.endswith("]"):
-        host, digits = text, str(port)
-    wrong = not host or not digits.isdecimal() or int(digits) > 65535
+        host, digits = text, "0"
+    port = int(digits) if digits.isdecimal() else -1
+    port += number if port else 0
+    wrong = not host or not digits.isdecimal() or port > 65535
     if wrong or (":" in host and not host.startswith("[")):
         raise ConfigError(
             f"--{name} {text!r} is not an address; write HOST:PORT, or HOST for any free port, "
             f"with brackets around an IPv6 address"
         )
-    return host, int(digits)
+    return host, port
 
 
 def _bare(host: str | None) -> str | None:

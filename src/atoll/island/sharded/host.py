@@ -1,6 +1,7 @@
 """The door of a rank: where others of its group reach it. Opened before it registers, closed last.
 
-Implementations: `grpc_host` between processes, and the simulator's in memory.
+Implementations: `grpc_host` between processes, `torch_host` between those of a torchrun launch, and
+the simulator's in memory.
 """
 
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Protocol
 
 from atoll.collectives.peers import Desk, Peers, Pings, Source
 from atoll.protocol.manifest import ShardedSettings
-from atoll.protocol.sharded import GroupReply
+from atoll.protocol.sharded import GroupReply, Launch
 from atoll.strategies.sharded.quorum.rank import Lane
 from atoll.traffic import Traffic
 
@@ -23,10 +24,20 @@ class Endpoint:
 
 
 class Host(Protocol):
-    """One per process; outlives groups."""
+    """One per process."""
+
+    @property
+    def outlives_groups(self) -> bool:
+        """Whether this process can be in another group when one is over; else it must end."""
+        ...
 
     @property
     def endpoint(self) -> Endpoint: ...
+
+    @property
+    def launch(self) -> Launch | None:
+        """The torchrun launch that this process is of, where only those make a group."""
+        ...
 
     @property
     def traffic(self) -> Traffic:

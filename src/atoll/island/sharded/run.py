@@ -171,21 +171,31 @@ class ShardedRun(Participant):
     ) -> Iterator[Tensor]:
         """Trains until the group is over, for whatever reason."""
         training = self._training = self._entered(loaded, formed)
+        ended_by: AtollError | None = None
         try:
             yield from self._trained(training, dataset, ahead)
         except _GROUP_ERRORS as error:
+            ended_by = error
             self._given_up(formed, error)
             self._leaving.check()
-            if not training.place.await_end(error, step=self._figures.under_way):
+            under_way = self._figures.under_way
+            if self._host.outlives_groups and not training.place.await_end(error, step=under_way):
                 self._talk.register_again()
         except _OWN_ERRORS as error:
+            ended_by = error
             self._given_up(formed, error)
             self._leaving.check()
-            if not training.place.is_over:
+            if self._host.outlives_groups and not training.place.is_over:
                 self._talk.register_again()
         finally:
             self._training = None
             training.close()
+        if not self._is_finished and not self._host.outlives_groups:
+            raise GroupBroken(
+                f"group={formed.group} is over ({ended_by or 'the coordinator ended it'}), and the "
+                f"processes of a torchrun launch are connected once; all end, and with "
+                f"--max-restarts torchrun starts them again: they go on from what they saved"
+            ) from ended_by
 
     def _entered(self, loaded: Loaded, formed: GroupReply) -> Training:
         rank = forming.rank_of(formed, self.worker_id)

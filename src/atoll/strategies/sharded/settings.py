@@ -120,6 +120,12 @@ def _check_own(own: ShardedSettings) -> None:
             f"such sockets; leave bulk out or set transport = 'grpc'",
         ),
         (
+            own.transport == "torch_dist" and own.gradients != "fp32" and own.exchange != "direct",
+            f"sharded.gradients={own.gradients!r} with transport='torch_dist' and "
+            f"exchange={own.exchange!r}: torch.distributed exchanges sums directly, which rounds "
+            f"once and not at every hop; set exchange = 'direct'",
+        ),
+        (
             own.residuals and own.gradients == "fp32" and not own.onebit_warmup_steps,
             "sharded.residuals=true with gradients='fp32', which leave nothing behind; leave it "
             "out or set gradients = 'int8'",
@@ -134,12 +140,6 @@ def _check_own(own: ShardedSettings) -> None:
             bool(own.onebit_warmup_steps) and own.residuals,
             f"sharded.onebit_warmup_steps={own.onebit_warmup_steps} with residuals=true: 1-bit "
             f"Adam has an error feedback of its own; leave residuals out",
-        ),
-        # Last: whoever sets one of these for other reasons is told the better one.
-        (
-            own.transport == "torch_dist",
-            "sharded.transport='torch_dist' is not built into runs in this version; set "
-            "transport = 'grpc'",
         ),
         (
             bool(own.onebit_warmup_steps) and own.exchange != "direct",
