@@ -414,9 +414,9 @@ def test_nobody_drops_or_makes_a_save_before_all_have_read_theirs(tmp_path, monk
         restore(wanted, new, *given, **more)
         events.append((wanted.source, new.rank))
 
-    def dropping(self, step):
+    def dropping(self, step, **more):
         events.append(("dropped", step))
-        drop(self, step)
+        drop(self, step, **more)
 
     def beginning(self, step, **more):
         events.append(("begun", step))
