@@ -28,7 +28,7 @@ def save_steps(root: Path, marks: Marks) -> None:
     _half(kept, 8, 1)
 
     kept = Saves(root / machines.RANK, run_id=RUN_ID)
-    _drop(kept, marks, consistent=4, group=1, went_back=True)
+    _discard(kept, marks, after=4)
     _complete(kept, 6, 2, marks)
     _drop(kept, marks, consistent=6, group=2)
     _half(kept, 8, 2)
@@ -54,16 +54,19 @@ def _complete(kept: Saves, step: int, group: int, marks: Marks) -> None:
     marks.write(machine="rank", held=name_of(held), files=files)
 
 
-def _drop(
-    kept: Saves, marks: Marks, *, consistent: int, group: int, went_back: bool = False
-) -> None:
+def _drop(kept: Saves, marks: Marks, *, consistent: int, group: int) -> None:
     """What is let go is no promise any more, from just before."""
-    over = [h for h in kept.held if (h.step > consistent if went_back else h.step < consistent)]
+    over = [name_of(held) for held in kept.held if held.step < consistent]
+    marks.write(machine="rank", dropping=over)
+    kept.keep(consistent=consistent, group=group)
+
+
+def _discard(kept: Saves, marks: Marks, *, after: int) -> None:
+    """The same of steps that will be made again."""
+    over = [held for held in kept.held if held.step > after]
     marks.write(machine="rank", dropping=[name_of(held) for held in over])
-    if went_back:
-        kept.went_back_to(consistent, group=0)
-    else:
-        kept.keep(consistent=consistent, group=group)
+    for held in over:
+        kept.discard(held.own)
 
 
 def name_of(held: HeldSave) -> str:
