@@ -152,10 +152,7 @@ class Groups:
             if reason:
                 return GroupReply(action="stop", reason=reason)
             self._form()
-            reply = self._answer_waiting(request)
-            if reply.action != "wait":
-                return reply
-            return GroupReply(action="wait", reason=self.stands_still())
+            return self._answer_waiting(request)
 
     def _answer_waiting(self, request: GroupRequest) -> GroupReply:
         group, candidate = self._group, self.forming.candidate
@@ -169,7 +166,8 @@ class Groups:
                 members=members,
                 secret=candidate.secret,
             )
-        return GroupReply(action="wait", reason="; ".join(self.notes()))
+        reason = self.stands_still() or "; ".join(self.notes())
+        return GroupReply(action="wait", reason=reason)
 
     def _train(self, group: GroupRecord, told: _Told) -> GroupReply:
         return GroupReply(
