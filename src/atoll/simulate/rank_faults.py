@@ -138,7 +138,9 @@ class _Watched(SimulatedCluster):
         self.witness = Witness()
 
     def _after_step(self, seconds: float) -> None:
-        if not self.coordinator.is_away:
+        if self.coordinator.is_away:
+            self.witness.is_away()
+        else:
             with self.coordinator.now.ledger.reading() as t:
                 self.witness.look(t)
         super()._after_step(seconds)

@@ -17,12 +17,24 @@ class Witness:
 
     def __init__(self) -> None:
         self._told: dict[int, dict[int, set[int]]] = {}  # ranks by step, by group
+        self._unclaimed: set[tuple[int, int]] = set()  # group and step
+        self._was_away = False
 
     def look(self, records: Transaction) -> None:
         """Remembers who has told of which step by now."""
-        for save in records.saves.since(0):
+        saves = records.saves.since(0)
+        if self._was_away:
+            # Those who told first learn that a step is consistent when they next tell. While they
+            # could not, later saves took its place, so what all told by then is no claim.
+            self._unclaimed |= {(save.group_number, save.step) for save in saves}
+            self._was_away = False
+        for save in saves:
             steps = self._told.setdefault(save.group_number, {})
             steps.setdefault(save.step, set()).add(save.rank)
+
+    def is_away(self) -> None:
+        """Nobody can tell anything: the coordinator is away."""
+        self._was_away = True
 
     def check(self, groups: Sequence[GroupRecord]) -> None:
         """AssertionError for a group that went back behind what its members held whole."""
@@ -38,7 +50,8 @@ class Witness:
         """The newest step that all ranks of a group have told of."""
         size = len(group.members)
         steps = self._told.get(group.number, {})
-        return max((step for step, ranks in steps.items() if len(ranks) == size), default=0)
+        whole = (step for step, ranks in steps.items() if len(ranks) == size)
+        return max((s for s in whole if (group.number, s) not in self._unclaimed), default=0)
 
 
 def _is_held(before: GroupRecord, after: GroupRecord) -> bool:
