@@ -325,6 +325,49 @@ def test_reader_that_gives_up_closes_its_connection() -> None:
         assert ended.wait(20)
 
 
+def test_bucket_that_is_closed_ends_whoever_waits_for_it() -> None:
+    ended, begun = threading.Event(), threading.Event()
+    met: list[StoreError] = []
+
+    def endless(asked: Asked) -> None:
+        partial(asked, 0, SIZE, f"content-length: {SIZE}", body=b"")
+        begun.set()
+        if asked.wait_for_end():
+            ended.set()
+
+    def wait(bucket: S3Bucket) -> None:
+        with pytest.raises(StoreError) as raised:
+            list(bucket.pieces("a", TAG, 0, SIZE, deadline=soon()))
+        met.append(raised.value)
+
+    with bucket_of(endless) as (bucket, _):
+        waiting = threading.Thread(target=wait, args=(bucket,))
+        waiting.start()
+        assert begun.wait(20)
+        bucket.close()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        assert ended.wait(20)
+
+    assert len(met) == 1
+
+
+def test_bucket_that_is_closed_refuses_calls_and_lets_a_reader_go() -> None:
+    def half(asked: Asked) -> None:
+        partial(asked, 0, SIZE, f"content-length: {SIZE}", body=WHOLE[:PIECE_BYTES])
+        asked.wait_for_end()
+
+    with bucket_of(half) as (bucket, _):
+        reading = bucket.pieces("a", TAG, 0, SIZE, deadline=soon())
+        next(reading)
+        bucket.close()
+        bucket.close()
+
+        with pytest.raises(StoreError, match="is closed"):
+            bucket.look("a", deadline=soon())
+        reading.close()  # type: ignore[attr-defined] # a generator
+
+
 @pytest.mark.parametrize("status", ["503 Slow Down", "429 Too Many", "500 Oops", "409 Conflict"])
 def test_overload_is_a_server_that_is_away(status: str) -> None:
     def busy(asked: Asked) -> None:

@@ -41,7 +41,7 @@ class S3Bucket:
         self._thread = LoopThread(f"bucket {name}")
 
     def close(self) -> None:
-        """Closes the connections; harmless when repeated."""
+        """Closes the connections; harmless when repeated. Whoever still waits gets a StoreError."""
         if not self._thread.is_closed:
             self._thread.run(self._calls.close())
             self._thread.close()
@@ -68,7 +68,8 @@ class S3Bucket:
             while piece := self._thread.run(stream.next_piece()):
                 yield memoryview(piece)
         finally:
-            self._thread.run(stream.close())
+            if not self._thread.is_closed:  # which closed all connections
+                self._thread.run(stream.close())
 
     def put(self, key: str, source: bytes | Path) -> Tag:
         buckets.check_key(key)
