@@ -38,7 +38,8 @@ class S3Stream:
         # One read behind the last byte: only then it is known that nothing follows.
         while len(self._held) < PIECE_BYTES and not self._ended and self._error is None:
             await self._receive()
-        piece = bytes(self._held[:PIECE_BYTES])
+        with memoryview(self._held) as held:
+            piece = bytes(held[:PIECE_BYTES])
         del self._held[: len(piece)]
         if not piece and self._error is not None:
             raise self._error
