@@ -5,8 +5,9 @@
       AuthError                   Unauthenticated, Forbidden
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
-      StoreError                  BlobMissing, BlobChanged, StorageFull, StoreAway, DiskFailed,
-                                  LedgerVersion, StateHeld, Superseded, StateDamaged
+      StoreError                  BlobMissing, BlobChanged, ObjectMissing, ObjectChanged,
+                                  ObjectSize, ObjectRefused, StorageFull, StoreAway, StoreLate,
+                                  DiskFailed, LedgerVersion, StateHeld, Superseded, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
@@ -29,9 +30,10 @@ class AtollError(Exception):
     code: ClassVar[str] = "ATOLL"
     retry: bool = False
 
-    def __init_subclass__(cls, *, code: str, retry: bool = False) -> None:
+    def __init_subclass__(cls, *, code: str | None, retry: bool = False) -> None:
+        """`code=None`: never sent by this name; whoever is told of it learns the class above."""
         super().__init_subclass__()
-        cls.code, cls.retry = code, retry
+        cls.code, cls.retry = code or cls.code, retry
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
@@ -105,6 +107,22 @@ class BlobChanged(StoreError, code="BLOB_CHANGED"):
     """A stored blob's bytes no longer match its name."""
 
 
+class ObjectMissing(StoreError, code="OBJECT_MISSING"):
+    """A bucket has no object of that key."""
+
+
+class ObjectChanged(StoreError, code="OBJECT_CHANGED"):
+    """An object of a bucket is another one than was looked up."""
+
+
+class ObjectSize(StoreError, code="OBJECT_SIZE"):
+    """A bucket's server sent more or fewer bytes than were asked for."""
+
+
+class ObjectRefused(StoreError, code="OBJECT_REFUSED"):
+    """A bucket's server refuses a request or points elsewhere; asking again does not help."""
+
+
 class StorageFull(StoreError, code="STORAGE_FULL", retry=True):
     """The disk has no room for this upload; free some and the sender's retry will pass."""
 
@@ -113,6 +131,10 @@ class StoreAway(StoreError, code="STORE_AWAY", retry=True):
     """The server that keeps the ledger or the blobs does not answer; nothing can be recorded."""
 
     # Retried by the islands: once the server, and with it the coordinator, is back.
+
+
+class StoreLate(StoreError, code="STORE_LATE"):
+    """A bucket's server had not sent everything at the deadline; the request was cancelled."""
 
 
 class DiskFailed(StoreError, code="DISK_FAILED", retry=True):
@@ -234,8 +256,9 @@ class Accident(CoordinatorUnreachable, code="INTERNAL", retry=True):
 
 
 def tree(root: type[AtollError]) -> list[type[AtollError]]:
-    """`root` and every class below it, each before its own children."""
-    return [root, *(leaf for child in root.__subclasses__() for leaf in tree(child))]
+    """`root` and every class below it that has a code, each before its own children."""
+    coded = [child for child in root.__subclasses__() if child.code != root.code]
+    return [root, *(leaf for child in coded for leaf in tree(child))]
 
 
 def from_code(code: str, message: str) -> AtollError:
