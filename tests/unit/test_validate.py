@@ -95,6 +95,19 @@ def test_good_object_is_taken_however_it_is_cut(size):
     )
 
 
+def in_two(at: int) -> Checked:
+    validator = Validator(expected(), stated(GOOD))
+    validator.feed(GOOD[:at])
+    validator.feed(GOOD[at:])
+    return validator.finish()
+
+
+def test_good_object_is_taken_cut_in_two_anywhere():
+    found = {in_two(at) for at in range(len(GOOD) + 1)}
+
+    assert found == {verdict(GOOD)}
+
+
 @pytest.mark.parametrize("size", [997, TILE_BYTES - 1, TILE_BYTES, TILE_BYTES + 1, 10**6])
 def test_norms_of_several_tiles_are_the_definition_to_the_bit(size):
     found = verdict(LARGE_GOOD, LARGE, size=size)

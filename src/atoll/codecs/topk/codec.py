@@ -117,12 +117,14 @@ class TopK:
         """Adds the squares of what a payload sends to `squares` [parts], part by part.
 
         The payload is of the elements from `first` on; part p ends before element `ends[p]`, and
-        the last one does not end within the payload. In each part, chunk by chunk in their order:
+        the last one not before the payload does. In each part, chunk by chunk in their order:
         plus count * value^2 of those with the first magnitude, then of those with the second, in
         fp64, whatever their signs. So the bits are the same however a buffer is cut into payloads.
         FrameError as `decode` raises it, before anything is added.
         """
         self.check(payload, elements)
+        # A loop would write beyond the last part.
+        assert not elements or ends[-1] >= first + elements, (ends[-1], first, elements)
         if compiled.ready_for_any():
             support_loops.add_squares(payload.numpy(), elements, first, ends, squares)
             return
