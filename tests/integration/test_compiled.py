@@ -35,6 +35,7 @@ from atoll.optim.settings import OuterSettings
 from atoll.optim.sgd import Sgd
 from atoll.strategies.outer import OuterStep, fresh_state
 from atoll.sums import digest
+from tests import gather_objects as objects
 
 DENSE: list[Codec] = [
     *(Int8(), Int8(block=16), Int8(block=GROUP_ELEMENTS)),
@@ -135,6 +136,37 @@ def test_what_was_encoded_is_decoded_to_the_same_bits(both, codec, size):
     fast, plain = both(lambda: codec.decode(payload, size))
 
     assert bits(fast) == bits(plain)
+
+
+@pytest.mark.parametrize("size", [1, 300, 4097, GROUP_ELEMENTS + 7, *SIZES])
+def test_sparse_values_and_their_squares_are_the_same(both, size):
+    """Also of small tiles: loops are taken for them, too."""
+    codec, ends = TopK(), np.unique([1, 2, 299, 4000, 4096, 5000, 9000, 9001, size // 2 + 1, size])
+    payload = codec.encode(numbers(size), noise=None, first_group=0)
+
+    def sent():
+        squares = np.full(len(ends), 0.1)
+        codec.add_squares(payload, size, first=0, ends=ends, squares=squares)
+        support = codec.support(payload, size)
+        return [part.tobytes() for part in (support.indices, support.codes, squares)]
+
+    fast, plain = both(sent)
+
+    assert fast == plain
+
+
+@pytest.mark.parametrize("broken", [None, 0, 70, 100, 140])
+def test_validator_has_the_same_verdict_and_norms(both, broken):
+    payload = bytearray(objects.payload_of(objects.values_for(objects.LARGE)))
+    if broken is not None:
+        payload[82 * broken + 70] ^= 0xFF  # of the values: the table then fits them, or not
+        payload[82 * broken + 81] = 0
+    data = objects.object_of(bytes(payload), objects.LARGE)
+
+    fast, plain = both(lambda: objects.verdict(data, objects.LARGE))
+
+    assert fast == plain
+    assert isinstance(fast, tuple) == (broken is not None)
 
 
 @every_dense
