@@ -6,8 +6,8 @@
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
       StoreError                  BlobMissing, BlobChanged, ObjectMissing, ObjectChanged,
-                                  ObjectSize, StorageFull, StoreAway, StoreLate, DiskFailed,
-                                  LedgerVersion, StateHeld, Superseded, StateDamaged
+                                  ObjectSize, ObjectRefused, StorageFull, StoreAway, StoreLate,
+                                  DiskFailed, LedgerVersion, StateHeld, Superseded, StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
                                   Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
@@ -117,6 +117,10 @@ class ObjectChanged(StoreError, code="OBJECT_CHANGED"):
 
 class ObjectSize(StoreError, code="OBJECT_SIZE"):
     """A bucket's server sent more or fewer bytes than were asked for."""
+
+
+class ObjectRefused(StoreError, code="OBJECT_REFUSED"):
+    """A bucket's server refuses a request or points elsewhere; asking again does not help."""
 
 
 class StorageFull(StoreError, code="STORAGE_FULL", retry=True):

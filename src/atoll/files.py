@@ -8,6 +8,7 @@ crash tests derive from it, and record or refuse calls.
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +92,10 @@ class SystemFiles:
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """A second name for a file; FileExistsError when there is one at `target`."""
+        os.link(source, target, follow_symlinks=False)
+
     def remove(self, path: Path) -> None:
         """Removes a file; harmless when it is absent."""
         path.unlink(missing_ok=True)
@@ -111,6 +116,36 @@ def write_whole(path: Path, data: bytes, *, way_out: str | None = None) -> None:
         with os.fdopen(SYSTEM.create(part), "wb") as file:
             file.write(data)
     put_in_place(part, path, way_out=way_out)
+
+
+def create_whole(path: Path, data: bytes) -> bool:
+    """Puts `data` at `path`, as `write_whole` does; False, and nothing is changed, if it exists.
+
+    Of several callers at once exactly one gets True.
+    """
+    # A name of its own: another that creates the same file writes beside this one.
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    with naming("write", path):
+        SYSTEM.remove(part)  # of an earlier life
+        with os.fdopen(SYSTEM.create(part), "wb") as file:
+            file.write(data)
+    try:
+        sync(part)
+        created = link_new(part, path)
+    finally:
+        SYSTEM.remove(part)
+    sync(path.parent)
+    return created
+
+
+def link_new(part: Path, path: Path) -> bool:
+    """Gives a finished, synced file its name `path` too; False when there is another file."""
+    with naming("create", path):
+        try:
+            SYSTEM.link(part, path)
+        except FileExistsError:
+            return False
+    return True
 
 
 def part_of(path: Path) -> Path:

@@ -137,6 +137,23 @@ def test_what_was_encoded_is_decoded_to_the_same_bits(both, codec, size):
     assert bits(fast) == bits(plain)
 
 
+@pytest.mark.parametrize("size", [1, 300, 4097, GROUP_ELEMENTS + 7, *SIZES])
+def test_sparse_values_and_their_squares_are_the_same(both, size):
+    """Also of small tiles: loops are taken for them, too."""
+    codec, ends = TopK(), np.unique([1, 2, 299, 4000, 4096, 5000, 9000, 9001, size // 2 + 1, size])
+    payload = codec.encode(numbers(size), noise=None, first_group=0)
+
+    def sent():
+        squares = np.full(len(ends), 0.1)
+        codec.add_squares(payload, size, first=0, ends=ends, squares=squares)
+        support = codec.support(payload, size)
+        return [part.tobytes() for part in (support.indices, support.codes, squares)]
+
+    fast, plain = both(sent)
+
+    assert fast == plain
+
+
 @every_dense
 @pytest.mark.parametrize("size", SIZES)
 def test_any_payload_is_decoded_to_the_same_bits(both, codec, size):

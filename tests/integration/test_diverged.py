@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from atoll.coordinator.accept import admission, uploads
+from atoll.coordinator.accept import uploads
 from atoll.errors import ContributionError, Diverged
 from atoll.ledger.records import RoundState
+from atoll.optim.base import MAX_NORM
 from tests.clusters import SMALL, Cluster, HandIsland
 from tests.ledgers import alone
 
@@ -63,7 +64,7 @@ def test_largest_contribution_that_is_taken_is_published(tmp_path, settings, _va
     a, b = cluster.pair()
 
     for _ in range(3):
-        give(0.999 * admission.MAX_NORM, a, b)
+        give(0.999 * MAX_NORM, a, b)
         assert cluster.settle() == 1
 
     assert cluster.audit(with_replay=True).problems == []

@@ -603,3 +603,34 @@ def test_locate_finds_the_bytes_of_every_tile(codec):
 def test_locate_refuses_a_span_inside_a_group():
     with pytest.raises(AssertionError):
         frame.locate(0, CODEC, Span(1, 5))
+
+
+# What the reader is to expect
+
+
+def refuse(header: FrameHeader) -> None:
+    raise FrameError(f"round {header.round} is not wanted")
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+def test_unexpected_header_is_refused_before_a_byte_goes_on(cut):
+    data = whole(contribution())
+    tee, pieces = Recorder(), []
+    reader = frame.FrameReader(pieces.append, tee=tee, expect=refuse)
+    header_ends = len(data) - len(PAYLOAD) - frame.TRAILER_BYTES
+
+    with pytest.raises(FrameError, match="round 3 is not wanted"):
+        for start in range(0, header_ends, cut):
+            reader.feed(data[start : start + cut])
+
+    assert (tee.data, pieces) == (b"", [])
+    with pytest.raises(FrameError, match="was refused before"):
+        reader.finish()
+
+
+def test_expected_header_is_shown_once():
+    seen: list[FrameHeader] = []
+
+    header, payload = read(whole(contribution()), expect=seen.append)
+
+    assert (seen, payload) == ([header], PAYLOAD)

@@ -16,7 +16,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from atoll.blobs.access import S3Access
-from atoll.errors import StoreAway, StoreError
+from atoll.errors import ObjectSize, StoreAway, StoreError
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -39,7 +39,7 @@ class ObjectTag(NamedTuple):
     modified: datetime
 
 
-class Bucket:
+class ObjectStore:
     """The objects of one bucket. Calls are thread-safe and block until the server answered."""
 
     def __init__(self, name: str, access: S3Access) -> None:
@@ -95,8 +95,14 @@ class Bucket:
         for start in range(0, nbytes, PART_BYTES):
             length = min(PART_BYTES, nbytes - start)
             with self._naming("download", key):
-                piece = obstore.get_range(self._store, key, start=start, length=length)
-            yield memoryview(piece)
+                piece = memoryview(obstore.get_range(self._store, key, start=start, length=length))
+            # obstore hands on whatever the server sent.
+            if len(piece) != length:
+                raise ObjectSize(
+                    f"{self.url(key)} was asked for {length} bytes from {start} and gave "
+                    f"{len(piece)}; check its server, and what stands between"
+                )
+            yield piece
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Key and size of every object below `prefix`."""
@@ -128,7 +134,7 @@ class Bucket:
 class ObjectMarker:
     """One small object with a fixed name, read whole and replaced whole."""
 
-    bucket: Bucket
+    bucket: ObjectStore
     key: str
     limit: int
 

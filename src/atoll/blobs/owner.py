@@ -100,9 +100,9 @@ def marker(location: str, *, s3: S3Access | None) -> Marker:
     """The marker of the store at `location`."""
     if location.startswith("s3://"):
         # Here and not above: the client is only installed where it is used.
-        from atoll.blobs.objects import Bucket, ObjectMarker, joined
+        from atoll.blobs.objects import ObjectMarker, ObjectStore, joined
 
         assert s3 is not None, "the store was opened with it"
         bucket, _, prefix = location.removeprefix("s3://").partition("/")
-        return ObjectMarker(Bucket(bucket, s3), joined(prefix, KEY), MAX_BYTES)
+        return ObjectMarker(ObjectStore(bucket, s3), joined(prefix, KEY), MAX_BYTES)
     return FileMarker(Path(location) / KEY)

@@ -17,7 +17,7 @@ from atoll.blobs.access import S3Access
 from atoll.blobs.base import BlobRef
 from atoll.blobs.cache import CachedFiles
 from atoll.blobs.drafts import Drafts, FileDraft, FileReader
-from atoll.blobs.objects import Bucket, ObjectTag, joined
+from atoll.blobs.objects import ObjectStore, ObjectTag, joined
 from atoll.errors import StoreError
 
 CACHE_BYTES = 8 << 30
@@ -38,7 +38,7 @@ class S3Blobs:
         spool: Path,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._bucket = Bucket(bucket, access)
+        self._bucket = ObjectStore(bucket, access)
         self._prefix = prefix.strip("/")
         for directory in (spool / "tmp", spool / "cache"):
             with filesystem.naming("make", directory):

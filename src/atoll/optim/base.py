@@ -15,6 +15,11 @@ from atoll.compiled.arrays import Floats
 from atoll.compiled.base import compiled
 from atoll.errors import ConfigError, LayoutMismatch
 
+# The largest norm of a contribution. No outer step can overflow from it: its square (Adam), a rate
+# of 100 on momentum of 1e9 rounds of it, and a sum of 10,000 of them weighted by 1e15 tokens are
+# all fp32 numbers. A model has left every use long before.
+MAX_NORM = 1e18
+
 
 class OuterOptimizer(Protocol):
     """How the mean displacement of a round moves the weights.

@@ -206,14 +206,22 @@ class FrameReader:
     """Reads one frame fed in chunks cut anywhere; keeps the preamble and never a payload.
 
     `sink` gets each piece of the payload as a view that is good only during the call. A `tee` gets
-    every byte of a frame, and its running digest is used in place of hashing here. Pieces reach
-    sink and tee before the checksum is known: use them only once `finish` has returned. Of a frame
-    flagged DIGEST_CHECKED the payload is passed on unhashed: the caller proves it by the digest.
-    One thread at a time.
+    every byte of a frame, and its running digest is used in place of hashing here. `expect` gets
+    the header once it is complete: what it raises refuses the frame before a byte goes on to tee or
+    sink. Pieces reach both before the checksum is known: use them only once `finish` has returned.
+    Of a frame flagged DIGEST_CHECKED the payload is passed on unhashed: the caller proves it by the
+    digest. One thread at a time.
     """
 
-    def __init__(self, sink: Sink, *, tee: Tee | None = None) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        tee: Tee | None = None,
+        expect: Callable[[FrameHeader], object] | None = None,
+    ) -> None:
         self._sink = sink
+        self._expect = expect
         self._tee: Tee = Hashing() if tee is None else tee
         self._head = bytearray()
         self._head_bytes = FIXED_BYTES  # grows by the header's size once that is read
@@ -266,6 +274,8 @@ class FrameReader:
             self._head_bytes += header_bytes
         if len(self._head) == self._head_bytes:
             self.header, _ = parse_preamble(bytes(self._head))
+            if self._expect is not None:
+                self._expect(self.header)
             self._left = self.header.payload_bytes
             self._tee.write(memoryview(bytes(self._head)))
         return view[missing:]

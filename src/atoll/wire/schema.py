@@ -1,6 +1,7 @@
-"""Rules for single header fields, and what else the JSON of a header must be.
+"""Rules for single fields, and what else the JSON of a header must be.
 
-Owns no header. Every message shows at most a short piece of what was sent.
+Owns no header. Every message shows at most a short piece of what was sent, and names the document
+`of` which it speaks.
 """
 
 import json
@@ -20,6 +21,7 @@ TensorRow = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 
 MAX_INT = 2**63 - 1  # what every store and language on the way can hold
 MAX_DIMENSIONS = 16
+_HEADER = "frame header"
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,14 @@ class Rule:
     text: str
     holds: Callable[[Any], object]
 
-    def check(self, name: str, value: object) -> None:
+    def check(self, name: str, value: object, *, of: str = _HEADER) -> None:
         """FrameError naming the field, unless `value` keeps the rule."""
         if not self.holds(value):
-            raise _refusal(name, value, self.text)
+            raise _refusal(name, value, self.text, of=of)
 
 
-def _refusal(name: str, value: object, text: str) -> FrameError:
-    return FrameError(f"frame header {name}={reprlib.repr(value)} must be {text}")
+def _refusal(name: str, value: object, text: str, *, of: str = _HEADER) -> FrameError:
+    return FrameError(f"{of} {name}={reprlib.repr(value)} must be {text}")
 
 
 def integer(minimum: int) -> Rule:
@@ -77,40 +79,37 @@ Sha256 = Annotated[str, SHA256]
 Word = Annotated[str, WORD]
 
 
-def object_of(data: bytes) -> dict[str, object]:
+def object_of(data: bytes, *, of: str = _HEADER) -> dict[str, object]:
     """The JSON object in `data`; refuses duplicate keys, NaN, Infinity and everything not ASCII."""
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        for key, number in Counter(key for key, _ in pairs).items():
+            if number > 1:
+                raise FrameError(f"{of} has {reprlib.repr(key)} twice; each key stands once")
+        return dict(pairs)
+
+    def no_constant(text: str) -> object:
+        raise FrameError(f"{of} holds {text}; numbers must be finite")
+
     try:
         # Nesting beyond the interpreter's limit, and integers beyond its digit limit, raise here.
         text = data.decode("ascii")
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
     except (ValueError, RecursionError) as exc:
         why = str(exc)[:200] or type(exc).__name__
-        raise FrameError(f"frame header is not ASCII JSON ({why}); the sender is damaged") from exc
+        raise FrameError(f"{of} is not ASCII JSON ({why}); the sender is damaged") from exc
     if not isinstance(value, dict):
-        raise FrameError(f"frame header is {reprlib.repr(value)}; it must be a JSON object")
+        raise FrameError(f"{of} is {reprlib.repr(value)}; it must be a JSON object")
     return value
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    for key, number in Counter(key for key, _ in pairs).items():
-        if number > 1:
-            raise FrameError(f"frame header has {reprlib.repr(key)} twice; each key stands once")
-    return dict(pairs)
-
-
-def _no_constant(text: str) -> object:
-    raise FrameError(f"frame header holds {text}; numbers must be finite")
-
-
-def keys(found: dict[str, object], *, known: Sequence[str]) -> None:
+def keys(found: dict[str, object], *, known: Sequence[str], of: str = _HEADER) -> None:
     """Refuses an object that has other keys than `known`, naming one."""
     for name in known:
         if name not in found:
-            raise FrameError(f"frame header lacks {name!r}; it needs {', '.join(known)}")
+            raise FrameError(f"{of} lacks {name!r}; it needs {', '.join(known)}")
     for name in sorted(found.keys() - set(known)):
-        raise FrameError(
-            f"frame header has unknown {reprlib.repr(name)}; known are {', '.join(known)}"
-        )
+        raise FrameError(f"{of} has unknown {reprlib.repr(name)}; known are {', '.join(known)}")
 
 
 def _entries(name: str, value: object, rule: Rule) -> list[Any]:

@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 from atoll.codecs import tree
 from atoll.codecs.topk import magnitudes
 from atoll.codecs.topk.magnitudes import LARGEST, NOT_FINITE, VALUES
-from atoll.compiled.arrays import Bytes, Doubles, Floats
+from atoll.compiled.arrays import Bytes, Doubles, Floats, Integers
 from atoll.compiled.bits import INFINITY_BITS
 
 CHUNK = 4096
 ROW = 64  # of so many values one is kept
 _LOW_BITS, _VALUE_BITS, _MAGNITUDE_BYTES = 6, 2, 2
 _MAGNITUDE = np.int32(0x7FFFFFFF)
-
-Integers = NDArray[np.int64]
+ABOVE, NEGATIVE = 1, 2  # the bits of a value
 
 # What is wrong with a chunk, by number; 0: nothing.
 FAULTS = (
@@ -65,7 +64,7 @@ def pack(values: Floats) -> Bytes:
     above, codes = _levels(sent)
     high = np.zeros((len(values), 2 * places.shape[1]), np.bool_)
     np.put_along_axis(high, (places >> _LOW_BITS) + np.arange(places.shape[1]), True, axis=1)
-    parts = [_bits(places, _LOW_BITS), high, _bits(above + 2 * (sent < 0), _VALUE_BITS)]
+    parts = [_bits(places, _LOW_BITS), high, _bits(above + NEGATIVE * (sent < 0), _VALUE_BITS)]
     return np.hstack([*(np.packbits(part, axis=1, bitorder="little") for part in parts), codes])
 
 
@@ -150,11 +149,15 @@ class Chunks:
     def _is_coded(self) -> NDArray[np.bool_]:
         """Whether the two codes are such as `pack` writes, for what the values say."""
         first, second = self.codes.T
-        has_above = (self.values & 1).any(axis=1)
+        has_above = (self.values & ABOVE).any(axis=1)
         ordered = (np.maximum(first, 1) <= second) & (second <= LARGEST)
         alone = (second == 0) & ((first <= LARGEST) | (first == NOT_FINITE))
         coded: NDArray[np.bool_] = np.where(has_above, ordered, alone)
         return coded
+
+    def places(self) -> Integers:
+        """Places [chunks, k] in their chunks, which have no fault; ascending."""
+        return self._places(np.arange(len(self.low)))
 
     def _places(self, chosen: Integers) -> Integers:
         """Places [chosen, k] of chunks whose high bits are as many as they keep."""
@@ -163,8 +166,7 @@ class Chunks:
 
     def unpack(self, values: Floats) -> None:
         """Writes chunks without a fault into `values` [chunks, n]."""
-        everyone = np.arange(len(self.low))
-        found = np.take_along_axis(VALUES[self.codes], self.values & 1, axis=1)
+        found = np.take_along_axis(VALUES[self.codes], self.values & ABOVE, axis=1)
         values[:] = 0.0
-        signed = np.where(self.values & 2, -found, found)
-        np.put_along_axis(values, self._places(everyone), signed, axis=1)
+        signed = np.where(self.values & NEGATIVE, -found, found)
+        np.put_along_axis(values, self.places(), signed, axis=1)

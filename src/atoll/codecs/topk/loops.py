@@ -3,7 +3,17 @@
 import numpy as np
 
 from atoll.codecs import pieces
-from atoll.codecs.topk.chunks import CHUNK, COUNT, MAGNITUDES, ORDER, RANGE, ROW, STRAY
+from atoll.codecs.topk.chunks import (
+    ABOVE,
+    CHUNK,
+    COUNT,
+    MAGNITUDES,
+    NEGATIVE,
+    ORDER,
+    RANGE,
+    ROW,
+    STRAY,
+)
 from atoll.codecs.topk.magnitudes import LARGEST, NOT_FINITE, VALUES, code
 from atoll.codecs.tree import halve
 from atoll.compiled.arrays import BYTES, INTEGER, Bytes, Doubles, Floats
@@ -11,12 +21,13 @@ from atoll.compiled.bits import INFINITY_BITS, largest_bits
 from atoll.compiled.jit import loop
 
 _I = np.int32
-_ABOVE, _NEGATIVE, _MAGNITUDE = 1, 2, _I(0x7FFFFFFF)
+_MAGNITUDE = _I(0x7FFFFFFF)
 _ZERO = np.float32(0.0)
 
 
 @loop()
-def _num_kept(elements: int) -> int:
+def num_kept(elements: int) -> int:
+    """How many values a chunk keeps."""
     return (elements + ROW - 1) // ROW
 
 
@@ -27,15 +38,16 @@ def _part_bytes(kept: int) -> tuple[int, int]:
 
 
 @loop()
-def _body_bytes(elements: int) -> int:
-    low, other = _part_bytes(_num_kept(elements))
+def body_bytes(elements: int) -> int:
+    """The bytes of a chunk."""
+    low, other = _part_bytes(num_kept(elements))
     return low + 2 * other + 2
 
 
 @loop()
-def _parts(body: Bytes, elements: int) -> tuple[Bytes, Bytes, Bytes, Bytes]:
+def parts(body: Bytes, elements: int) -> tuple[Bytes, Bytes, Bytes, Bytes]:
     """Low bits, high bits, values and the two codes of a chunk, as views."""
-    low, other = _part_bytes(_num_kept(elements))
+    low, other = _part_bytes(num_kept(elements))
     values = low + other
     codes = values + other
     return body[:low], body[low:values], body[values:codes], body[codes : codes + 2]
@@ -49,7 +61,7 @@ def _put(bits: Bytes, first: int, number: int, width: int) -> None:
 
 
 @loop()
-def _get(bits: Bytes, first: int, width: int) -> int:
+def get(bits: Bytes, first: int, width: int) -> int:
     """The number of `width` bits from bit `first` on."""
     number = 0
     for i in range(width):
@@ -81,7 +93,7 @@ def _smallest_kept(values: Floats, kept: int) -> np.int32:
 def _keep(values: Floats, low: Bytes, high: Bytes, signs: Bytes, sizes: Doubles) -> bool:
     """Writes places and signs of the largest, and their `sizes`; False where one is not finite."""
     bits = values.view(np.int32)
-    kept = _num_kept(values.size)
+    kept = num_kept(values.size)
     least = _smallest_kept(values, kept)
     ties = kept  # of those as small as `least` the first ones are kept, as many as there is room
     for i in range(bits.size):
@@ -98,15 +110,15 @@ def _keep(values: Floats, low: Bytes, high: Bytes, signs: Bytes, sizes: Doubles)
         _put(low, 6 * found, i % ROW, 6)
         _put(high, i // ROW + found, 1, 1)
         if values[i] < _ZERO:
-            _put(signs, 2 * found, _NEGATIVE, 2)
+            _put(signs, 2 * found, NEGATIVE, 2)
         found += 1
     return is_sound
 
 
 @loop()
 def _pack(values: Floats, _head: Bytes, body: Bytes) -> None:
-    kept = _num_kept(values.size)
-    low, high, signs, codes = _parts(body, values.size)
+    kept = num_kept(values.size)
+    low, high, signs, codes = parts(body, values.size)
     body[:] = np.uint8(0)
     sizes = np.zeros(ROW, np.float64)
     if not _keep(values, low, high, signs, sizes):
@@ -118,7 +130,7 @@ def _pack(values: Floats, _head: Bytes, body: Bytes) -> None:
         if sizes[i] > mean:
             above[i] = sizes[i]
             many += 1
-            _put(signs, 2 * i, _ABOVE, 2)
+            _put(signs, 2 * i, ABOVE, 2)
         else:
             below[i] = sizes[i]
     codes[0] = code(halve(below) / np.float64(kept - many))
@@ -127,53 +139,53 @@ def _pack(values: Floats, _head: Bytes, body: Bytes) -> None:
 
 @loop()
 def _unpack(_head: Bytes, body: Bytes, values: Floats) -> None:
-    low, high, signs, codes = _parts(body, values.size)
+    low, high, signs, codes = parts(body, values.size)
     values[:] = _ZERO
     found = 0
     for bit in range(8 * high.size):
-        if not _get(high, bit, 1):
+        if not get(high, bit, 1):
             continue
-        told = _get(signs, 2 * found, 2)
-        size = VALUES[codes[told & _ABOVE]]
-        place = (bit - found) * ROW + _get(low, 6 * found, 6)
-        values[place] = -size if told & _NEGATIVE else size
+        told = get(signs, 2 * found, 2)
+        size = VALUES[codes[told & ABOVE]]
+        place = (bit - found) * ROW + get(low, 6 * found, 6)
+        values[place] = -size if told & NEGATIVE else size
         found += 1
 
 
 @loop()
 def _squares(_head: Bytes, body: Bytes, elements: int) -> float:
-    kept = _num_kept(elements)
-    _, _, signs, codes = _parts(body, elements)
+    kept = num_kept(elements)
+    _, _, signs, codes = parts(body, elements)
     many = 0
     for i in range(kept):
-        many += _get(signs, 2 * i, 2) & _ABOVE
+        many += get(signs, 2 * i, 2) & ABOVE
     first, second = np.float64(VALUES[codes[0]]), np.float64(VALUES[codes[1]])
     return np.float64(kept - many) * (first * first) + np.float64(many) * (second * second)
 
 
 @loop()
 def _has_stray(bits: Bytes, used: int) -> bool:
-    return used < 8 * bits.size and _get(bits, used, 8 * bits.size - used) != 0
+    return used < 8 * bits.size and get(bits, used, 8 * bits.size - used) != 0
 
 
 @loop()
 def _fault(body: Bytes, elements: int) -> int:
     """What is wrong with one chunk, as `chunks.Chunks.faults` says it."""
-    kept = _num_kept(elements)
-    low, high, signs, codes = _parts(body, elements)
+    kept = num_kept(elements)
+    low, high, signs, codes = parts(body, elements)
     if _has_stray(low, 6 * kept) or _has_stray(high, 2 * kept) or _has_stray(signs, 2 * kept):
         return STRAY
     count = 0
     for bit in range(2 * kept):
-        count += _get(high, bit, 1)
+        count += get(high, bit, 1)
     if count != kept:
         return COUNT
     found, before, ascends, is_above = 0, -1, True, False
     for bit in range(2 * kept):
-        if _get(high, bit, 1):
-            place = (bit - found) * ROW + _get(low, 6 * found, 6)
+        if get(high, bit, 1):
+            place = (bit - found) * ROW + get(low, 6 * found, 6)
             ascends = ascends and place > before
-            is_above = is_above or _get(signs, 2 * found, 2) & _ABOVE == _ABOVE
+            is_above = is_above or get(signs, 2 * found, 2) & ABOVE == ABOVE
             before = max(before, place)
             found += 1
     if not ascends:
@@ -190,7 +202,7 @@ def _fault(body: Bytes, elements: int) -> int:
 @loop(BYTES, INTEGER)
 def first_fault(payload: Bytes, elements: int) -> tuple[int, int]:
     """The first chunk with a fault, and which; (0, 0) where there is none."""
-    full = _body_bytes(CHUNK)
+    full = body_bytes(CHUNK)
     for chunk in range((elements + CHUNK - 1) // CHUNK):
         found = _fault(payload[chunk * full :], min(CHUNK, elements - chunk * CHUNK))
         if found:
@@ -199,5 +211,5 @@ def first_fault(payload: Bytes, elements: int) -> tuple[int, int]:
 
 
 LOOPS = pieces.loops_of(
-    head_bytes=0, body_bytes=_body_bytes, pack=_pack, unpack=_unpack, squares=_squares
+    head_bytes=0, body_bytes=body_bytes, pack=_pack, unpack=_unpack, squares=_squares
 )

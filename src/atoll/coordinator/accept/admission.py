@@ -22,14 +22,10 @@ from atoll.errors import (
 )
 from atoll.layout import Layout
 from atoll.ledger.records import ContributionRecord
+from atoll.optim.base import MAX_NORM
 from atoll.protocol.messages import Identity
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
-
-# No outer step can overflow from it: its square (Adam), a rate of 100 on momentum of 1e9 rounds of
-# it, and a sum of 10,000 of them weighted by 1e15 tokens are all fp32 numbers. A model has left
-# every use long before.
-MAX_NORM = 1e18
 
 
 @dataclass(frozen=True)

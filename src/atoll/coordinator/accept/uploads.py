@@ -12,26 +12,27 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from atoll.blobs.base import Blobs, BlobWriter
 from atoll.clock import Clock
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
-from atoll.coordinator.accept.admission import MAX_NORM, Admission, UploadRequest
+from atoll.coordinator.accept.admission import Admission, UploadRequest
 from atoll.errors import ContributionError, FrameError, NotFinite
 from atoll.layout import TILE_BYTES, Layout, Span
 from atoll.ledger.records import ContributionRecord
+from atoll.optim.base import MAX_NORM
 from atoll.protocol.messages import Identity
 from atoll.strategies.base import Lease
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
+from atoll.wire.tiles import PayloadTiles
 
 log = logging.getLogger(__name__)
 
 FIRST_STREAM = 1
-NOTHING = Span(0, 0)
 
 
 class PayloadCheck:
@@ -42,35 +43,20 @@ class PayloadCheck:
 
     def __init__(self, codec: Codec, layout: Layout) -> None:
         self._codec = codec
-        self._tiles = layout.tiles(TILE_BYTES)
         self._square_sum = 0.0
-        self._expect()
-        self._buffer = np.empty(self._wanted, np.uint8)
-        self._values = torch.empty(self._elements)
-
-    def _expect(self) -> None:
-        """The next tile begins; none is larger than the first."""
-        self._elements = len(next(self._tiles, NOTHING))
-        self._wanted = self._codec.encoded_bytes(self._elements)
-        self._filled = 0
+        self._tiles = PayloadTiles(codec, layout, self._check_tile)
+        self._values = torch.empty(len(next(layout.tiles(TILE_BYTES))))
 
     def __call__(self, piece: memoryview) -> None:
-        while piece:
-            start, stop = self._filled, min(self._filled + len(piece), self._wanted)
-            self._buffer[start:stop] = np.frombuffer(piece[: stop - start], np.uint8)
-            self._filled, piece = stop, piece[stop - start :]
-            if stop == self._wanted:
-                self._check_tile()
+        self._tiles(piece)
 
-    def _check_tile(self) -> None:
-        payload = torch.from_numpy(self._buffer[: self._wanted])
-        fused = self._codec.fused(payload, self._elements)
-        squares = None if fused is None else fused.square_sum(payload, self._elements)
+    def _check_tile(self, span: Span, payload: Tensor) -> None:
+        fused = self._codec.fused(payload, len(span))
+        squares = None if fused is None else fused.square_sum(payload, len(span))
         if squares is None:
-            out = self._values[: self._elements]
-            squares = finite.square_sum(self._codec.decode(payload, self._elements, out=out))
+            out = self._values[: len(span)]
+            squares = finite.square_sum(self._codec.decode(payload, len(span), out=out))
         self._square_sum += squares
-        self._expect()
 
     def norm(self) -> float:
         """The displacement's L2 norm; NotFinite when a value is NaN or infinite.

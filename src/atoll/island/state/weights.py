@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from atoll.sums.digest import ParamsDigest, RunningDigest
 from atoll.wire import frame
 from atoll.wire.frame import FrameReader
 from atoll.wire.header import FrameHeader
+from atoll.wire.tiles import PayloadTiles
 
 
 @dataclass(frozen=True)
@@ -273,9 +273,6 @@ class Receiver:
         self._run_id = run_id
         self._reader = FrameReader(self._take)
         self._header: FrameHeader | None = None
-        self._buffer = np.empty(TILE_BYTES, np.uint8)
-        self._filled = 0
-        self._span: Span | None = None
 
     def feed(self, chunk: bytes | memoryview) -> None:
         """The next bytes of the frame."""
@@ -288,21 +285,14 @@ class Receiver:
         self._weights.arrived(self._header, self._number, self._digest.finish())
 
     def _take(self, piece: memoryview) -> None:
-        header = self._header or self._begin()
-        data = np.frombuffer(piece, np.uint8)
-        while len(data):
-            if self._span is None:
-                raise FrameError("the frame's payload goes on after the last tile")
-            wanted = self._codec.encoded_bytes(len(self._span))
-            taken = data[: wanted - self._filled]
-            self._buffer[self._filled : self._filled + len(taken)] = taken
-            self._filled += len(taken)
-            data = data[len(taken) :]
-            if self._filled == wanted:
-                payload = torch.from_numpy(self._buffer[:wanted])
-                self._weights.store(self._fragment, self._span, payload, header)
-                self._digest.reached(self._span.stop)
-                self._span, self._filled = next(self._spans, None), 0
+        if self._header is None:
+            self._header = self._begin()
+        self._tiles(piece)
+
+    def _store(self, span: Span, payload: Tensor) -> None:
+        assert self._header is not None
+        self._weights.store(self._fragment, span, payload, self._header)
+        self._digest.reached(span.stop)
 
     def _begin(self) -> FrameHeader:
         header = self._reader.header
@@ -331,9 +321,7 @@ class Receiver:
                 f"the frame brings a fragment of version {header.round}, the island holds version "
                 f"{held}; it fetches the weights whole"
             )
-        self._header = header
-        self._spans = iter(self._fragment.layout.tiles(TILE_BYTES))
-        self._span = next(self._spans)
+        self._tiles = PayloadTiles(self._codec, self._fragment.layout, self._store)
         # Hashed as it comes in, so that the network's time is used.
         self._digest = weights.digest_of(self._fragment)
         return header
