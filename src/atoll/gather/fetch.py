@@ -1,10 +1,11 @@
 """Fetches and checks the peers that a rank was given; each ends accepted or skipped, none raises.
 
-A few places to download, given by turns (`places`). An object is asked for in pieces that take a
-quarter of a turn at the speed its server has shown, so a piece is rarely cut, and a peer that is
-slow gives its place up at the end of a piece, or after a turn without one. What came is in the
-spool: the next turn, or the next life of this process, goes on behind it. What checks an object is
-made anew for each turn and fed from the spool, so memory is that of the places, not of the peers.
+A few places to download, held by quick peers alone (`places`). An object is asked for in pieces
+that take a quarter of a turn at the speed its server has shown, so a piece is rarely cut. A slow
+peer goes on beside the places, and lets the next one there at the end of a piece after its turn.
+What came is in the spool: the next turn, or the next life of this process, goes on behind it. What
+checks an object is made anew for each turn and fed from the spool, so memory is that of the places,
+not of the peers.
 """
 
 import logging
@@ -33,14 +34,14 @@ from atoll.gather import statement as statements
 from atoll.gather.errand import Errand, Pace
 from atoll.gather.partial import Accepted, Partial, Skipped, shortened
 from atoll.gather.peers import Peer
-from atoll.gather.places import Places, Run, in_threads
+from atoll.gather.places import WIDTH, Places, Run, in_threads
 from atoll.gather.spool import Part, Record, Spool
 from atoll.gather.statement import Statement
 from atoll.gather.words import Reason, Skip
 
 log = logging.getLogger(__name__)
 
-FIRST_PIECE_BYTES = 64 << 10  # while nothing is known of a server
+FIRST_PIECE_BYTES = 16 << 10  # while nothing is known of a server
 LEAST_PIECE_BYTES = 1 << 10
 _GROWTH = 4
 _OBJECT = "object where its statement points"
@@ -135,13 +136,19 @@ class _Fetch:
             Errand(peer, by.pace.turn_seconds, by.pace.first_wait_seconds, first)
             for peer in sorted(peers, key=lambda peer: peer.uid)
         ]
-        self._places = Places(self._errands, clock=by.clock, deadline=deadline)
+        self._places = Places(
+            self._errands,
+            slots=by.slots,
+            grace_seconds=by.pace.turn_seconds / _OF_A_TURN,
+            clock=by.clock,
+            deadline=deadline,
+        )
         self._accepted: dict[str, Accepted] = {}
         self._answers: dict[str, float] = {}  # by server, the last one
         self._received: dict[str, int] = {}  # by uid
 
     def done(self) -> Fetched:
-        count = min(self._by.slots, len(self._errands))
+        count = min(WIDTH * self._by.slots, len(self._errands))
         if count:
             self._by.run([self._work] * count)
         if self._places.error is not None:
@@ -176,10 +183,10 @@ class _Fetch:
             try:
                 is_settled = self._turn(errand)
             except BaseException as exc:
-                self._places.give_up(exc)
+                self._places.give_up(errand, exc)
                 return
             if is_settled:
-                self._places.settle()
+                self._places.settle(errand)
             else:
                 self._places.put_back(errand)
 
@@ -343,7 +350,7 @@ class _Fetch:
         errand.missed = ""
         errand.limit_seconds = self._by.pace.turn_seconds
         rate = nbytes / max(seconds, 1e-6)
-        self._places.seen(errand, rate)
+        self._places.seen(errand, nbytes, seconds)
         wanted = int(rate * self._by.pace.turn_seconds / _OF_A_TURN)
         most = min(self._by.piece_bytes, errand.piece_bytes * _GROWTH)
         errand.piece_bytes = min(max(wanted, LEAST_PIECE_BYTES), most)
