@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from atoll.blobs.bucket import Tag
 from atoll.clock import Clock
 from atoll.errors import ObjectChanged, ObjectMissing, StoreAway, StoreLate
-from atoll.gather import names
+from atoll.gather import publish
 from atoll.gather import statement as statements
 from atoll.gather.fetch import Fetcher
 from atoll.gather.keys import SecretKey
@@ -80,8 +80,8 @@ class PlayedBucket:
     def publish(self, uid: str, data: bytes | None = None, **changes: Any) -> None:
         data = body(uid) if data is None else data
         sha256 = hashlib.sha256(data).hexdigest()
-        self.objects[names.frame_key(f"peers/{uid}", sha256)] = data
-        self.objects[names.statement_key(f"peers/{uid}", WINDOW)] = document(uid, data, **changes)
+        self.objects[publish.frame_key(f"peers/{uid}", sha256)] = data
+        self.objects[publish.statement_key(f"peers/{uid}", WINDOW)] = document(uid, data, **changes)
 
     def manner(self, key: str) -> Manner:
         return self.manners.setdefault(key.split("/")[1], Manner())

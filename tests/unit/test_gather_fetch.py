@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import ConfigError, DiskFailed, StoreError
 from atoll.files import SystemFiles
-from atoll.gather import names
+from atoll.gather import publish
 from atoll.gather.errand import Pace
 from atoll.gather.fetch import Fetched
 from atoll.gather.settle import settled
@@ -229,15 +229,15 @@ def test_server_that_goes_away_after_it_served_some_is_our_trouble(world):
 
 def test_each_fault_is_named_and_changes_nobody_elses_result(world, tmp_path):
     bucket = world.bucket
-    del bucket.objects[names.statement_key("peers/w0", 7)]
+    del bucket.objects[publish.statement_key("peers/w0", 7)]
     bucket.publish("w1", window=8)
     bucket.publish("w2", nbytes=NBYTES + 1)
-    bucket.objects[names.statement_key("peers/w3", 7)] = bucket.objects[
-        names.statement_key("peers/w4", 7)
+    bucket.objects[publish.statement_key("peers/w3", 7)] = bucket.objects[
+        publish.statement_key("peers/w4", 7)
     ]
     bucket.publish("w5", sha256="0" * 64)
     bucket.manners["w6"] = Manner(changes_at=100_000)
-    bucket.objects[names.statement_key("peers/w7", 7)] = b"x" * 5_000
+    bucket.objects[publish.statement_key("peers/w7", 7)] = b"x" * 5_000
 
     def validator_of(peer: Any, statement: Any) -> PlayedValidator:
         if peer.uid == "w9":
@@ -284,7 +284,7 @@ def test_late_statement_is_waited_for(world):
 def test_other_peers_object_cannot_be_lost_by_a_statement_that_names_it(world):
     """In an earlier life `w1` stated `w0`'s object and was not done."""
     world.fetch(uids=["w0"])
-    world.bucket.objects[names.frame_key("peers/w1", _sha(world))] = body("w0")
+    world.bucket.objects[publish.frame_key("peers/w1", _sha(world))] = body("w0")
     world.bucket.publish("w1", body("w0"))
     (world.home / "w1.record").write_bytes((world.home / "w0.record").read_bytes())
 

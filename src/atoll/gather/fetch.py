@@ -29,7 +29,7 @@ from atoll.errors import (
     StoreAway,
     StoreLate,
 )
-from atoll.gather import names
+from atoll.gather import publish
 from atoll.gather import statement as statements
 from atoll.gather.errand import Errand, Pace
 from atoll.gather.partial import Accepted, Partial, Skipped, shortened
@@ -279,7 +279,7 @@ class _Fetch:
     def _pinned(self, errand: Errand) -> Record:
         """The peer's statement and its object's tag, from now on the only ones."""
         peer, bucket = errand.peer, self._by.buckets[errand.peer.bucket]
-        key = names.statement_key(peer.prefix, self._by.window)
+        key = publish.statement_key(peer.prefix, self._by.window)
         with self._call(errand) as until:
             tag = bucket.look(key, deadline=until)
             self._heard(errand)
@@ -300,7 +300,7 @@ class _Fetch:
             statement = statements.read(document, peer.key)
             self._by.validator_of(peer, statement)  # before its object is even looked for
         with self._call(errand) as until:
-            place = names.frame_key(peer.prefix, statement.sha256)
+            place = publish.frame_key(peer.prefix, statement.sha256)
             found = bucket.look(place, deadline=until)
             self._heard(errand)
         if found is None:
@@ -322,7 +322,7 @@ class _Fetch:
     ) -> bool:
         """Whether the object is whole; False where the place is given up at the end of a piece."""
         peer, bucket = errand.peer, self._by.buckets[errand.peer.bucket]
-        key = names.frame_key(peer.prefix, statement.sha256)
+        key = publish.frame_key(peer.prefix, statement.sha256)
         turn_ends = self._clock.now() + self._by.pace.turn_seconds
         while part.offset < part.nbytes:
             now = self._clock.now()
