@@ -1,7 +1,9 @@
 """Partials of any number of ranks, in any order, with duplicates: one result, the same bits."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -244,7 +246,9 @@ def test_state_dict_is_decoded_when_read_and_aligned_with_uids(tmp_path):
     places = {a.uid: (a.sha256, a.payload_start) for a in merged.accepted}
 
     with SpoolSlices(spool, places) as source:
-        lists = readable(merged, layout=LAYOUT, codec=codec, source=source).state_dict
+        lists: Mapping[str, list[Any]] = readable(
+            merged, layout=LAYOUT, codec=codec, source=source
+        ).state_dict
         assert sorted(lists) == sorted(
             p + s for p in "abc" for s in ("idxs", "vals", "quant_params")
         )
