@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from atoll.blobs.bucket import Tag
 from atoll.errors import ConfigError, DiskFailed, StoreError
 from atoll.files import SystemFiles
 from atoll.gather import publish
 from atoll.gather.errand import Pace
 from atoll.gather.fetch import Fetched
 from atoll.gather.settle import settled
-from atoll.gather.spool import Spool
+from atoll.gather.spool import Record, Spool
 from atoll.gather.words import Reason
 from atoll.simulate.fibers import Scheduler
 from tests.fetching import (
@@ -22,6 +23,7 @@ from tests.fetching import (
     PlayedBucket,
     PlayedValidator,
     body,
+    document,
     fetcher,
     peer,
     played,
@@ -286,7 +288,8 @@ def test_other_peers_object_cannot_be_lost_by_a_statement_that_names_it(world):
     world.fetch(uids=["w0"])
     world.bucket.objects[publish.frame_key("peers/w1", _sha(world))] = body("w0")
     world.bucket.publish("w1", body("w0"))
-    (world.home / "w1.record").write_bytes((world.home / "w0.record").read_bytes())
+    stated = document("w1", body("w0"))
+    Spool(world.home).keep("w1", Record(stated, Tag(NBYTES, "e", 5.0)))
 
     def validator_of(peer: Any, statement: Any) -> PlayedValidator:
         return PlayedValidator(peer, statement, bad_byte=100 if peer.uid == "w1" else None)
@@ -295,6 +298,27 @@ def test_other_peers_object_cannot_be_lost_by_a_statement_that_names_it(world):
 
     assert [one.uid for one in found.accepted] == ["w0"]
     assert Spool(world.home).read(_sha(world), 0, NBYTES) == body("w0")
+
+
+def test_part_without_its_record_is_not_taken_for_another_object_of_its_size(world):
+    """A crash, or a hand, between the two files; the peer has published something else since."""
+    world.bucket.manners = {"w0": Manner(rate=1e5)}
+    world.fetch(seconds=1.5, uids=["w0"])
+    (world.home / "w0.record").unlink()
+    world.bucket.publish("w0", body("another"))
+
+    second = world.restarted().fetch(uids=["w0"])
+
+    assert [one.uid for one in second.accepted] == ["w0"]
+
+
+def test_server_whose_every_answer_takes_longer_than_a_turn_is_given_the_time(world):
+    world.bucket.manners = {"w0": Manner(latency=2.5)}
+
+    found = world.fetch(uids=["w0"])
+
+    assert [one.uid for one in found.accepted] == ["w0"]
+    assert world.bucket.bytes_sent() == NBYTES
 
 
 def _sha(world: World) -> str:

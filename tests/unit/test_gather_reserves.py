@@ -169,14 +169,30 @@ def test_primaries_end_early_enough_to_leave_reserves_their_time(window):
     assert made.scheduler.now() <= 20.0
 
 
+def test_slow_reserve_leaves_time_for_the_next(window):
+    made = window(2)
+    made.bucket.manners = {"p0": Manner(rate=1e3), "r5": Manner(rate=1e3)}
+
+    [found, _] = made.run(seconds=40.0)
+
+    assert found.reasons == {"p0": Reason.SLOW, "r5": Reason.SLOW}
+    assert "r3" in found.uids and found.success_rate == 1.0
+
+
 def test_time_that_is_over_on_one_rank_ends_the_rounds_on_all(window):
     made = window(3)
-    made.lose("p0", "r5", "r3")
+    made.lose("p0")
 
-    found = made.run(seconds=12.0)
+    def change(rank: int, peers: Any) -> None:
+        if rank == 1:
+            made.scheduler.sleep(40.0)
+
+    found = made.run(seconds=30.0, change=change)
 
     assert found[0] == found[1] == found[2]
-    assert found[0].reasons["p0"] is Reason.MISSING
+    assert {uid for _, uid in made.asked} == set(PRIMARIES)
+    late = [uid for uid, reason in found[0].reasons.items() if reason is Reason.DEADLINE]
+    assert late and "p0" in found[0].reasons
 
 
 def test_nobody_valid_is_an_empty_result_on_all_ranks(window):

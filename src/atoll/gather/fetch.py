@@ -1,7 +1,7 @@
 """Fetches and checks the peers that a rank was given; each ends accepted or skipped, none raises.
 
 A few places to download, held by quick peers alone (`places`). An object is asked for in pieces
-that take a quarter of a turn at the speed its server has shown, so a piece is rarely cut. A slow
+that grow while its server is quick and take a part of a turn, so a piece is rarely cut. A slow
 peer goes on beside the places, and lets the next one there at the end of a piece after its turn.
 What came is in the spool: the next turn, or the next life of this process, goes on behind it. What
 checks an object is made anew for each turn and fed from the spool, so memory is that of the places,
@@ -42,10 +42,10 @@ from atoll.gather.words import Reason, Skip
 log = logging.getLogger(__name__)
 
 FIRST_PIECE_BYTES = 16 << 10  # while nothing is known of a server
-LEAST_PIECE_BYTES = 1 << 10
+LEAST_PIECE_BYTES = 512
 _GROWTH = 4
 _OBJECT = "object where its statement points"
-_OF_A_TURN = 4  # a piece takes a quarter of what a call may
+_OF_A_TURN = 4  # quick is who takes a quarter of what a call may
 
 
 class Checked(Protocol):
@@ -325,7 +325,7 @@ class _Fetch:
         key = publish.frame_key(peer.prefix, statement.sha256)
         turn_ends = self._clock.now() + self._by.pace.turn_seconds
         while part.offset < part.nbytes:
-            now = self._clock.now()
+            now, limit = self._clock.now(), errand.limit_seconds
             if errand.is_slow and now >= turn_ends and self._places.is_wanted():
                 return False
             start = part.offset
@@ -337,23 +337,25 @@ class _Fetch:
                             validator.feed(piece)
                         part.write(piece)
             finally:
-                self._measured(errand, part.offset - start, self._clock.now() - now)
+                if part.offset > start:
+                    errand.limit_seconds = limit  # it said something in time
+                is_cut = part.offset < stop
+                self._measured(errand, part.offset - start, self._clock.now() - now, is_cut)
         return True
 
-    def _measured(self, errand: Errand, nbytes: int, seconds: float) -> None:
-        """The next piece takes a quarter of a turn, as far as can be told."""
+    def _measured(self, errand: Errand, nbytes: int, seconds: float, is_cut: bool) -> None:
+        """The next piece is larger where this one was quick, and half of what came where cut."""
         if not nbytes:
             return
         uid = errand.peer.uid
         self._received[uid] = self._received.get(uid, 0) + nbytes
         self._heard(errand)
         errand.missed = ""
-        errand.limit_seconds = self._by.pace.turn_seconds
-        rate = nbytes / max(seconds, 1e-6)
         self._places.seen(errand, nbytes, seconds)
-        wanted = int(rate * self._by.pace.turn_seconds / _OF_A_TURN)
-        most = min(self._by.piece_bytes, errand.piece_bytes * _GROWTH)
-        errand.piece_bytes = min(max(wanted, LEAST_PIECE_BYTES), most)
+        if is_cut:
+            errand.piece_bytes = max(LEAST_PIECE_BYTES, nbytes // 2)
+        elif seconds <= errand.limit_seconds / _OF_A_TURN:
+            errand.piece_bytes = min(self._by.piece_bytes, errand.piece_bytes * _GROWTH)
 
     def _finished_before(
         self, errand: Errand, record: Record, statement: Statement, validator: Validator
@@ -393,7 +395,7 @@ class _Fetch:
         try:
             yield until
         except StoreLate as exc:
-            if until < self._deadline:  # it had its time; `_measured` takes this back
+            if until < self._deadline:  # it had its time; whoever got bytes takes this back
                 longest = self._by.pace.longest_turn_seconds
                 errand.limit_seconds = min(longest, errand.limit_seconds * 2)
                 errand.failed(exc, self._clock.now())

@@ -1,9 +1,9 @@
 """Who gets one of the few places to download next, so that a slow peer never holds another's.
 
 There are as many places as the budget has slots. A peer holds one while it is quick: once a piece
-of it takes longer than the grace and twice what pieces take of late, or it is found slow, it goes
-on beside the places, and the next one begins. Beside them is room for twice as many, of which those
-that were found slow before get half. Whoever met trouble waits out its backoff without either.
+of it takes longer than the grace and twice what is expected, or it is found slow, it goes on beside
+the places, and the next one begins. Beside them is room for twice as many, of which those that were
+found slow before get half. Whoever met trouble waits out its backoff without either.
 """
 
 import threading
@@ -37,7 +37,7 @@ class Places:
         self._deadline = deadline
         self._changed = threading.Condition()
         self._busy: list[Errand] = []
-        self._rates: dict[str, float] = {}  # by uid, bytes a second
+        self._quick: dict[str, float] = {}  # by uid, bytes a second
         self._taken: dict[str, float] = {}  # by uid, seconds of its last piece
         self.error: BaseException | None = None  # of ours: ends the fetch
 
@@ -87,21 +87,31 @@ class Places:
 
     def seen(self, errand: Errand, nbytes: int, seconds: float) -> None:
         """What came of one's last piece, and how long it took."""
-        bytes_per_second = nbytes / max(seconds, 1e-6)
+        rate = nbytes / max(seconds, 1e-6)
         with self._changed:
-            self._rates[errand.peer.uid] = bytes_per_second
-            self._taken[errand.peer.uid] = seconds
+            uid = errand.peer.uid
+            # Those that were found slow are no measure: there may be many of them.
+            others = [one for other, one in self._quick.items() if other != uid]
+            if others:
+                errand.is_slow = rate * _SLOW < median(others)
+            if errand.is_slow:
+                self._quick.pop(uid, None)
+            else:
+                self._quick[uid] = rate
+                self._taken[uid] = seconds
             errand.moved_at = self._clock.now()
-            others = [rate for uid, rate in self._rates.items() if uid != errand.peer.uid]
-            errand.is_slow = bool(others) and bytes_per_second * _SLOW < median(others)
             self._changed.notify_all()
 
     def _holds(self, errand: Errand) -> bool:
         return not errand.is_slow and self._clock.now() < self._holds_until(errand)
 
     def _holds_until(self, errand: Errand) -> float:
-        of_late = median(self._taken.values()) if self._taken else 0.0
-        return errand.moved_at + max(self._grace, _LATE * of_late)
+        """What its next piece should take at its own speed; what others' took while that is new."""
+        if errand.peer.uid in self._quick:
+            expected = errand.piece_bytes / self._quick[errand.peer.uid]
+        else:
+            expected = median(self._taken.values()) if self._taken else 0.0
+        return errand.moved_at + max(self._grace, _LATE * expected)
 
     def _next(self) -> Errand | None:
         now = self._clock.now()
