@@ -1,7 +1,7 @@
 """Every transport's collectives: the same sums, the same bits, and the same refusals."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -14,9 +14,11 @@ from atoll.collectives.base import Collectives
 from atoll.collectives.codecs import WireCodec
 from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
-from atoll.errors import ConfigError, GroupBroken, LayoutMismatch, MissingRanks
+from atoll.errors import ConfigError, GroupBroken, LayoutMismatch, MissingRanks, ProtocolError
 from tests.rank_groups import DTYPES, TRANSPORTS, added, equal, key, sums, threads, values
+from tests.ranks.collects import swapped
 
+T = TypeVar("T")
 SIZES = (1, 2, 3, 4, 5)
 # Of elements: none, fewer than ranks, one, uneven, several chunks of several parts.
 LENGTHS = (0, 1, 3, 7, 1_000, 10_007)
@@ -52,8 +54,8 @@ def test_bytes_between_ranks_are_counted(transport, way):
 
 
 def of_each(
-    asked: Iterable[Any], one: Callable[[Collectives, Any, int], Tensor]
-) -> Callable[[Collectives], list[Tensor]]:
+    asked: Iterable[Any], one: Callable[[Collectives, Any, int], T]
+) -> Callable[[Collectives], list[T]]:
     """Work that does `one` for each of `asked` in turn, with a number of its own."""
     return lambda ranks: [one(ranks, what, number) for number, what in enumerate(asked)]
 
@@ -184,7 +186,82 @@ def test_barrier_is_passed_once_every_rank_has_come(transport, way):
     assert transport(3, way, work) == [1, 1, 1]
 
 
+@every_way
+@every_size
+def test_exchange_brings_each_rank_what_the_others_have_for_it(transport, way, size):
+    def one(ranks: Collectives, base: int, number: int) -> list[bytes]:
+        sent = [swapped(ranks.rank, to, base) for to in range(size)]
+        sizes = [len(swapped(sender, ranks.rank, base)) for sender in range(size)]
+        came = ranks.exchange(key(number, op="gather"), sent, sizes)
+        assert came[ranks.rank] is sent[ranks.rank]
+        return [part.numpy().tobytes() for part in came]
+
+    bases = (0, 1, 700, 5_003)  # of none, one and several chunks
+    found = transport(size, way, of_each(bases, one))
+
+    for rank, by_base in enumerate(found):
+        wanted = [[swapped(k, rank, base).numpy().tobytes() for k in range(size)] for base in bases]
+        assert by_base == wanted
+
+
+@every_way
+@every_size
+def test_all_gather_bytes_brings_all_ranks_what_each_says(transport, way, size):
+    said = [b"", b"one", b"2" * 3_000, b"three" * 1_000, b"4"][:size]
+
+    def one(ranks: Collectives, turn: int, number: int) -> list[bytes]:
+        data = said[(ranks.rank + turn) % size]
+        return ranks.all_gather_bytes(key(number, op="control"), data, limit=5_000)
+
+    found = transport(size, way, of_each(range(2), one))
+
+    assert found == [[said, said[1:] + said[:1]]] * size
+
+
 # What is refused
+
+
+def test_rank_that_says_too_much_is_named_on_all_ranks(transport):
+    def work(ranks: Collectives) -> tuple[str, list[bytes]]:
+        with pytest.raises(ProtocolError) as refused:
+            ranks.all_gather_bytes(key(1), b"x" * (10 + (ranks.rank == 2)), limit=10)
+        return str(refused.value), ranks.all_gather_bytes(key(2), b"after", limit=10)
+
+    found = transport(3, "direct", work)
+
+    assert all("rank 2 has 11 bytes to say; at most 10" in told for told, _ in found)
+    assert [after for _, after in found] == [[b"after"] * 3] * 3
+
+
+def test_exchange_names_the_rank_whose_bytes_do_not_come(transport):
+    def work(ranks: Collectives) -> tuple[int, ...]:
+        if ranks.rank == 1:
+            return ()
+        with pytest.raises(MissingRanks, match="nothing is filled in") as refused:
+            ranks.exchange(key(), [torch.ones(3, dtype=torch.uint8)] * 3, [3] * 3)
+        return refused.value.ranks
+
+    assert transport(3, "direct", work, timeout_seconds=0.8) == [(1,), (), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "sizes"),
+    [
+        ([torch.zeros(1, dtype=torch.uint8)], [1, 1]),
+        ([torch.zeros(1, dtype=torch.uint8)] * 2, [1]),
+        ([torch.zeros(1)] * 2, [1, 1]),
+        ([torch.zeros(1, dtype=torch.uint8)] * 2, [2, 1]),
+        ([torch.zeros(1, dtype=torch.uint8)] * 2, [1, -1]),
+    ],
+    ids=["parts", "sizes", "dtype", "own", "negative"],
+)
+def test_exchange_that_does_not_fit_is_refused_before_anything_is_sent(parts, sizes):
+    member = LocalGroup(2, clock=SystemClock()).rank(0, Inline())
+
+    with pytest.raises(LayoutMismatch):
+        member.exchange(key(), parts, sizes)
+
+    assert member.traffic.sent == 0
 
 
 @every_way

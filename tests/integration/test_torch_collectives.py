@@ -80,3 +80,9 @@ def test_abort_reaches_whoever_waits_and_whoever_comes_later(home):
     told = (home / "told-0").read_text().splitlines()[2:]
 
     assert told == ["GROUP_BROKEN  rank 1 left"] * 2
+
+
+def test_rank_with_too_much_to_say_is_named_on_all_ranks(home):
+    told = [(home / f"said-{rank}").read_text() for rank in range(5)]
+
+    assert all(line.startswith("PROTOCOL") and "rank 3 has 11 bytes" in line for line in told)

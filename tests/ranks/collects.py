@@ -24,6 +24,7 @@ from tests.rank_groups import DTYPES, key, values
 SIZES = (1, 2, 3, 4, 5)
 LENGTHS = (0, 1, 3, 1_003, 3 * GROUP_ELEMENTS + 7)
 CHUNK_BYTES = 64 << 10
+SWAPPED = (0, 1, 1_003, 70_001)  # bytes, times 0 to 3 for each pair of ranks
 INT8 = WireCodec(Int8(rounding="stochastic"), seed=7)
 CODECS = {"plain": None, "int8": INT8, "int8 nearest": WireCodec(Int8()), "bf16": WireCodec(Bf16())}
 
@@ -76,7 +77,22 @@ def _others(ranks: Collectives) -> dict[str, Tensor]:
         ranks.broadcast(key(9, unit=source), own, source=source).wait()
         found[f"broadcast {source}"] = own
     ranks.barrier(key(10)).wait()
+    for unit, base in enumerate(SWAPPED):
+        sent = [swapped(ranks.rank, to, base) for to in range(ranks.size)]
+        sizes = [len(swapped(sender, ranks.rank, base)) for sender in range(ranks.size)]
+        came = ranks.exchange(key(11, unit=unit), sent, sizes)
+        found |= {f"exchanged {base} {sender}": one for sender, one in enumerate(came)}
+        data = swapped(ranks.rank, 0, base).numpy().tobytes()
+        said = ranks.all_gather_bytes(key(12, unit=unit), data, limit=1 << 20)
+        joined = torch.tensor(list(b"|".join(said)), dtype=torch.uint8)
+        found[f"said {base}"] = joined
     return found
+
+
+def swapped(sender: int, to: int, base: int) -> Tensor:
+    """The bytes that one rank has for another: of another length for each pair, some without."""
+    length = base * ((3 * sender + 5 * to) % 4)
+    return (torch.arange(length) * 7 + 31 * sender + 3 * to).to(torch.uint8)
 
 
 def process(rank: int, home: str) -> None:
@@ -117,10 +133,15 @@ def _refusals(rank: int, home: Path) -> None:
         told += _told(lambda: gone.barrier(key(2)).wait())
     gone.close()
     late.close()
+    talk = TorchRanks(gloo_group())
+    data = b"x" * (11 if rank == 3 else 10)
+    said = _told(lambda: talk.all_gather_bytes(key(1), data, limit=10))
+    talk.close()
+    (home / f"said-{rank}").write_text(said[0])
     (home / f"told-{rank}").write_text("\n".join(told))
 
 
-def _told(work: Callable[[], None]) -> list[str]:
+def _told(work: Callable[[], object]) -> list[str]:
     try:
         work()
     except AtollError as error:

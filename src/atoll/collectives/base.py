@@ -1,5 +1,6 @@
 """What collectives promise, whatever carries them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -98,6 +99,22 @@ class Collectives(Protocol):
 
     def broadcast(self, key: Key, values: Tensor, *, source: int) -> Handle:
         """`values` become those of rank `source`, in place."""
+        ...
+
+    def exchange(self, key: Key, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """What each rank sent to this one; `parts[k]`, bytes (uint8), goes to rank k.
+
+        `sizes[k]` is how many bytes rank k sends here; both sides know it, and nothing about it
+        travels. Waits. Of this rank itself the part that was given comes back, not a copy. All of
+        it is in memory at once, twice on some transports: large things are exchanged in batches.
+        """
+        ...
+
+    def all_gather_bytes(self, key: Key, data: bytes, *, limit: int) -> list[bytes]:
+        """The `data` of all ranks, of any length up to `limit`, which is the same on all. Waits.
+
+        Where one has more, all ranks raise ProtocolError naming it, and no data travels.
+        """
         ...
 
     def barrier(self, key: Key) -> Handle:

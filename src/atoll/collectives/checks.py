@@ -1,11 +1,13 @@
 """What every transport refuses before anything is sent."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from atoll.collectives import memory
 from atoll.collectives.codecs import WireCodec
-from atoll.errors import ConfigError, LayoutMismatch
+from atoll.errors import ConfigError, LayoutMismatch, ProtocolError
 
 
 def flat(values: Tensor) -> int:
@@ -63,4 +65,32 @@ def residual(residual: Tensor | None, values: Tensor, codec: WireCodec | None) -
             f"residual has {residual.numel()} elements of {residual.dtype} for codec="
             f"{codec and codec.name!r} and {values.numel()} values; it goes with a lossy codec and "
             f"has a bf16 for each value"
+        )
+
+
+def swap(parts: Sequence[Tensor], sizes: Sequence[int], *, rank: int, size: int) -> None:
+    """LayoutMismatch unless there are bytes for, and a size from, each rank."""
+    if len(parts) != size or len(sizes) != size or min(sizes) < 0:
+        raise LayoutMismatch(
+            f"{len(parts)} parts and sizes={list(sizes)} do not fit {size} ranks; give one part, "
+            f"and one size from 0 on, for each"
+        )
+    for part in parts:
+        flat(part)
+        if part.dtype != torch.uint8:
+            raise LayoutMismatch(f"a part of {part.dtype} is no bytes; give uint8")
+    if len(parts[rank]) != sizes[rank]:
+        raise LayoutMismatch(
+            f"rank {rank} keeps {len(parts[rank])} bytes of its own and says "
+            f"sizes[{rank}]={sizes[rank]}; they must agree"
+        )
+
+
+def within(key: object, lengths: Sequence[int], limit: int) -> None:
+    """ProtocolError naming the ranks that have more than `limit` bytes to say."""
+    over = {rank: length for rank, length in enumerate(lengths) if not 0 <= length <= limit}
+    if over:
+        told = ", ".join(f"rank {rank} has {length}" for rank, length in over.items())
+        raise ProtocolError(
+            f"{key}: {told} bytes to say; at most {limit} are taken of each, and nothing was sent"
         )

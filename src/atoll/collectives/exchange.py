@@ -5,14 +5,15 @@ it is sent on, or added up, while the next one is on its way: `plain` says how w
 are, `coded` with a codec. Owns what a caller begins, and what is refused before anything is sent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from atoll.clock import Clock
-from atoll.collectives import checks, plain, schedule
+from atoll.collectives import checks, memory, plain, schedule
 from atoll.collectives.base import Handle, Key, Label
 from atoll.collectives.codecs import WireCodec
 from atoll.collectives.coded import CodedDirect, CodedRing
@@ -136,6 +137,28 @@ class Exchange:
 
         return self._begun(work)
 
+    def exchange(self, key: Key, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        checks.swap(parts, sizes, rank=self.rank, size=self.size)
+        came = _rooms(parts[self.rank], sizes, self.rank)
+        self._begun(lambda until: self._swap(key, 0, parts, came, until)).wait()
+        return came
+
+    def all_gather_bytes(self, key: Key, data: bytes, *, limit: int) -> list[bytes]:
+        length = torch.tensor([len(data)]).view(torch.uint8)
+        told = _rooms(length, [len(length)] * self.size, self.rank)
+        own = memory.tensor_of(data, torch.uint8) if data else length[:0]
+        came: list[Tensor] = []
+
+        def work(until: float) -> None:
+            self._swap(key, 0, [length] * self.size, told, until)
+            lengths = [int(one.view(torch.int64)) for one in told]
+            checks.within(key, lengths, limit)  # the same on all ranks
+            came.extend(_rooms(own, lengths, self.rank))
+            self._swap(key, 1, [own] * self.size, came, until)
+
+        self._begun(work).wait()
+        return [one.numpy().tobytes() for one in came]
+
     def barrier(self, key: Key) -> Handle:
         here = torch.zeros(1, dtype=torch.uint8)
         label, others = Label(key, 0, Span(0, 1)), self._post.others
@@ -150,6 +173,28 @@ class Exchange:
 
     def abort(self, error: Exception) -> None:
         self._mailbox.abort(error)
+
+    def _swap(
+        self, key: Key, phase: int, parts: Sequence[Tensor], came: Sequence[Tensor], until: float
+    ) -> None:
+        """Sends each rank its part and fills `came`, by turns, so that nobody's stream stands."""
+        post = self._post
+
+        def turns(tensors: Sequence[Tensor]) -> list[tuple[int, Label, Tensor]]:
+            cut = [schedule.chunks(Span(0, len(tensors[k])), post.chunk_bytes) for k in post.others]
+            return [
+                (rank, Label(key, phase, piece), piece.of(tensors[rank]))
+                for turn in zip_longest(*cut)
+                for rank, piece in zip(post.others, turn, strict=True)
+                if piece is not None
+            ]
+
+        for sender, label, place in turns(came):
+            post.expect(label, sender, place)
+        for to, label, values in turns(parts):
+            post.send(to, label, values)
+        for sender, label, place in turns(came):
+            plain.into(post, place, label, sender, until)
 
     def _begun(self, work: Callable[[float], None]) -> Handle:
         def timed() -> None:
@@ -193,3 +238,10 @@ class Exchange:
                 out.copy_(values)
 
         return work
+
+
+def _rooms(own: Tensor, sizes: Sequence[int], rank: int) -> list[Tensor]:
+    """A place for what each rank sends; what is this rank's own is there already."""
+    return [
+        own if k == rank else torch.empty(size, dtype=torch.uint8) for k, size in enumerate(sizes)
+    ]

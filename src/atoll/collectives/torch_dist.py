@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from atoll.collectives import checks, codecs, plain, schedule
+from atoll.collectives import checks, codecs, memory, plain, schedule
 from atoll.collectives.base import Handle, Key
 from atoll.collectives.codecs import WireCodec
 from atoll.collectives.coded import inside, kept, part_codec
@@ -155,6 +155,33 @@ class TorchRanks:
 
         return self._begun(key, work)
 
+    def exchange(self, key: Key, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        checks.swap(parts, sizes, rank=self.rank, size=self.size)
+        own, came = parts[self.rank], list[Tensor]()
+
+        def work() -> None:
+            sent = [_NOTHING if k == self.rank else part for k, part in enumerate(parts)]
+            wanted = [0 if k == self.rank else size for k, size in enumerate(sizes)]
+            came.extend(self._swapped(key, 0, lambda: sent, wanted))
+
+        self._begun(key, work).wait()
+        return [own if k == self.rank else part for k, part in enumerate(came)]
+
+    def all_gather_bytes(self, key: Key, data: bytes, *, limit: int) -> list[bytes]:
+        own = memory.tensor_of(data, torch.uint8) if data else _NOTHING
+        came: list[bytes] = []
+
+        def work() -> None:
+            length = torch.tensor([len(data)]).view(torch.uint8)
+            told = self._gathered(key, 0, lambda: length, [len(length)] * self.size)
+            lengths = [int(one.clone().view(torch.int64)) for one in told]
+            checks.within(key, lengths, limit)  # the same on all ranks
+            found = self._gathered(key, 1, lambda: own, lengths)
+            came.extend(one.numpy().tobytes() for one in found)
+
+        self._begun(key, work).wait()
+        return came
+
     def barrier(self, key: Key) -> Handle:
         return self._begun(key, lambda: self._meet(key))
 
@@ -251,7 +278,7 @@ class TorchRanks:
 
             mine = turn[self.rank]
             nbytes = 0 if mine is None else _nbytes(len(mine), values.dtype, None)
-            came = self._swapped(key, index, sent, nbytes)
+            came = self._swapped(key, index, sent, self._of_others(nbytes))
             if mine is None:
                 continue
             with self._touching():
@@ -292,7 +319,7 @@ class TorchRanks:
 
             mine = turn[self.rank]
             nbytes = 0 if mine is None else codec.nbytes(len(mine))
-            came = self._swapped(key, index, sent, nbytes)
+            came = self._swapped(key, index, sent, self._of_others(nbytes))
             came[self.rank] = own
             if mine is not None:
                 with self._touching():
@@ -341,10 +368,13 @@ class TorchRanks:
             row[STAMP_BYTES : STAMP_BYTES + size] for row, size in zip(rows, sizes, strict=True)
         ]
 
+    def _of_others(self, nbytes: int) -> list[int]:
+        return [0 if k == self.rank else nbytes for k in range(self.size)]
+
     def _swapped(
-        self, key: Key, index: int, sent: Callable[[], Sequence[Tensor]], nbytes: int
+        self, key: Key, index: int, sent: Callable[[], Sequence[Tensor]], sizes: Sequence[int]
     ) -> list[Tensor]:
-        """What each other rank sent to this one, `nbytes` of each; `sent()[k]` goes to rank k."""
+        """What each rank sent to this one, so many bytes as `sizes` say; `sent()[k]` goes to k."""
         stamp = _stamp(key, "reduce", index)
         with self._touching():
             mine = sent()
@@ -353,16 +383,18 @@ class TorchRanks:
             for row, one in zip(_rows(room, lengths), mine, strict=True):
                 row[:STAMP_BYTES] = stamp
                 row[STAMP_BYTES : STAMP_BYTES + len(one)] = one
-            leaving = sum(map(len, mine))
-        coming = [_padded(0 if k == self.rank else nbytes) for k in range(self.size)]
+            leaving = sum(len(mine[k]) for k in self._others)
+        coming = [_padded(nbytes) for nbytes in sizes]
         came = torch.empty(sum(coming), dtype=torch.uint8)
         dist.all_to_all_single(came, room, coming, lengths, group=self._group)
         rows = _rows(came, coming)
         for sender, row in enumerate(rows):
             _check(key, sender, row, stamp)
         self.traffic.sends(leaving)
-        self.traffic.receives(nbytes * len(self._others))
-        return [row[STAMP_BYTES : STAMP_BYTES + nbytes] for row in rows]
+        self.traffic.receives(sum(sizes[k] for k in self._others))
+        return [
+            row[STAMP_BYTES : STAMP_BYTES + size] for row, size in zip(rows, sizes, strict=True)
+        ]
 
 
 def _check(key: Key, sender: int, message: Tensor, stamp: Tensor) -> None:

@@ -6,6 +6,8 @@ is computed with zeros, at no cost to anybody; the error is kept, and whoever go
 asks for it before anything that was computed counts.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from atoll.collectives.base import Collectives, Handle, Key
@@ -68,6 +70,14 @@ class Shield:
     def broadcast(self, key: Key, values: Tensor, *, source: int) -> Handle:
         self.check()
         return self._inner.broadcast(key, values, source=source)
+
+    def exchange(self, key: Key, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        self.check()
+        return self._inner.exchange(key, parts, sizes)
+
+    def all_gather_bytes(self, key: Key, data: bytes, *, limit: int) -> list[bytes]:
+        self.check()
+        return self._inner.all_gather_bytes(key, data, limit=limit)
 
     def barrier(self, key: Key) -> Handle:
         self.check()

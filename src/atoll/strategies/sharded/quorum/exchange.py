@@ -206,6 +206,12 @@ class QuorumExchange:
     def broadcast(self, key: Key, values: Tensor, *, source: int) -> Handle:
         return self._peers.broadcast(key, values, source=source)
 
+    def exchange(self, key: Key, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        return self._peers.exchange(key, parts, sizes)
+
+    def all_gather_bytes(self, key: Key, data: bytes, *, limit: int) -> list[bytes]:
+        return self._peers.all_gather_bytes(key, data, limit=limit)
+
     def barrier(self, key: Key) -> Handle:
         return self._peers.barrier(key)
 
