@@ -1,7 +1,8 @@
 """Windows of a small model for the consumers of a gather: peers, payloads, ranks in threads."""
 
+import hashlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from atoll.codecs.topk.codec import TopK
 from atoll.collectives.base import Collectives
 from atoll.errors import AtollError
 from atoll.gather import consume
+from atoll.gather.budget import Budget
 from atoll.gather.consume import Held
 from atoll.gather.exchange import Routes
+from atoll.gather.merge import merge
+from atoll.gather.partial import Accepted, Partial
 from atoll.gather.turns import Turns
-from atoll.layout import ELEMENT_BYTES, GROUP_ELEMENTS, Layout, Span
+from atoll.layout import ELEMENT_BYTES, GROUP_ELEMENTS, Layout
 from atoll.optim.base import OuterOptimizer
 from atoll.optim.sgd import Sgd
 from tests import gather_reference as naive
@@ -55,14 +59,6 @@ def peers(count: int, **changes: naive.Peer) -> dict[str, naive.Peer]:
 
 
 @dataclass(frozen=True)
-class Accepted:
-    uid: str
-    rank: int
-    squares: tuple[float, ...]
-    stamp: float | None
-
-
-@dataclass(frozen=True)
 class Stored:
     """The payloads that a rank fetched."""
 
@@ -70,12 +66,6 @@ class Stored:
 
     def read(self, uid: str, start: int, stop: int) -> bytes:
         return self.payloads[uid][start:stop]
-
-
-def owners(layout: Layout, ranks: int, tile_bytes: int) -> tuple[Span, ...]:
-    found = layout.parts(ranks, tile_bytes)
-    end = Span(layout.size, layout.size)
-    return (*found, *[end] * (ranks - len(found)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +79,7 @@ class Setting:
     settings: consume.Settings = field(default_factory=consume.Settings)
     optimizer: OuterOptimizer = field(default_factory=lambda: Sgd(LR))
     layout: Layout = LAYOUT
+    merged: bool = False  # whether consumers get the merged result, else the partials
     catches: bool = False  # errors are returned
     source: Callable[[int, Mapping[str, bytes]], Any] = lambda _, payloads: Stored(payloads)
 
@@ -99,18 +90,48 @@ def start(layout: Layout = LAYOUT) -> Tensor:
     return torch.from_numpy(drawn * np.float32(1e-6))
 
 
+def partials(
+    given: Mapping[str, naive.Peer], holders: Mapping[str, int], sizes: Sequence[int]
+) -> Any:
+    """What the ranks that fetched them say about the peers."""
+    return [
+        Partial(
+            rank,
+            tuple(
+                Accepted(
+                    uid,
+                    hashlib.sha256(peer.payload).hexdigest(),
+                    len(peer.payload),
+                    tuple(naive.squares(peer.payload, sizes)),
+                    peer.stamp,
+                    0,
+                    rank,
+                )
+                for uid, peer in sorted(given.items())
+                if holders[uid] == rank
+            ),
+        )
+        for rank in sorted(set(holders.values()))
+    ]
+
+
 def window(
     given: Mapping[str, naive.Peer], made: Setting, master: Tensor
 ) -> list[consume.Consumed]:
     """A window on all ranks; `master` [layout] changes as the ranks' parts of it do."""
-    spans = owners(made.layout, made.ranks, made.tile_bytes)
     sizes = [len(tensor.span) for tensor in made.layout.tensors]
     holders = {uid: (k + made.turned) % made.ranks for k, uid in enumerate(sorted(given))}
-    accepted = [
-        Accepted(uid, holders[uid], tuple(naive.squares(peer.payload, sizes)), peer.stamp)
-        for uid, peer in given.items()
-    ]
-    routes = Routes(made.layout, spans, holders, made.tile_bytes, made.tiles_per_exchange)
+    result = partials(given, holders, sizes)
+    share = Budget(
+        slots=1,
+        piece_bytes=1,
+        tile_bytes=made.tile_bytes,
+        tiles_per_exchange=made.tiles_per_exchange,
+    )
+    routes = Routes.of(result, made.layout, ranks=made.ranks, budget=share)
+    spans = routes.owners
+    if made.merged:
+        result = merge(result, primaries=sorted(given), base_version=6)
 
     def work(ranks: Collectives) -> Any:
         try:
@@ -132,7 +153,7 @@ def window(
                 ranks,
                 Turns(1, 7),
                 routes,
-                accepted=accepted,
+                result=result,
                 source=made.source(ranks.rank, own),
                 held=held,
                 weights={uid: peer.weight for uid, peer in given.items()},

@@ -34,12 +34,13 @@ def seven():
     "made",
     [
         Setting(ranks=1, tile_bytes=4 * TILE_BYTES),
-        Setting(ranks=2, turned=1),
+        Setting(ranks=2, turned=1, merged=True),
         Setting(ranks=3, tile_bytes=2 * TILE_BYTES, turned=1),
         Setting(ranks=4, tiles_per_exchange=2),
         Setting(ranks=5, turned=3),
+        Setting(ranks=5, turned=2, merged=True),
     ],
-    ids=lambda made: f"{made.ranks} ranks, tiles of {made.tile_bytes} bytes",
+    ids=lambda made: f"{made.ranks} ranks, {made.tile_bytes}, merged={made.merged}",
 )
 def test_window_equals_the_reference_however_it_is_cut(seven, made):
     given, wanted, weights = seven

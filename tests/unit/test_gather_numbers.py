@@ -8,6 +8,7 @@ import pytest
 from atoll.errors import ConfigError
 from atoll.gather import clip
 from atoll.gather.findings import Findings, Thresholds, findings
+from atoll.gather.partial import Accepted, Partial, Skipped
 from atoll.gather.quality import quality
 from atoll.gather.words import Reason
 
@@ -139,23 +140,34 @@ def test_thresholds_must_ascend():
 # --- quality ---
 
 
+def taken(uid: str) -> Accepted:
+    return Accepted(uid, uid * 64, 1, (1.0,), None, 0, 0)
+
+
+def skip(uid: str, reason: Reason) -> Skipped:
+    return Skipped(uid, reason, "")
+
+
 def test_quality_compares_whom_it_meant_with_whom_it_took():
     got = quality(
+        [
+            Partial(1, (taken("b"), taken("z")), (skip("d", Reason.SERVER_AWAY),)),
+            Partial(0, (taken("a"), taken("x")), (skip("c", Reason.LATE), skip("y", Reason.LATE))),
+        ],
         primaries=["a", "b", "c", "d"],
-        reserves=["x", "y"],
-        accepted=["a", "b", "x"],
-        skipped={"c": Reason.LATE, "d": Reason.SERVER_AWAY, "y": Reason.LATE},
+        reserves=["x", "y", "z"],
+        copies=["z"],
         scores={"a": 1.0, "c": 3.0, "x": 2.0},
     )
 
-    assert (got.intended, got.actual, got.reserves_used, got.skipped) == (4, 3, 1, 3)
+    assert (got.intended, got.actual, got.reserves_used, got.skipped) == (4, 3, 1, 4)
     assert (got.intended_mean_score, got.actual_mean_score) == (2.0, 1.5)
     assert got.success_rate == 0.75
-    assert got.skips == {"LATE": 2, "SERVER_AWAY": 1}
-    assert got.skips_by_fault == {"peer": 2, "ours": 1}
+    assert got.skips == {"COPY": 1, "LATE": 2, "SERVER_AWAY": 1}
+    assert got.skips_by_fault == {"peer": 3, "ours": 1}
 
 
 def test_quality_without_scores_or_peers_has_none():
-    got = quality(primaries=[], reserves=[], accepted=[], skipped={})
+    got = quality([], primaries=[], reserves=[])
 
-    assert (got.intended_mean_score, got.actual_mean_score, got.success_rate) == (None, None, 1.0)
+    assert (got.intended_mean_score, got.actual_mean_score, got.success_rate) == (None, None, 0.0)

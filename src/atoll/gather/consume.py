@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -16,10 +15,13 @@ from torch import Tensor
 from atoll.collectives.base import Collectives
 from atoll.compiled.arrays import Bytes, Doubles, Floats
 from atoll.gather import clip, exchange, leaves, supports
-from atoll.gather.exchange import Routes, SliceSource
+from atoll.gather.exchange import Routes, accepted_of
 from atoll.gather.findings import Findings, Thresholds, findings
 from atoll.gather.overlap import PairCounts
+from atoll.gather.partial import Accepted, Partial
 from atoll.gather.regrouped import Regrouped
+from atoll.gather.result import Merged
+from atoll.gather.state_dict import SliceSource
 from atoll.gather.supports import Supports
 from atoll.gather.turns import Turns
 from atoll.gather.update import Update, check_weights
@@ -27,25 +29,6 @@ from atoll.gather.vote import vote
 from atoll.layout import Span
 from atoll.optim.base import OuterOptimizer
 from atoll.sums.digest import ParamsDigest
-
-
-class AcceptedPeer(Protocol):
-    """What validation found out about a peer's payload."""
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def rank(self) -> int:
-        """The rank that fetched it and serves it."""
-
-    @property
-    def squares(self) -> Sequence[float]:
-        """norm² of each parameter, in the order of the layout."""
-
-    @property
-    def stamp(self) -> float | None:
-        """The time of the object by its own server; None where it told none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +68,7 @@ def consumed(
     turns: Turns,
     routes: Routes,
     *,
-    accepted: Sequence[AcceptedPeer],
+    result: Merged | Sequence[Partial],
     source: SliceSource,
     held: Held,
     weights: Mapping[str, int],
@@ -96,9 +79,10 @@ def consumed(
 
     Every rank raises the same error where one meets trouble, before any weight has changed; only
     where a disk does not give back what it took a moment ago, weights must be loaded anew.
-    `weights` are by uid, 1 for those it does not name.
+    `result` are partials or what they were merged to. `weights` are by uid, 1 for those it does not
+    name.
     """
-    window = _Window(ranks, turns, routes, accepted, held, weights, settings)
+    window = _Window(ranks, turns, routes, accepted_of(result), held, weights, settings)
     with ExitStack() as stack:
         trouble: Exception | None = None
         try:
@@ -123,13 +107,13 @@ class _Window:
         ranks: Collectives,
         turns: Turns,
         routes: Routes,
-        accepted: Sequence[AcceptedPeer],
+        accepted: Sequence[Accepted],
         held: Held,
         weights: Mapping[str, int],
         settings: Settings,
     ) -> None:
         self._ranks, self._turns, self._routes = ranks, turns, routes
-        self._peers = sorted(accepted, key=lambda peer: peer.uid)
+        self._peers = accepted
         assert [peer.uid for peer in self._peers] == routes.uids, routes.uids
         self._held = held
         self._settings = settings

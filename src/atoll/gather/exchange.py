@@ -8,7 +8,7 @@ tiles are whole chunks.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Protocol
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,20 +17,16 @@ from torch import Tensor
 from atoll.collectives.base import Collectives
 from atoll.compiled.arrays import Bytes
 from atoll.errors import ConfigError, StoreError
-from atoll.gather import supports
+from atoll.gather import plan, supports
+from atoll.gather.budget import Budget
+from atoll.gather.partial import Accepted, Partial
+from atoll.gather.result import Merged, parts_of
+from atoll.gather.state_dict import SliceSource
 from atoll.gather.turns import Turns
 from atoll.layout import Layout, Span
 
 NOWHERE = Span(0, 0)
 Each = Callable[[Span, Bytes], None]  # a tile and its bytes [peers, n], in uid order
-
-
-class SliceSource(Protocol):
-    """The payloads that this rank fetched, read by position."""
-
-    def read(self, uid: str, start: int, stop: int) -> bytes:
-        """The bytes [start, stop) of a payload, counted from its first chunk."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,19 @@ class Routes:
     holders: Mapping[str, int]  # the rank that fetched each uid's payload
     tile_bytes: int
     tiles_per_exchange: int
+
+    @classmethod
+    def of(
+        cls, result: Merged | Sequence[Partial], layout: Layout, *, ranks: int, budget: Budget
+    ) -> Self:
+        """The routes of a window's accepted peers, from partials or what they were merged to."""
+        return cls(
+            layout,
+            tuple(plan.owners(layout, ranks, budget.tile_bytes)),
+            {one.uid: one.rank for one in accepted_of(result)},
+            budget.tile_bytes,
+            budget.tiles_per_exchange,
+        )
 
     def __post_init__(self) -> None:
         if self.tiles_per_exchange < 1:
@@ -87,6 +96,12 @@ class Routes:
         ]
         for batch in zip_longest(*cut, fillvalue=()):
             yield [list(tiles) for tiles in batch]
+
+
+def accepted_of(result: Merged | Sequence[Partial]) -> list[Accepted]:
+    """The accepted peers in the order in which they are added: by uid."""
+    found = (one for part in parts_of(result) for one in part.accepted)
+    return sorted(found, key=lambda one: one.uid)
 
 
 def regroup(

@@ -92,10 +92,10 @@ def overlap(indices: Places, codes: Bytes, shared: Integers, equal: Integers) ->
                 found, alike = np.int64(0), np.int64(0)
                 for word in range(_WORDS):
                     both = bits[one, 0, word] & bits[other, 0, word]
-                    if both != _ZERO:
-                        differ = bits[one, 1, word] ^ bits[other, 1, word]
-                        differ |= bits[one, 2, word] ^ bits[other, 2, word]
-                        found += _ones(both)
-                        alike += _ones(both & (differ ^ _ALL))
+                    # No branch: vectors count 8 words at once, and copies take no longer.
+                    differ = bits[one, 1, word] ^ bits[other, 1, word]
+                    differ |= bits[one, 2, word] ^ bits[other, 2, word]
+                    found += _ones(both)
+                    alike += _ones(both & (differ ^ _ALL))
                 shared[one, other] += found
                 equal[one, other] += alike

@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from atoll.gather.exchange import accepted_of
+from atoll.gather.partial import Partial
+from atoll.gather.result import Merged, parts_of
 from atoll.gather.words import Reason
 
 
@@ -16,22 +19,25 @@ class Quality:
     intended_mean_score: float | None
     actual_mean_score: float | None
     reserves_used: int
-    success_rate: float  # actual / intended; 1.0 where nobody was meant
+    success_rate: float  # actual / intended; 0.0 where nobody was meant
     skipped: int
     skips: Mapping[str, int]  # by reason, in the order of their words
     skips_by_fault: Mapping[str, int]  # "peer": theirs; "ours": it says nothing against them
 
 
 def quality(
+    result: Merged | Sequence[Partial],
     *,
     primaries: Sequence[str],
     reserves: Collection[str],
-    accepted: Collection[str],
-    skipped: Mapping[str, Reason],
+    copies: Collection[str] = (),
     scores: Mapping[str, float] | None = None,
 ) -> Quality:
-    """What the final set of a window is worth; `skipped` has every uid that was tried in vain."""
+    """What the final set of a window is worth; `copies` were accepted and then left out."""
     known = scores or {}
+    accepted = [one.uid for one in accepted_of(result) if one.uid not in copies]
+    skipped = {one.uid: one.reason for part in parts_of(result) for one in part.skipped}
+    skipped |= dict.fromkeys(copies, Reason.COPY)
     reasons = Counter(str(reason) for reason in skipped.values())
     faults = Counter(str(reason.fault) for reason in skipped.values())
     return Quality(
@@ -40,7 +46,7 @@ def quality(
         intended_mean_score=_mean(primaries, known),
         actual_mean_score=_mean(accepted, known),
         reserves_used=len(set(accepted) & set(reserves) - set(primaries)),
-        success_rate=len(accepted) / len(primaries) if primaries else 1.0,
+        success_rate=len(accepted) / len(primaries) if primaries else 0.0,
         skipped=len(skipped),
         skips=dict(sorted(reasons.items())),
         skips_by_fault={fault: faults[fault] for fault in ("peer", "ours")},
