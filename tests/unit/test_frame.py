@@ -612,16 +612,21 @@ def refuse(header: FrameHeader) -> None:
     raise FrameError(f"round {header.round} is not wanted")
 
 
+def feed(reader: frame.FrameReader, data: bytes, cut: int) -> None:
+    for start in range(0, len(data), cut):
+        reader.feed(data[start : start + cut])
+
+
 @pytest.mark.parametrize("cut", [1, 7, 1000])
 def test_unexpected_header_is_refused_before_a_byte_goes_on(cut):
     data = whole(contribution())
-    tee, pieces = Recorder(), []
+    tee = Recorder()
+    pieces: list[memoryview] = []
     reader = frame.FrameReader(pieces.append, tee=tee, expect=refuse)
     header_ends = len(data) - len(PAYLOAD) - frame.TRAILER_BYTES
 
     with pytest.raises(FrameError, match="round 3 is not wanted"):
-        for start in range(0, header_ends, cut):
-            reader.feed(data[start : start + cut])
+        feed(reader, data[:header_ends], cut)
 
     assert (tee.data, pieces) == (b"", [])
     with pytest.raises(FrameError, match="was refused before"):
