@@ -10,6 +10,7 @@ from typing import Self
 from atoll.blobs.bucket import PIECE_BYTES
 from atoll.codecs.base import Codec
 from atoll.errors import ConfigError
+from atoll.gather import places
 from atoll.layout import ELEMENT_BYTES, GROUP_ELEMENTS, TILE_BYTES, Layout
 
 SLOTS = 8  # downloads at a time; more only crowd one link
@@ -30,7 +31,7 @@ _PEER_BYTES = 4 << 10  # its statement, tags and names
 class Budget:
     """The shares of one rank's memory."""
 
-    slots: int  # peers downloaded at a time
+    slots: int  # quick peers downloaded at a time, and twice as many slow ones beside them
     piece_bytes: int  # most of an object that is asked for at a time
     tile_bytes: int  # of a tile as fp32
     tiles_per_exchange: int
@@ -67,7 +68,7 @@ class Budget:
 
     def needs(self, *, peers: int, ranks: int, layout: Layout, codec: Codec) -> int:
         """The most bytes that these shares take: fetching and updating do not overlap."""
-        fetching = self.slots * _PIECES * self.piece_bytes
+        fetching = places.WIDTH * self.slots * _PIECES * self.piece_bytes
         elements = self.tile_bytes // ELEMENT_BYTES
         slices = peers * codec.encoded_bytes(elements)
         bitmaps = peers * elements // 8

@@ -32,6 +32,7 @@ class Errand:
     wait_seconds: float  # the next backoff, at most
     piece_bytes: int  # asked for at a time
     ready_at: float = 0.0
+    moved_at: float = 0.0  # when its turn began, or its last piece came
     is_slow: bool = False
     has_begun: bool = False
     was_missing: bool = False  # its statement was looked for and not there

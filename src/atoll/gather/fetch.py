@@ -1,10 +1,11 @@
 """Fetches and checks the peers that a rank was given; each ends accepted or skipped, none raises.
 
-A few places to download, given by turns (`places`). An object is asked for in pieces that take a
-quarter of a turn at the speed its server has shown, so a piece is rarely cut, and a peer that is
-slow gives its place up at the end of a piece, or after a turn without one. What came is in the
-spool: the next turn, or the next life of this process, goes on behind it. What checks an object is
-made anew for each turn and fed from the spool, so memory is that of the places, not of the peers.
+A few places to download, held by quick peers alone (`places`). An object is asked for in pieces
+that take a quarter of a turn at the speed its server has shown, so a piece is rarely cut. A slow
+peer goes on beside the places, and lets the next one there at the end of a piece after its turn.
+What came is in the spool: the next turn, or the next life of this process, goes on behind it. What
+checks an object is made anew for each turn and fed from the spool, so memory is that of the places,
+not of the peers.
 """
 
 import logging
@@ -28,19 +29,19 @@ from atoll.errors import (
     StoreAway,
     StoreLate,
 )
-from atoll.gather import names
+from atoll.gather import publish
 from atoll.gather import statement as statements
 from atoll.gather.errand import Errand, Pace
 from atoll.gather.partial import Accepted, Partial, Skipped, shortened
 from atoll.gather.peers import Peer
-from atoll.gather.places import Places, Run, in_threads
+from atoll.gather.places import WIDTH, Places, Run, in_threads
 from atoll.gather.spool import Part, Record, Spool
 from atoll.gather.statement import Statement
 from atoll.gather.words import Reason, Skip
 
 log = logging.getLogger(__name__)
 
-FIRST_PIECE_BYTES = 64 << 10  # while nothing is known of a server
+FIRST_PIECE_BYTES = 16 << 10  # while nothing is known of a server
 LEAST_PIECE_BYTES = 1 << 10
 _GROWTH = 4
 _OBJECT = "object where its statement points"
@@ -135,13 +136,19 @@ class _Fetch:
             Errand(peer, by.pace.turn_seconds, by.pace.first_wait_seconds, first)
             for peer in sorted(peers, key=lambda peer: peer.uid)
         ]
-        self._places = Places(self._errands, clock=by.clock, deadline=deadline)
+        self._places = Places(
+            self._errands,
+            slots=by.slots,
+            grace_seconds=by.pace.turn_seconds / _OF_A_TURN,
+            clock=by.clock,
+            deadline=deadline,
+        )
         self._accepted: dict[str, Accepted] = {}
         self._answers: dict[str, float] = {}  # by server, the last one
         self._received: dict[str, int] = {}  # by uid
 
     def done(self) -> Fetched:
-        count = min(self._by.slots, len(self._errands))
+        count = min(WIDTH * self._by.slots, len(self._errands))
         if count:
             self._by.run([self._work] * count)
         if self._places.error is not None:
@@ -176,10 +183,10 @@ class _Fetch:
             try:
                 is_settled = self._turn(errand)
             except BaseException as exc:
-                self._places.give_up(exc)
+                self._places.give_up(errand, exc)
                 return
             if is_settled:
-                self._places.settle()
+                self._places.settle(errand)
             else:
                 self._places.put_back(errand)
 
@@ -272,7 +279,7 @@ class _Fetch:
     def _pinned(self, errand: Errand) -> Record:
         """The peer's statement and its object's tag, from now on the only ones."""
         peer, bucket = errand.peer, self._by.buckets[errand.peer.bucket]
-        key = names.statement_key(peer.prefix, self._by.window)
+        key = publish.statement_key(peer.prefix, self._by.window)
         with self._call(errand) as until:
             tag = bucket.look(key, deadline=until)
             self._heard(errand)
@@ -293,7 +300,7 @@ class _Fetch:
             statement = statements.read(document, peer.key)
             self._by.validator_of(peer, statement)  # before its object is even looked for
         with self._call(errand) as until:
-            place = names.frame_key(peer.prefix, statement.sha256)
+            place = publish.frame_key(peer.prefix, statement.sha256)
             found = bucket.look(place, deadline=until)
             self._heard(errand)
         if found is None:
@@ -315,7 +322,7 @@ class _Fetch:
     ) -> bool:
         """Whether the object is whole; False where the place is given up at the end of a piece."""
         peer, bucket = errand.peer, self._by.buckets[errand.peer.bucket]
-        key = names.frame_key(peer.prefix, statement.sha256)
+        key = publish.frame_key(peer.prefix, statement.sha256)
         turn_ends = self._clock.now() + self._by.pace.turn_seconds
         while part.offset < part.nbytes:
             now = self._clock.now()
@@ -343,7 +350,7 @@ class _Fetch:
         errand.missed = ""
         errand.limit_seconds = self._by.pace.turn_seconds
         rate = nbytes / max(seconds, 1e-6)
-        self._places.seen(errand, rate)
+        self._places.seen(errand, nbytes, seconds)
         wanted = int(rate * self._by.pace.turn_seconds / _OF_A_TURN)
         most = min(self._by.piece_bytes, errand.piece_bytes * _GROWTH)
         errand.piece_bytes = min(max(wanted, LEAST_PIECE_BYTES), most)

@@ -1,7 +1,9 @@
 """Who gets one of the few places to download next, so that a slow peer never holds another's.
 
-Places are given by turns. Whoever is found slow stands behind all who are not and gets the places
-that they leave free; whoever met trouble waits out its backoff without a place.
+There are as many places as the budget has slots. A peer holds one while it is quick: once a piece
+of it takes longer than the grace and twice what pieces take of late, or it is found slow, it goes
+on beside the places, and the next one begins. Beside them is room for twice as many, of which those
+that were found slow before get half. Whoever met trouble waits out its backoff without either.
 """
 
 import threading
@@ -11,19 +13,32 @@ from statistics import median
 from atoll.clock import Clock
 from atoll.gather.errand import Errand
 
+WIDTH = 3  # threads for each slot: one in its place, two beside
+_LATE = 2
 _SLOW = 4  # so many times slower than the median
 
 
 class Places:
     """The queue of one fetch. Thread-safe; waits by its clock."""
 
-    def __init__(self, errands: list[Errand], *, clock: Clock, deadline: float) -> None:
+    def __init__(
+        self,
+        errands: list[Errand],
+        *,
+        slots: int,
+        grace_seconds: float,
+        clock: Clock,
+        deadline: float,
+    ) -> None:
         self._queue = list(errands)
+        self._slots = slots
+        self._grace = grace_seconds
         self._clock = clock
         self._deadline = deadline
         self._changed = threading.Condition()
-        self._busy = 0
+        self._busy: list[Errand] = []
         self._rates: dict[str, float] = {}  # by uid, bytes a second
+        self._taken: dict[str, float] = {}  # by uid, seconds of its last piece
         self.error: BaseException | None = None  # of ours: ends the fetch
 
     def take(self) -> Errand | None:
@@ -35,53 +50,68 @@ class Places:
                 found = self._next()
                 if found is not None:
                     self._queue.remove(found)
-                    self._busy += 1
+                    self._busy.append(found)
+                    found.moved_at = self._clock.now()
                     return found
-                wakes = [errand.ready_at for errand in self._queue]
-            until = min([self._deadline, *wakes])
-            seconds = max(0.0, until - self._clock.now())
+                now = self._clock.now()
+                wakes = [one.ready_at for one in self._queue if one.ready_at > now]
+                wakes += [self._holds_until(one) for one in self._busy if self._holds(one)]
+            seconds = max(0.0, min([self._deadline, *wakes]) - now)
             self._clock.wait_for(self._can_go_on, self._changed, seconds=seconds)
 
-    def settle(self) -> None:
+    def settle(self, errand: Errand) -> None:
         """One that was taken needs no more turns."""
         with self._changed:
-            self._busy -= 1
+            self._busy.remove(errand)
             self._changed.notify_all()
 
     def put_back(self, errand: Errand) -> None:
         """One that was taken needs another turn, at `ready_at` or later."""
         with self._changed:
-            self._busy -= 1
+            self._busy.remove(errand)
             self._queue.append(errand)
             self._changed.notify_all()
 
-    def give_up(self, error: BaseException) -> None:
+    def give_up(self, errand: Errand, error: BaseException) -> None:
         """Ends the fetch: nobody gets another turn."""
         with self._changed:
-            self._busy -= 1
+            self._busy.remove(errand)
             self.error = self.error or error
             self._changed.notify_all()
 
     def is_wanted(self) -> bool:
-        """Whether somebody who is ready waits for a place."""
+        """Whether somebody who is ready waits."""
         with self._changed:
-            return self._next() is not None
+            now = self._clock.now()
+            return any(errand.ready_at <= now for errand in self._queue)
 
-    def seen(self, errand: Errand, bytes_per_second: float) -> None:
-        """How fast one was, of late."""
+    def seen(self, errand: Errand, nbytes: int, seconds: float) -> None:
+        """What came of one's last piece, and how long it took."""
+        bytes_per_second = nbytes / max(seconds, 1e-6)
         with self._changed:
             self._rates[errand.peer.uid] = bytes_per_second
-            errand.is_slow = errand.is_slow or self._is_slow(errand)
+            self._taken[errand.peer.uid] = seconds
+            errand.moved_at = self._clock.now()
+            others = [rate for uid, rate in self._rates.items() if uid != errand.peer.uid]
+            errand.is_slow = bool(others) and bytes_per_second * _SLOW < median(others)
+            self._changed.notify_all()
 
-    def _is_slow(self, errand: Errand) -> bool:
-        own = self._rates[errand.peer.uid]
-        others = [rate for uid, rate in self._rates.items() if uid != errand.peer.uid]
-        return bool(others) and own * _SLOW < median(others)
+    def _holds(self, errand: Errand) -> bool:
+        return not errand.is_slow and self._clock.now() < self._holds_until(errand)
+
+    def _holds_until(self, errand: Errand) -> float:
+        of_late = median(self._taken.values()) if self._taken else 0.0
+        return errand.moved_at + max(self._grace, _LATE * of_late)
 
     def _next(self) -> Errand | None:
         now = self._clock.now()
-        ready = [errand for errand in self._queue if errand.ready_at <= now]
-        return min(ready, key=lambda errand: errand.is_slow, default=None)  # the first of equals
+        holding = sum(self._holds(errand) for errand in self._busy)
+        beside = len(self._busy) - holding
+        for errand in self._queue:
+            room = beside if errand.is_slow else holding
+            if errand.ready_at <= now and room < self._slots:
+                return errand
+        return None
 
     def _is_over(self) -> bool:
         is_done = not self._queue and not self._busy
