@@ -9,16 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.codecs.topk.chunks import ABOVE, NEGATIVE, ROW
+from atoll.codecs.topk.chunks import ABOVE, CHUNK, NEGATIVE, ROW
 from atoll.collectives.base import Collectives
 from atoll.compiled.arrays import Bytes, Integers, Places
 from atoll.compiled.base import compiled
 from atoll.gather import loops
 from atoll.gather.supports import Supports
 from atoll.gather.turns import Turns
-from atoll.layout import GROUP_ELEMENTS
 
-_KEPT = GROUP_ELEMENTS // ROW  # places of a group that each peer sends
+_STEP = 4 * CHUNK  # elements at a time: 22 KB of bits and bytes for each peer
+_KEPT = _STEP // ROW  # places of a step that each peer sends
 
 
 class PairCounts:
@@ -51,17 +51,15 @@ class PairCounts:
             return
         for start in range(0, sent.indices.shape[1], _KEPT):
             part = slice(start, start + _KEPT)
-            base = start // _KEPT * GROUP_ELEMENTS
-            self._add_group(sent.indices[:, part] - base, sent.codes[:, part])
+            base = start // _KEPT * _STEP
+            self._add_step(sent.indices[:, part] - base, sent.codes[:, part])
 
-    def _add_group(self, places: Places, codes: Bytes) -> None:
-        """`loops.overlap` in numpy, a group of chunks at a time."""
-        bits = np.zeros((3, len(places), GROUP_ELEMENTS), np.bool_)  # sent; code & 1; code & 2
-        for plane, told in zip(
-            bits, (np.ones_like(codes), codes & ABOVE, codes & NEGATIVE), strict=True
-        ):
-            np.put_along_axis(plane, places, told.astype(np.bool_), axis=1)
-        sent, above, minus = np.packbits(bits, axis=2).view(np.uint64)
+    def _add_step(self, places: Places, codes: Bytes) -> None:
+        """`loops.overlap` in numpy, some chunks at a time."""
+        ones = np.ones_like(codes)
+        sent, above, minus = (
+            _words(places, told) for told in (ones, codes & ABOVE, codes & NEGATIVE)
+        )
         for row in range(len(places) - 1):
             others = slice(row + 1, None)
             both = sent[row] & sent[others]
@@ -73,6 +71,14 @@ class PairCounts:
         """Adds up the counts of all ranks, on all of them."""
         if self.table.numel():
             ranks.all_reduce(turns.next("reduce"), self.table.view(-1)).wait()
+
+
+def _words(places: Places, told: Bytes) -> NDArray[np.uint64]:
+    """A bit for each element of a step, set where a peer tells something, [peers, words]."""
+    bits = np.zeros((len(places), _STEP), np.bool_)
+    np.put_along_axis(bits, places, told.astype(np.bool_), axis=1)
+    words: NDArray[np.uint64] = np.packbits(bits, axis=1).view(np.uint64)
+    return words
 
 
 def _ones(words: NDArray[np.uint64]) -> Integers:
