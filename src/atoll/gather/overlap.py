@@ -4,6 +4,8 @@ A rank counts over its own tiles, by bitmaps; integers add up over ranks in any 
 places are 1 in 64, so two honest peers who know nothing of each other share 1.6 % of them.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -73,7 +75,7 @@ class PairCounts:
             ranks.all_reduce(turns.next("reduce"), self.table.view(-1)).wait()
 
 
-def _words(places: Places, told: Bytes) -> NDArray[np.uint64]:
+def _words(places: Places, told: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
     """A bit for each element of a step, set where a peer tells something, [peers, words]."""
     bits = np.zeros((len(places), _STEP), np.bool_)
     np.put_along_axis(bits, places, told.astype(np.bool_), axis=1)
