@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,7 +54,12 @@ def expected(layout: Layout = SMALL, **changes: Any) -> Expected:
 
 
 def header_of(layout: Layout = SMALL, **changes: Any) -> FrameHeader:
-    return replace(contribution(layout, CODEC), **changes)
+    return replace(_right(layout), **changes) if changes else _right(layout)
+
+
+@cache
+def _right(layout: Layout) -> FrameHeader:
+    return contribution(layout, CODEC)
 
 
 def payload_of(values: Tensor) -> bytes:

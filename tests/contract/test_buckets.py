@@ -344,6 +344,15 @@ def test_directory_leaves_no_draft_behind(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / ".drafts") == []
 
 
+def test_directory_lists_no_file_that_is_no_object(tmp_path: Path) -> None:
+    bucket = DirectoryBucket(tmp_path, CLOCK)
+    bucket.put("a/b", TEXT)
+    (tmp_path / "a" / ".hidden").write_bytes(TEXT)
+    (tmp_path / "a" / "two words").write_bytes(TEXT)
+
+    assert list(bucket.keys("a")) == ["a/b"]
+
+
 def test_directory_does_not_follow_a_link_out_of_it(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(TEXT)
     bucket = DirectoryBucket(tmp_path / "bucket", CLOCK)

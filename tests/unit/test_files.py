@@ -94,3 +94,27 @@ def test_sync_follows_a_link_to_a_directory(tmp_path: Path, calls: list[str]):
     files.sync(tmp_path / "link")
 
     assert calls == ["sync there"]
+
+
+def test_file_is_created_once_and_an_older_one_stays(tmp_path: Path, calls: list[str]):
+    made = files.create_whole(tmp_path / "a", b"first"), files.create_whole(tmp_path / "a", b"2nd")
+
+    assert made == (True, False)
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["a"]
+    # Of each: the bytes, under another name, and then the names.
+    assert [call.endswith(".part") for call in calls] == [True, False] * 2
+    assert calls[1] == calls[3] == f"sync {tmp_path.name}"
+
+
+def test_creation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def without_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", without_room)
+
+    with pytest.raises(StorageFull, match="create"):
+        files.create_whole(tmp_path / "a", b"first")
+
+    assert os.listdir(tmp_path) == []

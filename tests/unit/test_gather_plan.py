@@ -150,7 +150,7 @@ def test_budget_too_small_is_refused_with_the_number_that_is_enough(peers):
         budget(1000, peers)
     needed = int(str(refused.value).rsplit(" ", 1)[1])
 
-    assert budget(needed, peers).slots == 1
+    assert budget(needed, peers).slots >= 1
     with pytest.raises(ConfigError, match=f"at least {needed}"):
         budget(needed - 1, peers)
 

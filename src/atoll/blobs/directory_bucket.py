@@ -87,8 +87,8 @@ class DirectoryBucket:
     def keys(self, prefix: str) -> Iterator[str]:
         folder = self._path(prefix)
         for where, _, names in os.walk(folder):
-            for name in names:
-                yield str((Path(where) / name).relative_to(self._root))
+            found = (str((Path(where) / name).relative_to(self._root)) for name in names)
+            yield from filter(buckets.is_key, found)  # others are not of this bucket's making
 
     def _path(self, key: str) -> Path:
         buckets.check_key(key)

@@ -18,8 +18,10 @@ TILES_PER_EXCHANGE = 16
 _GROUP_BYTES = GROUP_ELEMENTS * ELEMENT_BYTES
 # Of a slot: a piece, the same on its way through a client, and what checks it.
 _PIECES = 3
-# A tile's mean, its weights and its step.
-_TILES = 3
+# A tile's mean, its sums of weights (8 bytes each), what the weights would become, and scratch.
+_TILES = 6
+# Of a peer: the places and codes of a tile, 5 bytes for each of 1 in 64; and bits of some chunks.
+_PLACE_BYTES, _BITS_BYTES = 5, 24 << 10
 # Slices of all peers: read, joined with their stamps, received, and put in uid order.
 _COPIES = 4
 # A peer's norms: 8 bytes, their text (25 at most) on its way out and in, and as Python has them.
@@ -71,9 +73,9 @@ class Budget:
         fetching = places.WIDTH * self.slots * _PIECES * self.piece_bytes
         elements = self.tile_bytes // ELEMENT_BYTES
         slices = peers * codec.encoded_bytes(elements)
-        bitmaps = peers * elements // 8
+        sparse = peers * (_PLACE_BYTES * elements // 64 + _BITS_BYTES)
         # A rank sends tiles of every owner at a time, and receives its own of all peers.
         batch = _COPIES * slices * self.tiles_per_exchange * (2 if ranks > 1 else 1)
-        updating = _TILES * self.tile_bytes + bitmaps + batch
+        updating = _TILES * self.tile_bytes + sparse + batch
         held = peers * (_PEER_BYTES + _NORM_BYTES * len(layout.tensors))
         return held + max(fetching, updating)
