@@ -111,6 +111,19 @@ def test_third_of_the_peers_at_a_kilobyte_a_second_leaves_the_others_their_time(
     assert seconds("held", slow[:3] + quick, pace=held) > 1.2 * alone
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_slow_peers_before_anybody_quick_are_no_measure_of_speed(tmp_path, slots):
+    """They made each other look quick, held all places, and nobody else was fetched."""
+    slow, quick = [f"a{k}" for k in range(7)], [f"b{k}" for k in range(6)]
+    world = World(tmp_path / "spool", slow + quick)
+    world.bucket.manners = {uid: Manner(rate=1e3) for uid in slow}
+
+    found = world.fetch(seconds=60.0, slots=slots)
+
+    assert [one.uid for one in found.accepted] == quick
+    assert reasons(found) == dict.fromkeys(slow, Reason.SLOW)
+
+
 def test_slow_link_of_ours_cuts_no_piece(world):
     """All alike are slow: nobody gives up what is under way, so nothing comes twice."""
     world.bucket.manners = {uid: Manner(rate=3e4) for uid in UIDS}

@@ -330,16 +330,19 @@ class _Fetch:
                 return False
             start = part.offset
             stop = min(start + errand.piece_bytes, part.nbytes)
+            is_cut = False
             try:
                 with self._call(errand) as until:
                     for piece in bucket.pieces(key, record.tag, start, stop, deadline=until):
                         with _guarded(peer):
                             validator.feed(piece)
                         part.write(piece)
+            except StoreLate:
+                is_cut = self._clock.now() < self._deadline
+                raise
             finally:
                 if part.offset > start:
                     errand.limit_seconds = limit  # it said something in time
-                is_cut = part.offset < stop
                 self._measured(errand, part.offset - start, self._clock.now() - now, is_cut)
         return True
 
@@ -351,7 +354,7 @@ class _Fetch:
         self._received[uid] = self._received.get(uid, 0) + nbytes
         self._heard(errand)
         errand.missed = ""
-        self._places.seen(errand, nbytes, seconds)
+        self._places.seen(errand, nbytes, seconds, is_cut=is_cut)
         if is_cut:
             errand.piece_bytes = max(LEAST_PIECE_BYTES, nbytes // 2)
         elif seconds <= errand.limit_seconds / _OF_A_TURN:

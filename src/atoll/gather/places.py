@@ -85,14 +85,17 @@ class Places:
             now = self._clock.now()
             return any(errand.ready_at <= now for errand in self._queue)
 
-    def seen(self, errand: Errand, nbytes: int, seconds: float) -> None:
+    def seen(self, errand: Errand, nbytes: int, seconds: float, *, is_cut: bool) -> None:
         """What came of one's last piece, and how long it took."""
         rate = nbytes / max(seconds, 1e-6)
         with self._changed:
             uid = errand.peer.uid
-            # Those that were found slow are no measure: there may be many of them.
+            # Those that were found slow are no measure: there may be many of them, and before
+            # anybody else.
             others = [one for other, one in self._quick.items() if other != uid]
-            if others:
+            if is_cut:
+                errand.is_slow = True
+            elif others:
                 errand.is_slow = rate * _SLOW < median(others)
             if errand.is_slow:
                 self._quick.pop(uid, None)
