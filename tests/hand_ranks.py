@@ -373,7 +373,7 @@ class HandRank:
             self.coordinator.commit_part(stream)
 
     def tell_part(self, round_number: int, **changes: Any) -> PartReply:
-        _, step = self.sea.sharded.steps(round_number)
+        first, step = self.sea.sharded.steps(round_number)
         given: dict[str, Any] = {
             "identity": self.identity,
             "group": self.number,
@@ -381,12 +381,18 @@ class HandRank:
             "step": step,
             "part": self.root(step),
             "blob": hashlib.sha256(self.part(step)).hexdigest(),
-            "loss_sum": 60.0,
-            "tokens": 30,
+            "loss_sum": 240.0,
+            "tokens": self._tokens(step - first + 1, changes.get("late", ())),
             "evaluation_loss": 4.0 + self.rank,
             "evaluation_tokens": 2,
         }
         return self.coordinator.part(PartReport(**{**given, **changes}))
+
+    def _tokens(self, steps: int, late: tuple[tuple[int, int, int], ...]) -> int:
+        """Of a round, without what late ranks left out: [r*B//N, (r+1)*B//N) of a step's rows."""
+        batch = self.sea.manifest.inner.batch
+        left_out = sum((r + 1) * batch // n - r * batch // n for _, r, n in late if n)
+        return (steps * batch - left_out) * int(self.sea.manifest.data.identity["block"])
 
     def hand_in(self, round_number: int) -> PartReply:
         self.upload(round_number)

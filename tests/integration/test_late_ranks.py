@@ -4,6 +4,7 @@ import pytest
 
 from atoll.errors import Conflict, ProtocolError
 from atoll.ledger.records import LeaseState
+from atoll.ledger.sqlite import truncation
 from atoll.ledger.tables.leases import LeaseTable
 from tests.hand_ranks import Sea
 from tests.ledgers import alone
@@ -128,3 +129,25 @@ def test_strict_run_takes_no_late_ranks(tmp_path):
         ranks[0].tell_part(1, late=((2, 1, 2),))
 
     sea.close()
+
+
+def test_cut_run_keeps_its_balance_when_rows_were_late_twice(tmp_path):
+    """Rows of round 1 come again in round 3, late again; without round 3 they are open once."""
+    sea = Sea(tmp_path, QUORUM)
+    ranks = sea.formed(*sea.ranks("a", "b", "c"))
+    for number, late in ((1, ((2, 1, 3), (2, 2, 3))), (2, ()), (3, ((13, 0, 3),))):
+        sea.trained(ranks, number, upload=False)
+        for rank in ranks:
+            rank.upload(number)
+            rank.tell_part(number, late=late)
+        sea.settle()
+        for rank in ranks:
+            rank.boundary(number)
+    assert sea.audit().clean
+
+    with sea.ledger.writing() as t:
+        truncation.truncate(t, last_round=2)
+
+    found = sea.audit(with_replay=False)
+    sea.close()
+    assert found.clean, found.problems

@@ -18,6 +18,7 @@ from atoll.proof import audit as auditing
 from atoll.simulate import cluster, lineage
 from atoll.simulate.cluster import SimulatedCluster
 from atoll.simulate.coordinator import stores_in
+from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded
 from tests import clusters
 
@@ -275,3 +276,30 @@ def test_twelve_ranks_in_two_regions_form_a_ring_region_by_region(tmp_path):
     assert names[:6] == sorted(names[:6]) and names[6:] == sorted(names[6:])
     assert result.virtual_seconds > near.virtual_seconds + 1.0
     assert result.status.version == 1
+
+
+def test_death_while_a_round_is_uploaded_goes_back_no_further_than_its_end(tmp_path, monkeypatch):
+    """Beyond it nobody could hand that round in, and no later one would ever be recorded."""
+    world = Watched(tmp_path)
+    killed: list[int] = []
+    upload = MemoryLink.upload_part
+
+    def slow(link, identity, part):
+        while part.round == 2 and not killed:
+            world.scheduler.sleep(0.05)
+        upload(link, identity, part)
+
+    def has_saves_of_the_next_round():
+        with world.coordinator.now.ledger.reading() as t:
+            return len(t.saves.since(9)) >= 3
+
+    def kill():
+        killed.append(world.consistent())
+        world.kill(2)
+
+    monkeypatch.setattr(MemoryLink, "upload_part", slow)
+    world.later(has_saves_of_the_next_round, kill)
+    result = world.finished(3)
+
+    assert killed == [8]
+    assert checked(tmp_path) == result.status.digest

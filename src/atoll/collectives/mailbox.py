@@ -174,11 +174,11 @@ class Mailbox:
 
     def withdraw(self) -> None:
         """Returns once nobody writes to a place, nor will: their memory may be used again."""
-        if not self._places and not self._landing:
-            return
         with self._changed:
             self._places.clear()
             cuts = list(self._landing.values())
+        if not cuts:
+            return
         for cut in cuts:
             cut()
         self._clock.wait_for(lambda: not self._landing, self._changed)

@@ -136,13 +136,15 @@ class _Watched(SimulatedCluster):
     def __init__(self, run_file: RunFile, home: Path) -> None:
         super().__init__(run_file, home)
         self.witness = Witness()
+        own = run_file.settings["sharded"]
+        self._round_steps = own["save_every"] * own["checkpoint_every"]
 
     def _after_step(self, seconds: float) -> None:
         if self.coordinator.is_away:
             self.witness.is_away()
         else:
             with self.coordinator.now.ledger.reading() as t:
-                self.witness.look(t)
+                self.witness.look(t, round_steps=self._round_steps)
         super()._after_step(seconds)
 
 

@@ -20,9 +20,14 @@ class Witness:
         self._unclaimed: set[tuple[int, int]] = set()  # group and step
         self._was_away = False
 
-    def look(self, records: Transaction) -> None:
-        """Remembers who has told of which step by now."""
-        saves = records.saves.since(0)
+    def look(self, records: Transaction, *, round_steps: int) -> None:
+        """Remembers who has told of which step by now, up to the end of the round that is next.
+
+        Nobody may go back beyond it: the round could not be handed in any more.
+        """
+        newest = records.checkpoints.newest()
+        last = (0 if newest is None else newest.step) + round_steps
+        saves = [save for save in records.saves.since(0) if save.step <= last]
         if self._was_away:
             # Those who told first learn that a step is consistent when they next tell. While they
             # could not, later saves took its place, so what all told by then is no claim.

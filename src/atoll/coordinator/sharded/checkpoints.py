@@ -119,8 +119,8 @@ class Checkpoints:
                     f"step={report.step} of the part is not the last of round {report.round}, "
                     f"{last}"
                 )
-            self._check_told(report, group, mine)
             late_ranks.check(report, group, self.intervals.asked)
+            self._check_told(report, group, mine)
         return PartRecord(
             round=report.round,
             group_number=group.number,
@@ -140,7 +140,6 @@ class Checkpoints:
         """Refuses a part that is not of the sender's save, and tokens that cannot be."""
         with self.ledger.reading() as t:
             saves = t.saves.since(report.step)
-            others = t.checkpoints.parts(report.round, group.number)
         leases = [held for r, held in self.intervals.open.rounds if r.round == report.round]
         leased = sum(map(self.intervals.dispatch.tokens_of, leases))
         place = (group.number, report.step, mine.rank)
@@ -151,18 +150,13 @@ class Checkpoints:
                 f"part={report.part!r} of {mine.worker_id!r} is not its save of step "
                 f"{report.step}, which {saved}; report the save, then its part"
             )
-        if report.tokens > leased:
+        late = sum(map(len, self.intervals.asked.late_rows(report.late)))
+        counted = leased - self.intervals.dispatch.tokens_in(late)
+        if report.tokens != counted:
             raise ContributionError(
                 f"tokens={report.tokens} of {mine.worker_id!r} for round {report.round}, whose "
-                f"leased rows hold {leased}; count each row once"
+                f"leased rows hold {counted} without those of late ranks; count each row once"
             )
-        for other in others:
-            if other.tokens != report.tokens:
-                raise ContributionError(
-                    f"tokens={report.tokens} of {mine.worker_id!r} for round {report.round}, of "
-                    f"which {other.worker_id!r} has told {other.tokens}; all ranks of a group "
-                    f"count the same steps"
-                )
 
     def is_due(self) -> bool:
         """Whether a checkpoint has all its parts and is not recorded yet."""

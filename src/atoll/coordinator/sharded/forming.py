@@ -136,8 +136,9 @@ class Forming:
         late = self._late(candidate)
         if late and self.clock.now() - candidate.since >= MEASURE_SECONDS:
             # One that takes longer than there is would be late in every candidate. When all are
-            # late it is no one's fault.
-            leave_out = self.forget if len(late) == len(candidate.members) else self.shun
+            # late it is no one's fault, and a launch is nothing without each of its processes.
+            everyone = self.by_launch or len(late) == len(candidate.members)
+            leave_out = self.forget if everyone else self.shun
             for name in late:
                 leave_out(name)
                 log.warning("a rank did not ping the others", extra={"worker": name})

@@ -258,6 +258,7 @@ class Groups:
             checkpoint = t.checkpoints.newest()
             saves = t.saves.since(0 if checkpoint is None else checkpoint.step)
             sizes = {group.number: len(group.members) for group in t.groups.all()}
+        saves = self.intervals.reachable(saves)
         found = restoring.from_disks(restoring.consistent(saves, sizes), held)
         if found is None:
             if checkpoint is None:

@@ -5,7 +5,7 @@ first member, who holds them for all. The ledger is the truth; this is a copy of
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from atoll.coordinator.rounds.dispatch import Dispatch
@@ -17,6 +17,7 @@ from atoll.ledger.records import (
     RoundPlan,
     RoundRecord,
     RoundState,
+    SaveRecord,
 )
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.sharded import Interval
@@ -79,6 +80,14 @@ class Intervals:
     def next_commit(self) -> int:
         """The round whose checkpoint is recorded next."""
         return self.open.committed + 1
+
+    def reachable(self, saves: Iterable[SaveRecord]) -> list[SaveRecord]:
+        """Those of steps up to the end of the round whose checkpoint is recorded next.
+
+        A group that began beyond it could not hand that round in any more.
+        """
+        _, last = self.asked.steps(self.next_commit)
+        return [save for save in saves if save.step <= last]
 
     def find(self, round_number: int) -> Interval | None:
         """A round that is planned and not committed."""

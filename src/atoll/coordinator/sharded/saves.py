@@ -30,7 +30,7 @@ class Saves:
                 t.saves.add(
                     SaveRecord(save.group, save.step, mine.rank, save.own, save.predecessor)
                 )
-                found = t.saves.since(group.step)
+                found = self.intervals.reachable(t.saves.since(group.step))
             return SaveReply(consistent=_newest_of(group, found))
 
     def _check(self, save: HeldSave, group: GroupRecord, mine: RankRecord) -> None:
@@ -54,7 +54,7 @@ class Saves:
             if group is None:
                 return 0
             with self.ledger.reading() as t:
-                found = t.saves.since(group.step)
+                found = self.intervals.reachable(t.saves.since(group.step))
         return _newest_of(group, found)
 
 

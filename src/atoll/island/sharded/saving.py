@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Saving:
         self._newest: HeldSave | None = None  # that this rank has saved in this group
         # Ends of rounds that the coordinator has not heard of: a part counts only with its save.
         self._untold: frozenset[int] = frozenset()
+        self._lock = threading.Lock()  # of what is untold
 
     def save(
         self, step: int, own: Iterable[bytes], notes: Notes, *, ends: RoundEnd | None = None
@@ -80,7 +82,7 @@ class Saving:
 
     def hand_in(self, step: int, ends: RoundEnd) -> None:
         """Uploads the save of `step`, which was the last one, as the part of that round."""
-        self._untold |= {step}
+        self._still_to_tell(step)
 
         def upload() -> None:
             assert self._kept_last is not None, "a save was made before it is handed in"
@@ -99,7 +101,7 @@ class Saving:
         held = self._kept.complete(draft)
         self._newest = held
         if ends is not None:
-            self._untold |= {held.step}
+            self._still_to_tell(held.step)
         self._forget()
         self._kept_last = draft, chunks, notes
         self._telling.add(lambda: self._tell(held))
@@ -111,10 +113,19 @@ class Saving:
 
         def upload() -> None:
             # A part counts only after the save that it is of: told first, uploaded beside.
-            self._untold -= {draft.step}
+            self._has_told(draft.step)
             self._handing.add(lambda: self._upload(draft.step, part, notes, ends))
 
         self._telling.add(upload)
+
+    def _still_to_tell(self, step: int) -> None:
+        """The coordinator has yet to hear of this round's last save, which stays until then."""
+        with self._lock:
+            self._untold |= {step}
+
+    def _has_told(self, step: int) -> None:
+        with self._lock:
+            self._untold -= {step}
 
     def _fetch(self, draft: Draft) -> tuple[Chunks, saves.Reader]:
         """The hashes of the predecessor's shard, and where its bytes are read."""

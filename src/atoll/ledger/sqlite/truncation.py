@@ -91,18 +91,23 @@ def _reopen(t: Transaction, dropped: Iterable[LeaseRecord], *, last_round: int) 
             covered.setdefault(lease.dataset_id, []).append((lease.start, lease.stop))
     ends = {name: max(stop for _, stop in ranges) for name, ranges in covered.items()}
     taken = [lease for lease in kept if lease.state is LeaseState.TAKEN]
-    taken += [
+    again = [
         replace(lease, round=last_round, stop=min(lease.stop, ends[lease.dataset_id]))
         for lease in dropped
         if lease.start < ends.get(lease.dataset_id, 0)
     ]
-    for lease in sorted(taken, key=lambda lease: (lease.start, lease.stop)):
+    # What stays taken goes first: a dropped piece of the same rows must not get them.
+    for lease in (*sorted(taken, key=_place), *sorted(again, key=_place)):
         others = covered.setdefault(lease.dataset_id, [])
         for start, stop in _outside((lease.start, lease.stop), others):
             cut = cuts.get(lease.queue)
             unit = lease.unit if cut is None else cut.unit(start)
             _put(t, replace(lease, start=start, stop=stop, unit=unit, state=LeaseState.REOPENED))
             others.append((start, stop))
+
+
+def _place(lease: LeaseRecord) -> Range:
+    return lease.start, lease.stop
 
 
 def _put(t: Transaction, lease: LeaseRecord) -> None:
