@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.blobs.bucket import Bucket
-from atoll.errors import AtollError, ConfigError, GroupBroken, ProtocolError
+from atoll.errors import AtollError, ConfigError, GroupBroken, MissingRanks, ProtocolError
 from atoll.gather.words import Reason
 from atoll.optim.nesterov import Nesterov
 from tests import gather_windows as windows
@@ -102,6 +102,17 @@ def test_rank_that_breaks_in_the_middle_stops_all_by_name(tmp_path):
     assert all(isinstance(one, GroupBroken) for one in found), found
     assert all("rank 1" in str(one) and "RuntimeError" in str(one) for one in found)
     assert same(world.moved, before) and windows.archive(world.bucket).windows() == []
+
+
+def test_rank_that_is_gone_is_named_by_all_others_within_the_deadline(tmp_path):
+    world = published(tmp_path)
+
+    started = windows.CLOCK.now()
+    found = world.run(3, gone=1, timeout_seconds=1.0)
+
+    assert [type(one) for one in found] == [MissingRanks, type(None), MissingRanks]
+    assert all(one.ranks == (1,) for one in (found[0], found[2]))
+    assert windows.CLOCK.now() - started < 10.0
 
 
 def test_archive_that_fails_on_the_emitter_stops_all_by_name(tmp_path):

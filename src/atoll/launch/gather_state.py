@@ -81,7 +81,7 @@ class GatherState:
             while view:
                 count = os.pwrite(file.fileno(), view, offset)
                 view, offset = view[count:], offset + count
-            os.fsync(file.fileno())
+        files.sync(part)
 
     def finish(self, replica: Replica) -> None:
         """One rank, once all have written: from here on these are the machine's weights."""
