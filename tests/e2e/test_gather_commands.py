@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from atoll.cli.app import app
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import AtollError, ConfigError, StateDamaged
 from tests.processes import ATOLL
 
 UIDS = ("a", "b", "c")
@@ -117,3 +117,25 @@ def test_refusals_say_what_to_do(home):
     broken.write_text((home / "a.toml").read_text().replace("outer_lr = 0.5", "outer_lr = -1.0"))
     with pytest.raises(ConfigError, match="outer_lr"):
         commanded("window", str(broken))
+
+
+def test_damaged_weights_are_refused_before_anything_is_fetched(home):
+    group, late = home / "group", home / "late"
+    commanded("window", str(home / "group.toml"))
+    commanded("catch-up", str(home / "late.toml"))
+    for state in (group, late):
+        path = state / "weights" / "00000001.f32"
+        path.write_bytes(b"\1" + path.read_bytes()[1:])
+
+    for words in (("window", "group.toml"), ("catch-up", "late.toml")):
+        with pytest.raises(StateDamaged, match="catch up"):
+            commanded(words[0], str(home / words[1]))
+
+    assert not (home / "bucket" / "archive" / "windows" / "00000001.json").exists()
+
+
+def test_signing_key_that_is_missing_is_named(home):
+    (home / "group.key").unlink()
+
+    with pytest.raises(ConfigError, match=r"group\.key"):
+        commanded("window", str(home / "group.toml"))

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -21,6 +21,7 @@ from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
 from atoll.collectives.torch_dist import TorchRanks, gloo_group
 from atoll.errors import ConfigError
+from atoll.gather import leaves
 from atoll.gather import publish as publishing
 from atoll.gather.archive import Archive
 from atoll.gather.catch_up import CatchUp
@@ -32,12 +33,13 @@ from atoll.gather.vote import vote
 from atoll.gather.window import Window
 from atoll.launch import placement
 from atoll.launch.gather_file import GatherFile
-from atoll.launch.gather_state import GatherState
+from atoll.launch.gather_state import GatherState, damaged
 from atoll.layout import byte_view
 from atoll.versions import weights_file
 from atoll.wire.frame import FrameWriter
 from atoll.wire.header import Told
 
+T = TypeVar("T")
 _GROUP = 2  # of this module's own collectives; a window's have another
 
 
@@ -91,6 +93,7 @@ def opened(
                 clock=clock,
                 run_id=file.table.run_id,
                 manifest_sha256=file.manifest_sha256,
+                seconds=max(60.0, file.table.seconds),
             ),
         )
 
@@ -100,14 +103,15 @@ def window(
 ) -> dict[str, Any]:
     """Gathers the next window on all ranks and saves the weights; the same on each of them."""
     terms, state = file.terms(), GatherState(file.state, file.layout)
-    own = terms.owners(ranks.size)[ranks.rank]
+    owners = terms.owners(ranks.size)
+    own = owners[ranks.rank]
     turns = Turns(_GROUP, 0)
     _first(ranks, turns, lambda: state.begin(file.start))
-    replica = state.replica(own)
+    key, replica = _all(ranks, turns, lambda: (_signing_key(file, ranks.rank), state.replica(own)))
+    root = leaves.params_digest(ranks, turns, file.layout, owners=owners, own=replica.master).root
+    if root != replica.digest:
+        raise damaged(state.weights(replica.window), replica.digest)
     number = replica.window
-    told = file.table.archive
-    has_key = told.secret is not None and ranks.rank == EMITTER
-    key = SecretKey.load(file.base / str(told.secret)) if has_key else None
     with opened(file, clock=clock, s3=s3) as (found, archive):
         gathering = Window(
             ranks=ranks,
@@ -223,15 +227,23 @@ def catch_up(
     return asdict(found)
 
 
-def _first(ranks: Collectives, turns: Turns, work: Any) -> None:
+def _signing_key(file: GatherFile, rank: int) -> SecretKey | None:
+    """The key of the rank that records windows."""
+    secret = file.table.archive.secret
+    return SecretKey.load(file.base / secret) if secret and rank == EMITTER else None
+
+
+def _first(ranks: Collectives, turns: Turns, work: Callable[[], None]) -> None:
     """`work` on one rank; what it raises reaches all."""
     _all(ranks, turns, work if ranks.rank == EMITTER else lambda: None)
 
 
-def _all(ranks: Collectives, turns: Turns, work: Any) -> None:
+def _all(ranks: Collectives, turns: Turns, work: Callable[[], T]) -> T:
+    """`work` on every rank; what it raises on one reaches all."""
     trouble: Exception | None = None
     try:
-        work()
+        done = work()
     except Exception as exc:  # whatever it is, the others must hear of it
         trouble = exc
     vote(ranks, turns.next("control"), trouble)
+    return done

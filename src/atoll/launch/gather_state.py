@@ -100,10 +100,7 @@ class GatherState:
         """All weights, with one rank; StateDamaged where they do not have their digest."""
         found = self.replica(Span(0, self.layout.size))
         if digest.digest(self.layout, found.master).root != found.digest:
-            raise StateDamaged(
-                f"{str(self.weights(found.window))!r} does not have the digest {found.digest}; "
-                f"move the state directory away and catch up"
-            )
+            raise damaged(self.weights(found.window), found.digest)
         return found
 
     def _write_head(self, window: int, root: str, prev: str) -> None:
@@ -113,3 +110,11 @@ class GatherState:
     @property
     def _head(self) -> Path:
         return self.directory / "gather.json"
+
+
+def damaged(path: Path, digest: str) -> StateDamaged:
+    """The error for weights that are not those that were saved."""
+    return StateDamaged(
+        f"{str(path)!r} does not have the digest {digest}; move the state directory away and "
+        f"catch up"
+    )
