@@ -199,6 +199,70 @@ def demo(
     command.demo(run_file, islands=islands, directory=directory, as_json=as_json)
 
 
+gather_app = typer.Typer(
+    name="gather",
+    help="Gather peers' sparse contributions, window by window.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(gather_app)
+GatherFileArgument = Annotated[Path, typer.Argument(help="The gather file (TOML).")]
+
+
+@gather_app.command()
+def keygen(
+    path: Annotated[Path, typer.Argument(help="Where the signing key goes; never replaced.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a signing key; prints its public key for the gather file."""
+    from atoll.cli import gather as command
+
+    command.keygen(path, as_json=as_json)
+
+
+@gather_app.command()
+def publish(
+    file: GatherFileArgument,
+    uid: Annotated[str, typer.Argument(help="This peer's uid.")],
+    displacement: Annotated[
+        Path, typer.Argument(help="Base weights minus trained ones (safetensors).")
+    ],
+    key: Annotated[Path, typer.Option("--key", help="This peer's signing key.")],
+    samples: Annotated[str, typer.Option(help="sha256 of the rows trained on.")] = "0" * 64,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a peer's displacement for the window that its state waits for."""
+    from atoll.cli import gather as command
+
+    command.publish(file, uid, displacement, secret=key, sample_digest=samples, as_json=as_json)
+
+
+@gather_app.command()
+def window(
+    file: GatherFileArgument,
+    ranks: Annotated[int, typer.Option(help="Ranks on this machine; or use torchrun.")] = 1,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    as_json: JsonOption = False,
+) -> None:
+    """Gather the next window: fetch, check, merge, apply, record."""
+    from atoll.cli import gather as command
+
+    output.set_up_logs(log_level)
+    command.window(file, ranks=ranks, as_json=as_json)
+
+
+@gather_app.command("catch-up")
+def catch_up(
+    file: GatherFileArgument,
+    stop: Annotated[int | None, typer.Option(help="The window to wait for [the newest].")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring this machine's weights to the newest, by the artifacts."""
+    from atoll.cli import gather as command
+
+    command.catch_up(file, stop=stop, as_json=as_json)
+
+
 def _version(asked: bool) -> None:
     if asked:
         from atoll import __version__

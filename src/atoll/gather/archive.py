@@ -1,0 +1,168 @@
+"""Where a group keeps its artifacts and whole weights, and where late joiners find them.
+
+    <prefix>/windows/<window>.json     the signed record, created last and never replaced
+    <prefix>/bodies/<sha256>           what it names; none where nobody was applied
+    <prefix>/weights/<digest>          whole weights after a window, little-endian fp32
+
+Owns reading and writing. Whether a record follows another is the replica's question.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll import files
+from atoll.blobs.bucket import Bucket, Tag
+from atoll.clock import Clock
+from atoll.errors import Conflict, FrameError, ObjectMissing
+from atoll.gather import artifact as artifacts
+from atoll.gather.artifact import Artifact
+from atoll.gather.keys import PublicKey, SecretKey
+from atoll.layout import Layout
+from atoll.sums.digest import StreamedDigest
+
+_NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,18})\.json\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """An artifact, and the sha256 of its record."""
+
+    artifact: Artifact
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """One run's artifacts in a bucket. Blocking; every call ends after `seconds`."""
+
+    bucket: Bucket
+    prefix: str
+    key: PublicKey
+    layout: Layout
+    clock: Clock
+    run_id: str
+    manifest_sha256: str
+    seconds: float = 60.0
+
+    def document(self, window: int) -> bytes | None:
+        """The record of a window as it is stored; of one that is too long, as much as shows it."""
+        key = self._record_key(window)
+        deadline = self._deadline()
+        tag = self.bucket.look(key, deadline=deadline)
+        if tag is None:
+            return None
+        stop = min(tag.nbytes, artifacts.MAX_BYTES + 1)
+        pieces = self.bucket.pieces(key, tag, 0, stop, deadline=deadline)
+        return b"".join(bytes(piece) for piece in pieces)
+
+    def read(self, document: bytes, window: int) -> Recorded:
+        """The record in `document`, of this run and window; FrameError where it is not."""
+        found = artifacts.read(document, self.key, layout=self.layout)
+        for name, wanted in (
+            ("run_id", self.run_id),
+            ("manifest_sha256", self.manifest_sha256),
+            ("window", window),
+        ):
+            if getattr(found, name) != wanted:
+                raise FrameError(
+                    f"the artifact of window {window} has {name}={getattr(found, name)!r} where "
+                    f"{wanted!r} belongs; it is another one's, see who writes to the archive"
+                )
+        return Recorded(artifact=found, sha256=artifacts.sha256_of(document))
+
+    def find(self, window: int) -> Recorded | None:
+        """A window's record, checked; None where there is none."""
+        document = self.document(window)
+        return None if document is None else self.read(document, window)
+
+    def windows(self) -> list[int]:
+        """Those that have a record, ascending."""
+        folder = f"{self.prefix}/windows"
+        names = (key.removeprefix(folder + "/") for key in self.bucket.keys(folder))
+        return sorted(int(match[1]) for name in names if (match := _NAME.match(name)))
+
+    def create(self, made: Artifact, body: Path, key: SecretKey) -> Recorded:
+        """Stores a window's artifact, body first; the same again is harmless.
+
+        Conflict where another record of the window stands: start the group again, it applies that.
+        """
+        document = artifacts.signed(made, key)
+        if made.body_bytes:
+            where = self._body_key(made)
+            found = self.bucket.look(where, deadline=self._deadline())
+            if found is None or found.nbytes != made.body_bytes:
+                self.bucket.put(where, body)
+        self.bucket.create(self._record_key(made.window), document)
+        stored = self.document(made.window)
+        if stored != document:
+            raise Conflict(
+                f"{self._record_key(made.window)!r} holds another artifact of window "
+                f"{made.window}; it stands, so start the group again and it applies that one"
+            )
+        return self.read(document, made.window)
+
+    def fetch(self, made: Artifact, path: Path) -> None:
+        """Brings a body to `path`, streamed; FrameError where it is not what its record names."""
+        digest = hashlib.sha256()
+        with files.naming("write an artifact's body to", path), path.open("wb") as file:
+            if made.body_bytes:
+                key = self._body_key(made)
+                tag = self._found(key, made.body_bytes)
+                pieces = self.bucket.pieces(key, tag, 0, tag.nbytes, deadline=self._deadline())
+                for piece in pieces:
+                    digest.update(piece)
+                    file.write(piece)
+        if digest.hexdigest() != made.body_sha256:
+            path.unlink()
+            raise FrameError(
+                f"the body of window {made.window} has the sha256 {digest.hexdigest()}, its record "
+                f"says {made.body_sha256}; nothing of it was applied"
+            )
+
+    # Whole weights
+
+    def put_weights(self, digest: str, path: Path) -> None:
+        """Stores whole weights, unless they are there."""
+        key = self._weights_key(digest)
+        if self.bucket.look(key, deadline=self._deadline()) is None:
+            self.bucket.put(key, path)
+
+    def has_weights(self, digest: str) -> bool:
+        """Whether whole weights of that digest, in their size, are there."""
+        tag = self.bucket.look(self._weights_key(digest), deadline=self._deadline())
+        return tag is not None and tag.nbytes == self.layout.nbytes
+
+    def fetch_weights(self, digest: str, path: Path) -> None:
+        """Brings whole weights to `path`; FrameError where they do not have that digest."""
+        key = self._weights_key(digest)
+        tag = self._found(key, self.layout.nbytes)
+        made = StreamedDigest(self.layout)
+        with files.naming("write weights to", path), path.open("wb") as file:
+            for piece in self.bucket.pieces(key, tag, 0, tag.nbytes, deadline=self._deadline()):
+                made.feed(piece)
+                file.write(piece)
+        if made.finish().root != digest:
+            path.unlink()
+            raise FrameError(f"{key!r} holds weights of another digest; nothing was taken from it")
+
+    def _found(self, key: str, nbytes: int) -> Tag:
+        tag = self.bucket.look(key, deadline=self._deadline())
+        if tag is None:
+            raise ObjectMissing(f"object {key!r} is named by a record and not there; restore it")
+        if tag.nbytes != nbytes:
+            raise FrameError(f"object {key!r} has {tag.nbytes} bytes where {nbytes} belong")
+        return tag
+
+    def _deadline(self) -> float:
+        return self.clock.now() + self.seconds
+
+    def _record_key(self, window: int) -> str:
+        return f"{self.prefix}/windows/{window:08d}.json"
+
+    def _body_key(self, made: Artifact) -> str:
+        return f"{self.prefix}/bodies/{made.body_sha256}"
+
+    def _weights_key(self, digest: str) -> str:
+        return f"{self.prefix}/weights/{digest}"

@@ -1,0 +1,219 @@
+"""The signed record of one window, and the body that it names: all that a late joiner needs.
+
+The record is canonical JSON, signed with a domain of its own, and names the sha256 of the record
+before it. The body holds the applied payloads regrouped by tile: for each group of 65,536 elements
+the bytes of all peers in uid order. Neither depends on the number of ranks or the memory budget.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll import canonical, files
+from atoll.compiled.arrays import Bytes
+from atoll.errors import FrameError
+from atoll.gather import clip, partial, supports
+from atoll.gather.keys import SIGNATURE_BYTES, PublicKey, SecretKey
+from atoll.gather.merge import merge
+from atoll.gather.partial import Accepted, Partial, Skipped
+from atoll.gather.result import Merged
+from atoll.layout import GROUP_ELEMENTS, Layout, Span
+from atoll.wire import schema
+
+MAX_BYTES = partial.LIMIT_BYTES
+DOMAIN = b"atoll/gather/artifact/1\0"
+FIRST = "0" * 64  # before the first record of a chain
+_OF = "artifact"
+_SIGNATURE = schema.matching(
+    f"[0-9a-f]{{{2 * SIGNATURE_BYTES}}}", f"{2 * SIGNATURE_BYTES} lower-case hex digits"
+)
+_OBJECT = schema.Rule("a JSON object", lambda value: isinstance(value, dict))
+_LIST = schema.Rule("a list", lambda value: isinstance(value, list))
+_RULES: dict[str, schema.Rule] = {
+    "base_digest": schema.SHA256,
+    "body_bytes": schema.WHOLE,
+    "body_sha256": schema.SHA256,
+    "digest": schema.SHA256,
+    "factors": _LIST,
+    "findings": _OBJECT,
+    "manifest_sha256": schema.SHA256,
+    "peers": _OBJECT,
+    "prev": schema.SHA256,
+    "primaries": _LIST,
+    "run_id": schema.RUN_ID,
+    "weights": _LIST,
+    "window": schema.WHOLE,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """What a window came to. `accepted` are those that were applied, in uid order."""
+
+    run_id: str
+    manifest_sha256: str
+    window: int
+    prev: str  # sha256 of the record before; FIRST where there is none
+    base_digest: str
+    digest: str  # of the weights after it
+    primaries: tuple[str, ...]
+    accepted: tuple[Accepted, ...]
+    skipped: tuple[Skipped, ...]
+    weights: tuple[int, ...]  # aligned with `accepted`
+    factors: tuple[tuple[float, ...], ...]  # fp32 as they are, aligned with `accepted`
+    findings: Mapping[str, object] = field(default_factory=dict)  # for people; decides nothing
+    body_bytes: int
+    body_sha256: str
+
+    def plain(self) -> dict[str, object]:
+        """The fields as JSON has them."""
+        told = {name: getattr(self, name) for name in _RULES if name not in ("peers", "factors")}
+        return {
+            **told,
+            "factors": [list(row) for row in self.factors],
+            "findings": dict(self.findings),
+            "peers": self.partial.plain(),
+            "primaries": list(self.primaries),
+            "weights": list(self.weights),
+        }
+
+    @property
+    def partial(self) -> Partial:
+        """The peers as one rank's result, rank 0."""
+        return Partial(0, self.accepted, self.skipped)
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        return tuple(one.uid for one in self.accepted)
+
+    def merged(self) -> Merged:
+        """The window's result, as those got it who gathered it."""
+        return merge(
+            [self.partial],
+            primaries=self.primaries,
+            reserves=[*self.uids, *(one.uid for one in self.skipped)],
+            base_version=self.window,
+        )
+
+
+def signed(artifact: Artifact, key: SecretKey) -> bytes:
+    """The record; FrameError where it is larger than anybody reads."""
+    plain = artifact.plain()
+    signature = key.sign(_message(plain)).hex()
+    return partial.bounded({"artifact": plain, "signature": signature})
+
+
+def sha256_of(record: bytes) -> str:
+    """What the next record names as `prev`."""
+    return hashlib.sha256(record).hexdigest()
+
+
+def read(data: bytes, public_key: PublicKey, *, layout: Layout) -> Artifact:
+    """What the owner of `public_key` recorded; FrameError names the first thing that is off."""
+    if len(data) > MAX_BYTES:
+        raise FrameError(f"{_OF} has more than {MAX_BYTES} bytes")
+    document = schema.object_of(data, of=_OF)
+    schema.keys(document, known=("artifact", "signature"), of=_OF)
+    _SIGNATURE.check("signature", document["signature"], of=_OF)
+    _OBJECT.check("artifact", document["artifact"], of=_OF)
+    table: Any = document["artifact"]  # of any type until each rule has held
+    signature = bytes.fromhex(str(document["signature"]))
+    if not public_key.verifies(signature, _message(table)):
+        raise FrameError(
+            f"{_OF} is not signed by the key {public_key.hex} that the run lists for its artifacts"
+        )
+    schema.keys(table, known=tuple(_RULES), of=_OF)
+    for name, rule in _RULES.items():
+        rule.check(name, table[name], of=_OF)
+    found = _parsed(table, layout)
+    if canonical.dumps({"artifact": found.plain(), "signature": signature.hex()}).encode() != data:
+        raise FrameError(f"{_OF} is not in its canonical spelling; its writer is damaged")
+    return found
+
+
+def _message(plain: object) -> bytes:
+    return DOMAIN + canonical.dumps(plain).encode("ascii")
+
+
+def _parsed(table: dict[str, Any], layout: Layout) -> Artifact:
+    peers = partial.parsed(table["peers"], layout=layout)
+    for uid in table["primaries"]:
+        schema.WORKER_ID.check("primaries entry", uid, of=_OF)
+    for weight in table["weights"]:
+        schema.NATURAL.check("weights entry", weight, of=_OF)
+    for row in table["factors"]:
+        _LIST.check("factors entry", row, of=_OF)
+    told = {name: table[name] for name in _RULES if name != "peers"}
+    found = Artifact(
+        **{
+            **told,
+            "accepted": peers.accepted,
+            "skipped": peers.skipped,
+            "primaries": tuple(table["primaries"]),
+            "weights": tuple(table["weights"]),
+            "factors": tuple(tuple(row) for row in table["factors"]),
+        }
+    )
+    wanted = clip.factors([one.squares for one in found.accepted])
+    if [list(row) for row in found.factors] != wanted.astype(float).tolist():
+        raise FrameError(f"{_OF} of window {found.window} has factors that its norms do not give")
+    if len(found.weights) != len(found.accepted):
+        raise FrameError(f"{_OF} of window {found.window} has not one weight for each peer")
+    nbytes = len(found.accepted) * supports.nbytes_of(Span(0, layout.size))
+    if found.body_bytes != nbytes:
+        raise FrameError(
+            f"{_OF} of window {found.window} has body_bytes={found.body_bytes}; its "
+            f"{len(found.accepted)} payloads of this layout have {nbytes}"
+        )
+    return found
+
+
+# The body
+
+
+def regrouped(tile: Bytes, span: Span) -> bytes:
+    """The bytes [peers, n] of a tile as the body has them: group by group, peers in order."""
+    parts = []
+    for group in groups(span):
+        first, stop = (supports.CODEC.encoded_bytes(e - span.start) for e in _ends(group))
+        parts.append(np.ascontiguousarray(tile[:, first:stop]).tobytes())
+    return b"".join(parts)
+
+
+def groups(span: Span) -> Iterator[Span]:
+    """The groups of a span that begins with one; the last may be short."""
+    for start in range(span.start, span.stop, GROUP_ELEMENTS):
+        yield Span(start, min(start + GROUP_ELEMENTS, span.stop))
+
+
+def _ends(span: Span) -> tuple[int, int]:
+    return span.start, span.stop
+
+
+class BodySlices:
+    """Payloads in a body on disk, read by uid; fulfils `SliceSource`. Checked as it was stored."""
+
+    def __init__(self, path: Path, artifact: Artifact, layout: Layout) -> None:
+        self._path, self._layout = path, layout
+        self._rows = {uid: row for row, uid in enumerate(artifact.uids)}
+
+    def read(self, uid: str, start: int, stop: int) -> bytes:
+        """The bytes [start, stop) of a payload, counted from its first chunk."""
+        made = bytearray(stop - start)
+        step = supports.CODEC.encoded_bytes(GROUP_ELEMENTS)
+        whole = supports.CODEC.encoded_bytes(self._layout.size)
+        fd = files.SYSTEM.open(self._path)
+        try:
+            for begin in range(start // step * step, stop, step):
+                length = min(step, whole - begin)  # of this group, for each peer
+                first, last = max(start, begin), min(stop, begin + length)
+                place = len(self._rows) * begin + self._rows[uid] * length + first - begin
+                room = memoryview(made)[first - start : last - start]
+                files.read_into(fd, place, room, path=self._path)
+        finally:
+            files.SYSTEM.close(fd)
+        return bytes(made)

@@ -1,0 +1,145 @@
+"""The run file of a gather: one TOML file for peers, ranks and late joiners.
+
+The same file lies with everybody but for paths and secrets. Relative paths count from its folder.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from atoll import canonical
+from atoll.config import MAX_RUN_FILE_BYTES
+from atoll.errors import ConfigError
+from atoll.gather import emit
+from atoll.gather.consume import Settings as ConsumeSettings
+from atoll.gather.errand import Pace
+from atoll.gather.keys import PublicKey
+from atoll.gather.peers import PeerList
+from atoll.gather.window import Terms
+from atoll.layout import Layout
+from atoll.optim.sgd import Sgd
+from atoll.settings import Count, Fraction, Limit, Positive, Settings
+from atoll.versions import weights_file
+
+
+class ArchiveTable(Settings):
+    """Where artifacts go, and whose signature they bear."""
+
+    bucket: str
+    prefix: str
+    key: str  # public
+    secret: str | None = None  # path of the signing key, on the machine of rank 0 alone
+
+
+class GatherTable(Settings):
+    """All of the file."""
+
+    run_id: str
+    start: str  # safetensors file of the weights before window 0
+    state: str = "state"  # directory of this machine's weights and spools
+    outer_lr: Positive
+    seconds: Positive = 60.0
+    patience_seconds: Positive = 10.0  # an object that is not there by then is missing
+    memory_mb: Count = 256
+    reserve_share: Fraction = 0.3
+    overlap_skip: bool = False
+    snapshot_every: Limit = 0  # windows between whole weights in the archive; 0: none
+    keep: Count = 8  # windows whose objects a peer leaves in its bucket
+    buckets: dict[str, str]
+    archive: ArchiveTable
+    primaries: list[dict[str, str]]
+    reserves: list[dict[str, str]] = Field(default_factory=list)
+    weights: dict[str, Count] = Field(default_factory=dict)
+    scores: dict[str, float] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GatherFile:
+    """A parsed file; what it names is read when it is asked for."""
+
+    table: GatherTable
+    base: Path
+
+    @property
+    def state(self) -> Path:
+        return self.base / self.table.state
+
+    @property
+    def start(self) -> Path:
+        return self.base / self.table.start
+
+    @property
+    def archive_key(self) -> PublicKey:
+        return PublicKey.parse(self.table.archive.key)
+
+    def location(self, name: str) -> str:
+        """The location of a bucket of the run."""
+        if name not in self.table.buckets:
+            known = ", ".join(sorted(self.table.buckets))
+            raise ConfigError(f"bucket={name!r} is none of the run's; [buckets] has {known}")
+        found = self.table.buckets[name]
+        return found if ":" in found else str(self.base / found)
+
+    @cached_property
+    def layout(self) -> Layout:
+        rows: Any = weights_file.tensors(self.start)
+        return Layout.of((name, shape, dtype) for name, dtype, shape in rows)
+
+    @cached_property
+    def manifest_sha256(self) -> str:
+        """Of all that decides the weights; a peer with another file is refused by it."""
+        return canonical.sha256(
+            {
+                "layout": self.layout.digest,
+                "outer_lr": self.table.outer_lr,
+                "run_id": self.table.run_id,
+                "start": emit.sha256_of(self.start),
+            }
+        )
+
+    def peers(self) -> PeerList:
+        return PeerList.parse(self.table.primaries, self.table.reserves)
+
+    def terms(self) -> Terms:
+        table = self.table
+        return Terms(
+            run_id=table.run_id,
+            manifest_sha256=self.manifest_sha256,
+            layout=self.layout,
+            peers=self.peers(),
+            optimizer=Sgd(table.outer_lr),
+            seconds=table.seconds,
+            memory_bytes=table.memory_mb << 20,
+            weights=table.weights,
+            scores=table.scores,
+            reserve_share=table.reserve_share,
+            pace=Pace(patience_seconds=table.patience_seconds),
+            settings=ConsumeSettings(overlap_skip=table.overlap_skip),
+        )
+
+
+def load(path: Path) -> GatherFile:
+    """Reads and checks a file; ConfigError names the field, the value and the rule."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_RUN_FILE_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(f"cannot read gather file {str(path)!r}: {exc.strerror}") from exc
+    if len(text) > MAX_RUN_FILE_BYTES:
+        raise ConfigError(f"gather file {str(path)!r} is larger than {MAX_RUN_FILE_BYTES} bytes")
+    try:
+        found = GatherTable.model_validate(tomllib.loads(text.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"gather file {str(path)!r} is not TOML: {exc}") from exc
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"gather file {str(path)!r}: {name}={first.get('input')!r:.100}: {first['msg']}; "
+            f"docs/gather.md lists the settings"
+        ) from exc
+    return GatherFile(found, path.parent)
