@@ -158,7 +158,7 @@ def test_ranks_meet_over_http_and_a_checkpoint_goes_in_and_out_over_grpc(sea):
             part=a.root(6),
             blob=a.request(1).sha256,
             loss_sum=1.0,
-            tokens=1,
+            tokens=120,
             wait_seconds=WAIT_SECONDS,
         )
         assert planes.client.send(report).committed

@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import math
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -49,6 +50,8 @@ MAX_NESTING = 4
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
 # Generation alone uses them, and a padding token's row would get no gradient.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# The library looks its classes up in tables that it fills meanwhile: one thread at a time.
+_BUILDING = threading.Lock()
 
 
 def on_meta(definition: Mapping[str, object]) -> nn.Module:
@@ -135,6 +138,13 @@ def _config(definition: Mapping[str, object]) -> tuple[Any, str]:
 
 def _built(definition: Mapping[str, object], *modes: AbstractContextManager[Any]) -> nn.Module:
     """The model as its constructor makes it under `modes`."""
+    with _BUILDING:
+        return _built_alone(definition, *modes)
+
+
+def _built_alone(
+    definition: Mapping[str, object], *modes: AbstractContextManager[Any]
+) -> nn.Module:
     config, attention = _config(definition)
     with _refusals(definition), ExitStack() as entered:
         for mode in modes:
