@@ -44,18 +44,22 @@ class RunFile:
 
 def load(path: Path) -> RunFile:
     """Reads and checks a run file; ConfigError names the field, the value and the rule."""
+    return parse(table_in(path, what="run file"), base=path.parent)
+
+
+def table_in(path: Path, *, what: str) -> dict[str, Any]:
+    """The table of a TOML file of bounded size; ConfigError says of `what` why there is none."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_RUN_FILE_BYTES + 1)
     except OSError as exc:
-        raise ConfigError(f"cannot read run file {str(path)!r}: {exc.strerror}") from exc
+        raise ConfigError(f"cannot read {what} {str(path)!r}: {exc.strerror}") from exc
     if len(text) > MAX_RUN_FILE_BYTES:
-        raise ConfigError(f"run file {str(path)!r} is larger than {MAX_RUN_FILE_BYTES} bytes")
+        raise ConfigError(f"{what} {str(path)!r} is larger than {MAX_RUN_FILE_BYTES} bytes")
     try:
-        table = tomllib.loads(text.decode())
+        return tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"run file {str(path)!r} is not TOML: {exc}") from exc
-    return parse(table, base=path.parent)
+        raise ConfigError(f"{what} {str(path)!r} is not TOML: {exc}") from exc
 
 
 def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:

@@ -20,32 +20,18 @@ from atoll.simulate.cluster import SimulatedCluster
 from atoll.simulate.coordinator import stores_in
 from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded
-from tests import clusters
+from tests import clusters, sharded_worlds
 
 ROUNDS = 4
 HEARTBEAT_TIMEOUT = 2.0
 STEP_SECONDS = 0.6  # a save is known to be consistent before the next step is made
 TABLE = {
-    "strategy": "sharded",
-    "seed": 3,
-    "model": {
-        "architecture": "gpt", "vocab": 16, "block": 8, "layers": 2, "heads": 2, "width": 8,
-    },
-    "data": {
-        "kind": "synthetic", "seed": 1, "rows": 500, "held_out_rows": 4, "block": 8, "vocab": 16,
-    },
-    "inner.batch": 7,
-    "inner.lr": 0.01,
-    "inner.clip": 1.0,
-    "evaluate.every": 1,
+    **sharded_worlds.TABLE,
     "stop.rounds": ROUNDS,
     "heartbeat_interval": 0.5,
     "heartbeat_timeout": HEARTBEAT_TIMEOUT,
     "membership.min_workers": 2,
-    "sharded.save_every": 2,
-    "sharded.checkpoint_every": 2,
-    "sharded.deadline_seconds": 5.0,
-}  # fmt: skip
+}
 MOST_SECONDS = HEARTBEAT_TIMEOUT + 10.0  # from a failure to the next step
 
 

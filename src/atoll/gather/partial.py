@@ -66,14 +66,12 @@ class PayloadRef:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """One rank's peers, each accepted or skipped, in uid order."""
+class Settled:
+    """Peers of whom each is accepted or skipped, in uid order: a rank's, or all of a window."""
 
-    rank: int
-    accepted: tuple[Accepted, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
-    answered: tuple[str, ...] = ()  # servers that answered somebody while others failed
+    __slots__ = ()
+    accepted: tuple[Accepted, ...]
+    skipped: tuple[Skipped, ...]
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -87,6 +85,16 @@ class Partial:
     def reasons(self) -> dict[str, Reason]:
         """Why each skipped uid is."""
         return {one.uid: one.reason for one in self.skipped}
+
+
+@dataclass(frozen=True, slots=True)
+class Partial(Settled):
+    """One rank's peers, each accepted or skipped, in uid order."""
+
+    rank: int
+    accepted: tuple[Accepted, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    answered: tuple[str, ...] = ()  # servers that answered somebody while others failed
 
     @property
     def assigned(self) -> int:

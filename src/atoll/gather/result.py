@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll import canonical
-from atoll.gather.partial import Accepted, Partial, Skipped
+from atoll.gather.partial import Accepted, Partial, Settled, Skipped
 from atoll.gather.settle import settled
 from atoll.gather.state_dict import Entry
-from atoll.gather.words import Reason
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merged:
+class Merged(Settled):
     """The peers of a window, in uid order. Nobody valid is an empty result, never None."""
 
     primaries: tuple[str, ...]  # intended, in uid order
@@ -26,19 +25,6 @@ class Merged:
     parts: tuple[Partial, ...] = field(compare=False, repr=False)
     # Payloads that this rank can read; decoded when read.
     state_dict: Mapping[str, list[Entry]] = field(compare=False, repr=False, default_factory=dict)
-
-    @property
-    def uids(self) -> tuple[str, ...]:
-        return tuple(one.uid for one in self.accepted)
-
-    @property
-    def skipped_uids(self) -> tuple[str, ...]:
-        return tuple(one.uid for one in self.skipped)
-
-    @property
-    def reasons(self) -> dict[str, Reason]:
-        """Why each skipped uid is."""
-        return {one.uid: one.reason for one in self.skipped}
 
     @property
     def success_rate(self) -> float:

@@ -3,7 +3,6 @@
 The same file lies with everybody but for paths and secrets. Relative paths count from its folder.
 """
 
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from atoll import canonical
-from atoll.config import MAX_RUN_FILE_BYTES
+from atoll import canonical, config
 from atoll.errors import ConfigError
 from atoll.gather import emit
 from atoll.gather.consume import Settings as ConsumeSettings
@@ -124,17 +122,9 @@ class GatherFile:
 
 def load(path: Path) -> GatherFile:
     """Reads and checks a file; ConfigError names the field, the value and the rule."""
+    table = config.table_in(path, what="gather file")
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_RUN_FILE_BYTES + 1)
-    except OSError as exc:
-        raise ConfigError(f"cannot read gather file {str(path)!r}: {exc.strerror}") from exc
-    if len(text) > MAX_RUN_FILE_BYTES:
-        raise ConfigError(f"gather file {str(path)!r} is larger than {MAX_RUN_FILE_BYTES} bytes")
-    try:
-        found = GatherTable.model_validate(tomllib.loads(text.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"gather file {str(path)!r} is not TOML: {exc}") from exc
+        found = GatherTable.model_validate(table)
     except ValidationError as exc:
         first = exc.errors()[0]
         name = ".".join(str(part) for part in first["loc"])

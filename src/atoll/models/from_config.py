@@ -138,15 +138,8 @@ def _config(definition: Mapping[str, object]) -> tuple[Any, str]:
 
 def _built(definition: Mapping[str, object], *modes: AbstractContextManager[Any]) -> nn.Module:
     """The model as its constructor makes it under `modes`."""
-    with _BUILDING:
-        return _built_alone(definition, *modes)
-
-
-def _built_alone(
-    definition: Mapping[str, object], *modes: AbstractContextManager[Any]
-) -> nn.Module:
-    config, attention = _config(definition)
-    with _refusals(definition), ExitStack() as entered:
+    with _BUILDING, _refusals(definition), ExitStack() as entered:
+        config, attention = _config(definition)
         for mode in modes:
             entered.enter_context(mode)
         model: nn.Module = _library("transformers").AutoModelForCausalLM.from_config(
