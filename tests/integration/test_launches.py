@@ -172,6 +172,22 @@ def test_process_that_fell_silent_after_it_asked_does_not_count(sea):
     assert "2 of 3 ask for a group" in reply.reason
 
 
+def test_process_that_pings_late_does_not_keep_its_launch_out(sea):
+    """Nobody of it is left out for a while: a launch is nothing without each process."""
+    pair = launched(sea, FIRST, "a", "b")
+    numbers = set()
+    for _ in range(100):  # 50 s, of which a candidate has 15; the second one never measures
+        for rank in pair:
+            reply = rank.ask()
+            if reply.action == "measure":
+                numbers.add(reply.group)
+                if rank is pair[0]:
+                    rank.measure()
+        sea.run_clock(*pair, seconds=0.5)
+
+    assert len(numbers) >= 3
+
+
 def test_launch_with_fewer_processes_than_min_workers_waits_and_says_so(tmp_path):
     sea = Sea(tmp_path, {**TORCH, "membership.min_workers": 3})
     ranks = launched(sea, FIRST, "a", "b")
