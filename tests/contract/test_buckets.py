@@ -16,7 +16,14 @@ from atoll.blobs.directory_bucket import DirectoryBucket
 from atoll.blobs.memory_bucket import MemoryBucket
 from atoll.blobs.s3_bucket import S3Bucket
 from atoll.clock import SystemClock
-from atoll.errors import ConfigError, ObjectChanged, ObjectMissing, StoreError, StoreLate
+from atoll.errors import (
+    ConfigError,
+    ObjectChanged,
+    ObjectMissing,
+    ObjectRefused,
+    StoreError,
+    StoreLate,
+)
 from tests import servers
 
 CLOCK = SystemClock()
@@ -360,6 +367,39 @@ def test_directory_does_not_follow_a_link_out_of_it(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError):
         bucket.look("a", deadline=soon())
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "loop", "unreadable"])
+def test_directory_refuses_what_is_no_plain_file_at_once(tmp_path: Path, kind: str) -> None:
+    """A peer may write below its own folder: a pipe there must not hold a reader up for ever."""
+    bucket = DirectoryBucket(tmp_path / "bucket", CLOCK)
+    bucket.put("a/b", TEXT)
+    path = tmp_path / "bucket" / "a" / "b"
+    tag = tag_of(bucket, "a/b")
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "unreadable":
+        path.write_bytes(TEXT)
+        path.chmod(0)
+        if os.access(path, os.R_OK):
+            pytest.skip("this user may read everything")
+    else:
+        path.symlink_to(path if kind == "loop" else tmp_path / "bucket" / "a" / "c")
+
+    with pytest.raises(ObjectRefused, match="plain file"):
+        bucket.look("a/b", deadline=soon())
+    with pytest.raises(ObjectRefused, match="plain file"):
+        read(bucket, "a/b", tag)
+
+
+def test_directory_has_no_object_where_a_folder_is(tmp_path: Path) -> None:
+    bucket = DirectoryBucket(tmp_path / "bucket", CLOCK)
+    bucket.put("a/b", TEXT)
+
+    assert bucket.look("a", deadline=soon()) is None
+    with pytest.raises(ObjectMissing):
+        read(bucket, "a", Tag(3, "x"))
 
 
 # The choice of a bucket by its location

@@ -7,7 +7,9 @@ An object appears whole or not at all and survives a crash once the call returne
 may share a root. A draft that a crash leaves behind is never read; its name tells the process.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +19,14 @@ from atoll.blobs.base import BlobRef
 from atoll.blobs.bucket import PIECE_BYTES, Tag
 from atoll.blobs.drafts import Drafts, FileDraft
 from atoll.clock import Clock
-from atoll.errors import ObjectMissing
+from atoll.errors import ObjectMissing, ObjectRefused
 from atoll.files import Identity
 
 _DRAFTS = ".drafts"
+# Without waiting: whoever may write here could put a pipe where an object belongs, and opening one
+# takes until somebody writes to it.
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO)
 
 
 class DirectoryBucket:
@@ -107,11 +113,22 @@ class DirectoryBucket:
         return Tag(identity.nbytes, _entity(identity), identity.modified_ns / 1e9)
 
     def _opened(self, path: Path) -> int:
+        """A plain file to read; what else stands there is no object, and its writer's affair."""
+        where = f"object {str(path)!r}"
         with filesystem.naming("open", path):
             try:
-                return self._files.open(path)
+                fd = os.open(path, _OPEN)
             except (FileNotFoundError, NotADirectoryError) as exc:
-                raise buckets.missing(f"object {str(path)!r}") from exc
+                raise buckets.missing(where) from exc
+            except OSError as exc:
+                if exc.errno in _NOT_OURS:
+                    raise _refused(where, exc.strerror) from exc
+                raise
+            mode = os.fstat(fd).st_mode
+        if stat.S_ISREG(mode):
+            return fd
+        self._files.close(fd)
+        raise buckets.missing(where) if stat.S_ISDIR(mode) else _refused(where, "no plain file")
 
     def _filled(self, source: bytes | Path) -> FileDraft:
         nbytes = len(source) if isinstance(source, bytes) else _size(source)
@@ -130,6 +147,10 @@ class DirectoryBucket:
     def _check_time(self, path: Path, deadline: float) -> None:
         if self._clock.now() >= deadline:
             raise buckets.late(f"object {str(path)!r}")
+
+
+def _refused(where: str, why: str | None) -> ObjectRefused:
+    return ObjectRefused(f"{where} cannot be read ({why}); its writer must put a plain file there")
 
 
 def _entity(identity: Identity) -> str:
