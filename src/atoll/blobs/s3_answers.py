@@ -28,7 +28,9 @@ def tag(response: httpx.Response, where: str) -> Tag | None:
     if response.status_code == 404:
         return None
     length, entity = _length(response), response.headers.get("etag", "")
-    if response.status_code != 200 or length is None or not 0 < len(entity) <= MAX_ENTITY:
+    # Sent back as it came, so it must be such as a header takes.
+    is_sendable = 0 < len(entity) <= MAX_ENTITY and entity.isascii() and entity.isprintable()
+    if response.status_code != 200 or length is None or not is_sendable:
         raise ObjectRefused(
             f"{where} was looked up and answered with status {response.status_code}, "
             f"content-length {length} and etag {entity[:80]!r}; a server must tell size and etag"
