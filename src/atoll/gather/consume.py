@@ -39,6 +39,7 @@ class Held:
     slots: Mapping[str, Tensor]  # each like master
     optimizer: OuterOptimizer
     step: int  # counts windows from 1
+    moving: Callable[[], None] = lambda: None  # called before the first weight changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +208,7 @@ class _Window:
         try:
             if self._rows:
                 tiles = self._routes.tiles(self._ranks.rank)
+                self._held.moving()
                 self._update.apply(tiles, self._read, self._factors, self.weights)
         except Exception as exc:  # whatever it is, the others must hear of it
             return exc

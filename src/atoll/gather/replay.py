@@ -41,7 +41,13 @@ def replay(
         routes,
         result=[made.partial],
         source=BodySlices(body, made, layout),
-        held=Held(master=replica.master, slots={}, optimizer=optimizer, step=made.window + 1),
+        held=Held(
+            master=replica.master,
+            slots={},
+            optimizer=optimizer,
+            step=made.window + 1,
+            moving=replica.tear,
+        ),
         weights=dict(zip(made.uids, made.weights, strict=True)),
         directory=body.parent,
         settings=consume.Settings(),  # copies were left out when it was made

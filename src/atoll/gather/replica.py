@@ -44,6 +44,10 @@ class Replica:
                     f"the chain that the run follows"
                 )
 
+    def tear(self) -> None:
+        """From now on the weights are those of no window, until `advance`."""
+        self.is_torn = True
+
     def advance(self, digest: str, prev: str) -> None:
         """The weights are those after the window, on all ranks."""
         self.window, self.digest, self.prev = self.window + 1, digest, prev
