@@ -237,6 +237,32 @@ def test_spool_that_fails_on_one_rank_stops_all_with_its_sentence(
     assert re.fullmatch(told, str(errors[0]))
 
 
+class Hollow(gathers.Stored):
+    """A file that was cut and grew again: zeros where a tile was."""
+
+    def read(self, uid: str, start: int, stop: int) -> bytes:
+        found = super().read(uid, start, stop)
+        return bytes(len(found)) if start else found
+
+
+@pytest.mark.parametrize("settings", [Settings(), COPIES], ids=["copies stay", "copies go"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_payload_that_reads_as_zeros_stops_all_ranks(seven, settings, ranks):
+    """Nobody has met an error, so nobody told: an owner alone sees that its tiles did not come."""
+    given, *_ = seven
+    master = gathers.start()
+
+    def source(rank, payloads):
+        return Hollow(payloads) if rank == ranks // 2 else gathers.Stored(payloads)
+
+    made = Setting(ranks=ranks, settings=settings, source=source)
+    errors = gathers.errors_of(given, made, master)
+
+    assert [type(one) for one in errors] == [StoreError] * ranks
+    assert len({str(one) for one in errors}) == 1 and "check the disk" in str(errors[0])
+    assert bits(master) == bits(gathers.start())
+
+
 def test_changed_bytes_between_ranks_change_no_weight(seven):
     given, *_ = seven
     master = gathers.start()

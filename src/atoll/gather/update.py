@@ -22,7 +22,7 @@ from atoll.codecs.topk.magnitudes import VALUES
 from atoll.collectives.base import Collectives
 from atoll.compiled.arrays import Floats, Integers
 from atoll.compiled.base import compiled
-from atoll.errors import ConfigError, Diverged, LayoutMismatch
+from atoll.errors import ConfigError, Diverged, LayoutMismatch, StoreError
 from atoll.gather import loops
 from atoll.gather.supports import Supports
 from atoll.gather.turns import Turns
@@ -148,7 +148,15 @@ class Update:
     def vote(self, ranks: Collectives, turns: Turns, trouble: Exception | None) -> None:
         """Returns when every rank looked at all its tiles without trouble; else raises on all."""
         vote(ranks, turns.next("control"), trouble)
-        assert self._looked == len(self._own), (self._looked, self._own)
+        # Tiles that nobody told of came as zeros, from a rank whose spool reads so by now.
+        lost: StoreError | None = None
+        if self._looked != len(self._own):
+            lost = StoreError(
+                f"of {len(self._own)} own elements {len(self._own) - self._looked} came as zeros, "
+                f"which no peer sends: a spool was damaged after it was checked. Nothing was "
+                f"applied on any rank; check the disks and start the group again"
+            )
+        vote(ranks, turns.next("control"), lost)
         self._is_agreed = True
 
     def apply(
