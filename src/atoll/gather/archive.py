@@ -89,11 +89,9 @@ class Archive:
         Conflict where another record of the window stands: start the group again, it applies that.
         """
         document = artifacts.signed(made, key)
-        if made.body_bytes:
-            where = self._body_key(made)
-            found = self.bucket.look(where, deadline=self._deadline())
-            if found is None or found.nbytes != made.body_bytes:
-                self.bucket.put(where, body)
+        recorded = self.read(document, made.window)  # before it stands for ever
+        if made.body_bytes and not self._has_body(made):
+            self.bucket.put(self._body_key(made), body)
         self.bucket.create(self._record_key(made.window), document)
         stored = self.document(made.window)
         if stored != document:
@@ -101,7 +99,17 @@ class Archive:
                 f"{self._record_key(made.window)!r} holds another artifact of window "
                 f"{made.window}; it stands, so start the group again and it applies that one"
             )
-        return self.read(document, made.window)
+        return recorded
+
+    def _has_body(self, made: Artifact) -> bool:
+        """Whether its bytes are there already; a name alone says nothing."""
+        key, digest = self._body_key(made), hashlib.sha256()
+        tag = self.bucket.look(key, deadline=self._deadline())
+        if tag is None or tag.nbytes != made.body_bytes:
+            return False
+        for piece in self.bucket.pieces(key, tag, 0, tag.nbytes, deadline=self._deadline()):
+            digest.update(piece)
+        return digest.hexdigest() == made.body_sha256
 
     def fetch(self, made: Artifact, path: Path) -> None:
         """Brings a body to `path`, streamed; FrameError where it is not what its record names."""
@@ -125,9 +133,8 @@ class Archive:
 
     def put_weights(self, digest: str, path: Path) -> None:
         """Stores whole weights, unless they are there."""
-        key = self._weights_key(digest)
-        if self.bucket.look(key, deadline=self._deadline()) is None:
-            self.bucket.put(key, path)
+        if not self.has_weights(digest):
+            self.bucket.put(self._weights_key(digest), path)
 
     def has_weights(self, digest: str) -> bool:
         """Whether whole weights of that digest, in their size, are there."""

@@ -122,7 +122,11 @@ def read(data: bytes, public_key: PublicKey, *, layout: Layout) -> Artifact:
     _OBJECT.check("artifact", document["artifact"], of=_OF)
     table: Any = document["artifact"]  # of any type until each rule has held
     signature = bytes.fromhex(str(document["signature"]))
-    if not public_key.verifies(signature, _message(table)):
+    try:
+        message = _message(table)
+    except (ValueError, RecursionError) as exc:  # 1e999, or nested as deep as can just be read
+        raise FrameError(f"{_OF} has a value without a canonical spelling ({exc})") from exc
+    if not public_key.verifies(signature, message):
         raise FrameError(
             f"{_OF} is not signed by the key {public_key.hex} that the run lists for its artifacts"
         )

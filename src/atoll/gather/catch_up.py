@@ -25,6 +25,8 @@ from atoll.gather.window import GROUP
 from atoll.layout import byte_view
 from atoll.optim.base import OuterOptimizer
 
+MAX_GAPS = 100_000  # windows that a record may be ahead; each is a request
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caught:
@@ -113,6 +115,12 @@ class CatchUp:
         """The records from `first` on, checked and put on disk, and the windows that lack one."""
         known = [window for window in self.archive.windows() if window >= first]
         end = stop if stop is not None else max(known, default=first - 1) + 1
+        lacking = end - first - sum(window < end for window in known)
+        if lacking > MAX_GAPS:
+            raise ObjectMissing(
+                f"windows {first} to {end - 1} have records but for {lacking} of them, more than "
+                f"can be missing ({MAX_GAPS}); see who writes to the archive"
+            )
         links, gaps = [], []
         for window in range(first, end):
             document = self.archive.document(window)

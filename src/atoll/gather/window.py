@@ -105,7 +105,9 @@ class Terms:
                 "layout": self.layout.digest,
                 "manifest": [self.run_id, self.manifest_sha256],
                 "peers": [[[p.uid, p.key.hex, p.bucket, p.prefix] for p in some] for some in lists],
-                "settings": [repr(one) for one in (*told, self.norm_bound, self.settings)],
+                "settings": [
+                    repr(one) for one in (*told, self.norm_bound, self.pace, self.settings)
+                ],
                 "weights": dict(self.weights),
             }
         )

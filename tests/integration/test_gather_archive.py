@@ -1,0 +1,120 @@
+"""What others may have left in an archive, and what a group puts there in spite of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.collectives.base import Collectives
+from atoll.errors import AtollError, FrameError, ObjectMissing, ProtocolError
+from atoll.gather.catch_up import CatchUp
+from atoll.gather.errand import Pace
+from atoll.gather.replica import Replica
+from atoll.optim.sgd import Sgd
+from tests import gather_windows as windows
+from tests import gathers, rank_groups
+from tests.gather_windows import World, same
+
+UIDS = ("10", "7", "8", "9")
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    """One window."""
+    made = World(tmp_path / "group")
+    made.publish(*UIDS)
+    made.run(1)
+    return made
+
+
+def caught_up(world: World, home) -> Replica | AtollError:
+    start = gathers.start()
+    replica = Replica(master=start, window=0, digest=windows.root(start))
+
+    def work(ranks: Collectives) -> Replica | AtollError:
+        by = CatchUp(
+            ranks=ranks,
+            archive=windows.archive(world.bucket),
+            optimizer=Sgd(gathers.LR),
+            memory_bytes=64 << 20,
+            directory=home / "late",
+        )
+        try:
+            by.run(replica)
+        except AtollError as exc:
+            return exc
+        return replica
+
+    [found] = rank_groups.threads(1, "direct", work, chunk_bytes=1 << 16)
+    assert isinstance(found, Replica | AtollError)
+    return found
+
+
+@pytest.mark.parametrize(
+    "value", [b"1e999", b"-1e999", b"[" * 90_000 + b"]" * 90_000, b"9" * 5_000, b'"\\ud800"']
+)
+def test_forged_record_is_refused_by_name_whatever_stands_in_it(world, value):
+    archive = windows.archive(world.bucket)
+    stands = archive.document(0) or b""
+    forged = stands.replace(b'"findings":{', b'"findings":{"a":' + value + b",", 1)
+    assert len(forged) > len(stands)
+
+    with pytest.raises(FrameError):
+        archive.read(forged, 0)
+
+
+def test_body_of_other_bytes_is_replaced_before_a_record_names_it(tmp_path):
+    """Another of that name and size: nobody could ever apply the window."""
+    first = World(tmp_path / "first")
+    first.publish(*UIDS)
+    first.run(1)
+    recorded = windows.archive(first.bucket).find(0)
+    assert recorded is not None
+    made = recorded.artifact
+    world = World(tmp_path / "second", prefix="archive")
+    world.bucket.put(f"archive/bodies/{made.body_sha256}", bytes(made.body_bytes))
+    world.publish(*UIDS)
+
+    world.run(1)
+
+    found = caught_up(world, tmp_path)
+    assert isinstance(found, Replica) and same(found.master, world.master)
+
+
+def test_weights_of_another_size_are_replaced(world, tmp_path):
+    archive, path = windows.archive(world.bucket), tmp_path / "weights"
+    path.write_bytes(world.master.numpy().tobytes())
+    world.bucket.put(f"archive/weights/{world.digest}", b"cut")
+
+    archive.put_weights(world.digest, path)
+
+    assert archive.has_weights(world.digest)
+
+
+def test_artifact_that_nobody_could_read_is_never_recorded(world, tmp_path):
+    archive = windows.archive(world.bucket, run_id="two words")
+    found = windows.archive(world.bucket).find(0)
+    assert found is not None
+    made = replace(found.artifact, run_id="two words", window=1)
+
+    with pytest.raises(FrameError, match="run_id"):
+        archive.create(made, tmp_path / "none", windows.EMITTER)
+
+    assert archive.windows() == [0]
+
+
+def test_record_of_a_window_far_ahead_is_refused_at_once(world, tmp_path):
+    world.bucket.put("archive/windows/999999999999999999.json", b"{}")
+
+    found = caught_up(world, tmp_path)
+
+    assert isinstance(found, ObjectMissing) and "see who writes to the archive" in str(found)
+
+
+def test_ranks_that_wait_differently_are_different_plans(tmp_path):
+    """How long an object may be missing decides who is in the window."""
+    world = World(tmp_path)
+    other = windows.terms(pace=Pace(turn_seconds=5.0, patience_seconds=7.0))
+
+    found = world.run(2, terms_of=lambda rank: other if rank else windows.terms())
+
+    assert all(isinstance(one, ProtocolError) for one in found)
