@@ -61,6 +61,13 @@ def test_long_sentence_is_cut_and_still_heard():
     assert found == [(StoreError, "rank 0: " + "ü" * 500)] * 3
 
 
+def test_long_sentence_of_the_widest_characters_is_still_heard():
+    """As ASCII each takes 12 bytes; a word beyond its limit hid the error that it was to tell."""
+    found = voted({0: StoreError("\U0001f3dd" * 500)})
+
+    assert found == [(StoreError, "rank 0: " + "\U0001f3dd" * 500)] * 3
+
+
 @pytest.mark.parametrize(("flags", "all_do"), [((1, 1, 1), True), ((1, 0, 1), False)])
 def test_flag_holds_when_every_rank_gives_it(flags, all_do):
     def work(ranks):

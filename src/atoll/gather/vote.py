@@ -11,8 +11,8 @@ from atoll import canonical, errors
 from atoll.collectives.base import Collectives, Key
 from atoll.errors import AtollError, GroupBroken, ProtocolError
 
-LIMIT_BYTES = 4_096  # of one rank's word
-MAX_CHARACTERS = 500  # of its sentence: as ASCII a character takes at most 6 bytes
+LIMIT_BYTES = 8_192  # of one rank's word
+MAX_CHARACTERS = 500  # of its sentence: as ASCII a character takes at most 12 bytes
 
 
 def vote(ranks: Collectives, key: Key, trouble: Exception | None) -> None:
