@@ -248,7 +248,7 @@ def window(
     from atoll.cli import gather as command
 
     output.set_up_logs(log_level)
-    command.window(file, ranks=ranks, as_json=as_json)
+    command.window(file, ranks=ranks, log_level=log_level, as_json=as_json)
 
 
 @gather_app.command("catch-up")

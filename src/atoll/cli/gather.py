@@ -37,11 +37,12 @@ def publish(
     _show(told, f"published {size} of {uid!r} for window {told['window']}", as_json=as_json)
 
 
-def window(file: Path, *, ranks: int, as_json: bool) -> None:
+def window(file: Path, *, ranks: int, log_level: str, as_json: bool) -> None:
     """Gathers the next window; rank 0 shows it."""
     if ranks != 1 and placement.local_rank() is None:
         json = ["--json"] if as_json else []
-        sys.exit(launching.spawn(ranks, ["gather", "window", str(file), *json]))
+        words = ["gather", "window", str(file), "--log-level", log_level, *json]
+        sys.exit(launching.spawn(ranks, words))
     clock, found = SystemClock(), gather_file.load(file)
     # A rank that waits for others waits for all that they may fetch, and for what follows.
     with launching.ranks_of(found.table.seconds + 60.0, clock) as group:

@@ -1,14 +1,17 @@
 """Runs the steps of a gather on this machine: which ranks, buckets, archive and state they use."""
 
-import subprocess
-import sys
+import logging
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from atoll import files
 from atoll.blobs import buckets
@@ -20,7 +23,7 @@ from atoll.collectives.base import Collectives
 from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
 from atoll.collectives.torch_dist import TorchRanks, gloo_group
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, GroupBroken
 from atoll.gather import leaves
 from atoll.gather import publish as publishing
 from atoll.gather.archive import Archive
@@ -44,12 +47,28 @@ _GROUP = 2  # of this module's own collectives; a window's have another
 
 
 def spawn(ranks: int, arguments: Sequence[str]) -> int:
-    """Runs `atoll` with these arguments as so many ranks of this machine; the exit code."""
+    """Runs `atoll` with these arguments as so many ranks of this machine; the exit code.
+
+    That of the rank that failed first: it has told why. GroupBroken where a signal ended it.
+    """
     if ranks < 1:
         raise ConfigError(f"--ranks {ranks} can gather nothing; there must be at least one")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    told = (f"--nproc-per-node={ranks}", "-m", "atoll", *arguments)
-    return subprocess.call([*torchrun, *told])
+    told = ("--standalone", f"--nproc-per-node={ranks}", "-m", "atoll", *arguments)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # told below
+    try:
+        launcher: Any = torchrun  # it has no types
+        launcher.run(launcher.parse_args(told))
+    except ChildFailedError as exc:
+        rank, failure = exc.get_first_failure()
+        if failure.exitcode > 0:
+            return failure.exitcode
+        name = signal.Signals(-failure.exitcode).name
+        raise GroupBroken(
+            f"rank {rank} was ended by {name}; start the gather again and it goes on"
+        ) from exc
+    except SignalException as exc:
+        return 128 + exc.sigval
+    return 0
 
 
 @contextmanager
@@ -102,11 +121,31 @@ def window(
     file: GatherFile, ranks: Collectives, *, clock: Clock, s3: S3Access | None
 ) -> dict[str, Any]:
     """Gathers the next window on all ranks and saves the weights; the same on each of them."""
-    terms, state = file.terms(), GatherState(file.state, file.layout)
+    state = GatherState(file.state, file.layout, file.manifest_sha256)
+    turns = Turns(_GROUP, 0)
+    with ExitStack() as stack:
+        _first(ranks, turns, lambda: _begin(file, state, stack))
+        return _window(file, ranks, turns, state, clock=clock, s3=s3)
+
+
+def _begin(file: GatherFile, state: GatherState, stack: ExitStack) -> None:
+    """One rank holds the state for all of them."""
+    stack.callback(state.hold().close)
+    state.begin(file.start)
+
+
+def _window(
+    file: GatherFile,
+    ranks: Collectives,
+    turns: Turns,
+    state: GatherState,
+    *,
+    clock: Clock,
+    s3: S3Access | None,
+) -> dict[str, Any]:
+    terms = file.terms()
     owners = terms.owners(ranks.size)
     own = owners[ranks.rank]
-    turns = Turns(_GROUP, 0)
-    _first(ranks, turns, lambda: state.begin(file.start))
     key, replica = _all(ranks, turns, lambda: (_signing_key(file, ranks.rank), state.replica(own)))
     root = leaves.params_digest(ranks, turns, file.layout, owners=owners, own=replica.master).root
     if root != replica.digest:
@@ -164,10 +203,9 @@ def publish(
             f"{str(secret)!r} is the key {key.public.hex}, the run lists {peer.key.hex} for "
             f"{uid!r}; sign with that one"
         )
-    state = GatherState(file.state, file.layout)
+    state = GatherState(file.state, file.layout, file.manifest_sha256)
     state.begin(file.start)
     base = state.whole()
-    frame = file.state / "frame"
     header = Told(
         kind="contribution",
         run_id=file.table.run_id,
@@ -179,26 +217,26 @@ def publish(
         weight=1,
     ).header(file.layout, TopK())
     flat = weights_file.read(displacement, file.layout)
-    with files.naming("write", frame), frame.open("wb") as out:
-        writer = FrameWriter(header, lambda piece: out.write(piece) and None)
-        writer.payload(byte_view(TopK().encode(flat, noise=None, first_group=0)))
-        writer.finish()
-    stated = Statement(
-        run_id=file.table.run_id,
-        manifest_sha256=file.manifest_sha256,
-        uid=uid,
-        window=base.window,
-        base_digest=base.digest,
-        sample_digest=sample_digest,
-        nbytes=frame.stat().st_size,
-        sha256=sha256_of(frame),
-    )
-    deadline = clock.now() + file.table.seconds
-    with buckets.opened(file.location(peer.bucket), clock=clock, s3=s3) as bucket:
-        done = publishing.publish(
-            bucket, peer.prefix, frame, stated, key, keep=file.table.keep, deadline=deadline
+    with _scratch(file.state / f"{uid}.frame") as frame:
+        with files.naming("write", frame), frame.open("wb") as out:
+            writer = FrameWriter(header, lambda piece: out.write(piece) and None)
+            writer.payload(byte_view(TopK().encode(flat, noise=None, first_group=0)))
+            writer.finish()
+        stated = Statement(
+            run_id=file.table.run_id,
+            manifest_sha256=file.manifest_sha256,
+            uid=uid,
+            window=base.window,
+            base_digest=base.digest,
+            sample_digest=sample_digest,
+            nbytes=frame.stat().st_size,
+            sha256=sha256_of(frame),
         )
-    frame.unlink()
+        deadline = clock.now() + file.table.seconds
+        with buckets.opened(file.location(peer.bucket), clock=clock, s3=s3) as bucket:
+            done = publishing.publish(
+                bucket, peer.prefix, frame, stated, key, keep=file.table.keep, deadline=deadline
+            )
     return {**stated.plain(), "removed": list(done.removed)}
 
 
@@ -206,25 +244,35 @@ def catch_up(
     file: GatherFile, *, stop: int | None, clock: Clock, s3: S3Access | None
 ) -> dict[str, Any]:
     """Brings this machine's weights behind the newest artifact, or to window `stop`."""
-    state = GatherState(file.state, file.layout)
-    state.begin(file.start)
-    replica = state.whole()
-    with opened(file, clock=clock, s3=s3) as (_, archive):
-        terms = file.terms()
-        by = CatchUp(
-            ranks=LocalGroup(1, clock=clock).rank(0, Inline(), way="direct"),
-            archive=archive,
-            optimizer=terms.optimizer,
-            memory_bytes=terms.memory_bytes,
-            directory=file.state / "catch-up",
-        )
-        found = by.run(replica, stop=stop)
-    if found.stop != found.first:
-        whole = terms.owners(1)[0]
-        state.reserve(replica.window)
-        state.write(replica.window, whole, replica.master)
-        state.finish(replica)
+    state = GatherState(file.state, file.layout, file.manifest_sha256)
+    with closing(state.hold()):
+        state.begin(file.start)
+        replica = state.whole()
+        with opened(file, clock=clock, s3=s3) as (_, archive):
+            terms = file.terms()
+            by = CatchUp(
+                ranks=LocalGroup(1, clock=clock).rank(0, Inline(), way="direct"),
+                archive=archive,
+                optimizer=terms.optimizer,
+                memory_bytes=terms.memory_bytes,
+                directory=file.state / "catch-up",
+            )
+            found = by.run(replica, stop=stop)
+        if found.stop != found.first:
+            whole = terms.owners(1)[0]
+            state.reserve(replica.window)
+            state.write(replica.window, whole, replica.master)
+            state.finish(replica)
     return asdict(found)
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """A file of this peer's own, gone afterwards: other peers may publish from the same state."""
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _signing_key(file: GatherFile, rank: int) -> SecretKey | None:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from atoll import canonical, config
+from atoll.blobs import bucket as buckets
 from atoll.errors import ConfigError
 from atoll.gather import emit
 from atoll.gather.consume import Settings as ConsumeSettings
@@ -22,6 +23,7 @@ from atoll.layout import Layout
 from atoll.optim.sgd import Sgd
 from atoll.settings import Count, Fraction, Limit, Positive, Settings
 from atoll.versions import weights_file
+from atoll.wire import schema
 
 
 class ArchiveTable(Settings):
@@ -61,6 +63,32 @@ class GatherFile:
 
     table: GatherTable
     base: Path
+
+    def check(self) -> None:
+        """ConfigError for what no single field shows; before anything is made or asked for."""
+        if not schema.RUN_ID.holds(self.table.run_id):
+            raise ConfigError(f"run_id={self.table.run_id!r} must be {schema.RUN_ID.text}")
+        prefix = self.table.archive.prefix
+        if not buckets.is_key(prefix):
+            raise ConfigError(f"archive.prefix={prefix[:80]!r} must be {buckets.RULE}")
+        self.location(self.table.archive.bucket)
+        peers = self.peers().all
+        places: dict[tuple[str, str], str] = {}
+        for peer in peers:
+            place = (self.location(peer.bucket), peer.prefix)
+            other = places.setdefault(place, peer.uid)
+            if other != peer.uid:
+                raise ConfigError(
+                    f"prefix {peer.prefix!r} of bucket {peer.bucket!r} is listed for {other!r} and "
+                    f"{peer.uid!r}; each peer has a folder of its own"
+                )
+        known = {peer.uid for peer in peers}
+        for name, named in (("weights", self.table.weights), ("scores", self.table.scores)):
+            for uid in sorted(named.keys() - known):
+                raise ConfigError(
+                    f"[{name}] has {uid!r}, which is no peer of the run; correct the uid, or list "
+                    f"the peer"
+                )
 
     @property
     def state(self) -> Path:
@@ -132,4 +160,6 @@ def load(path: Path) -> GatherFile:
             f"gather file {str(path)!r}: {name}={first.get('input')!r:.100}: {first['msg']}; "
             f"docs/gather.md lists the settings"
         ) from exc
-    return GatherFile(found, path.parent)
+    made = GatherFile(found, path.parent)
+    made.check()
+    return made

@@ -1,6 +1,7 @@
 """A machine's weights between the windows of a gather, on disk: whole, or those before.
 
-    state/gather.json              the next window, the weights' digest, the last record's sha256
+    state/gather.json              manifest, next window, weights' digest, the last record's sha256
+    state/gather.lock              whoever moves the weights holds it
     state/weights/<window>.f32     the weights before that window, little-endian fp32
 
 The ranks of a machine share it; each reads and writes the elements that it owns.
@@ -14,10 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from atoll import canonical, files
-from atoll.errors import StateDamaged
+from atoll.errors import ConfigError, StateDamaged
 from atoll.gather.artifact import FIRST
 from atoll.gather.replica import Replica
 from atoll.layout import ELEMENT_BYTES, Layout, Span, byte_view
+from atoll.ledger.sqlite.lock import Lock, hold
 from atoll.sums import digest
 from atoll.versions import weights_file
 from atoll.wire import schema
@@ -32,6 +34,12 @@ class GatherState:
 
     directory: Path
     layout: Layout
+    manifest_sha256: str
+
+    def hold(self) -> Lock:
+        """Keeps others from moving the same weights; StateHeld names who does."""
+        files.make_directories(self.directory)
+        return hold(self.directory, file_name="gather.lock", who="gather window or catch-up")
 
     def begin(self, start: Path) -> None:
         """Makes the state before window 0, unless there is one."""
@@ -46,13 +54,20 @@ class GatherState:
         """The weights of `own` as they were left; StateDamaged where the files do not fit."""
         with files.naming("read", self._head), self._head.open("rb") as file:
             table: dict[str, Any] = schema.object_of(file.read(_MAX_BYTES), of=_OF)
-        schema.keys(table, known=("digest", "prev", "window"), of=_OF)
+        schema.keys(table, known=("digest", "manifest_sha256", "prev", "window"), of=_OF)
         for name, rule in (
             ("digest", schema.SHA256),
+            ("manifest_sha256", schema.SHA256),
             ("prev", schema.SHA256),
             ("window", schema.WHOLE),
         ):
             rule.check(name, table[name], of=_OF)
+        if table["manifest_sha256"] != self.manifest_sha256:
+            raise ConfigError(
+                f"state={str(self.directory)!r} is of a run with the manifest "
+                f"{table['manifest_sha256']}, the gather file gives {self.manifest_sha256}; put "
+                f"run_id, start and outer_lr back, or name another directory for another run"
+            )
         path = self.weights(table["window"])
         master = own.room()
         fd = files.SYSTEM.open(path)
@@ -104,7 +119,12 @@ class GatherState:
         return found
 
     def _write_head(self, window: int, root: str, prev: str) -> None:
-        table = {"digest": root, "prev": prev, "window": window}
+        table = {
+            "digest": root,
+            "manifest_sha256": self.manifest_sha256,
+            "prev": prev,
+            "window": window,
+        }
         files.write_whole(self._head, canonical.dumps(table).encode())
 
     @property

@@ -34,8 +34,8 @@ class Lock:
         if self._descriptor is not None and not _leads_to(self.path, self._descriptor):
             raise DiskFailed(
                 f"the state directory {str(self.path.parent)!r} was moved, deleted or replaced "
-                f"while this process held it ({FILE_NAME} is another one or none); this process "
-                f"stops; put the directory back and start it again"
+                f"while this process held it ({self.path.name} is another one or none); this "
+                f"process stops; put the directory back and start it again"
             )
 
     def close(self) -> None:
@@ -47,9 +47,9 @@ class Lock:
             os.close(descriptor)
 
 
-def hold(directory: Path) -> Lock:
+def hold(directory: Path, *, file_name: str = FILE_NAME, who: str = "coordinator") -> Lock:
     """Holds `directory` for this process, or raises StateHeld at once, naming who does."""
-    path, name = directory / FILE_NAME, f"the state directory {str(directory)!r}"
+    path, name = directory / file_name, f"the state directory {str(directory)!r}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as exc:
@@ -67,7 +67,7 @@ def hold(directory: Path) -> Lock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(info).encode(), 0)
         except BlockingIOError as exc:
-            rule = "only one coordinator may use it, so stop that one first"
+            rule = f"only one {who} may use it, so stop that one first"
             raise StateHeld(f"{name} is held by {_holder(descriptor)}; {rule}") from exc
         except OSError as exc:
             rule = "the state directory must be on a writable file system with locks"
