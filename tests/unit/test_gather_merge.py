@@ -274,3 +274,13 @@ def test_state_dict_is_decoded_when_read_and_aligned_with_uids(tmp_path):
         assert [(r.uid, r.start, r.stop) for r in refs["b"]] == [("10", 82, 164), ("9", 82, 164)]
     with pytest.raises(KeyError):
         lists["nobody"]
+
+
+def test_object_that_two_ranks_have_is_served_by_the_lowest_and_has_its_earliest_time():
+    """Who looked later must not make a peer the later one of two that are alike."""
+    late, soon = replace(accepted("10", 2), stamp=9.0), replace(accepted("10", 1), stamp=4.0)
+    unknown = replace(accepted("10", 3), stamp=None)
+
+    for parts in itertools.permutations(Partial(a.rank, (a,)) for a in (late, soon, unknown)):
+        [found] = merge(parts, primaries=["10"]).accepted
+        assert (found.rank, found.stamp) == (1, 4.0)

@@ -171,3 +171,9 @@ def test_quality_without_scores_or_peers_has_none():
     got = quality([], primaries=[], reserves=[])
 
     assert (got.intended_mean_score, got.actual_mean_score, got.success_rate) == (None, None, 0.0)
+
+
+def test_primary_that_is_listed_as_a_reserve_too_is_no_reserve_used():
+    got = quality([Partial(0, (taken("a"), taken("x")))], primaries=["a"], reserves=["a", "x"])
+
+    assert got.reserves_used == 1

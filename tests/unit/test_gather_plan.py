@@ -160,3 +160,14 @@ def test_larger_budget_gives_no_smaller_shares(peers, memory_bytes, more):
     small, large = budget(memory_bytes, peers), budget(memory_bytes + more, peers)
 
     assert (large.slots, large.tile_bytes) >= (small.slots, small.tile_bytes)
+
+
+def test_exchange_between_ranks_is_counted_twice():
+    """What is sent and what is received are in memory at once; a rank alone sends nothing."""
+    shares = Budget(slots=1, piece_bytes=1, tile_bytes=GROUP_BYTES, tiles_per_exchange=8)
+    alone, among = (
+        shares.needs(peers=64, ranks=ranks, layout=LAYOUT, codec=TopK()) for ranks in (1, 2)
+    )
+    tiles = 8 * 64 * TopK().encoded_bytes(GROUP_BYTES // 4)
+
+    assert among - alone >= 2 * tiles
