@@ -9,6 +9,7 @@ from atoll.blobs.directory_bucket import DirectoryBucket
 from atoll.gather import publish, statement
 from atoll.gather.archive import Archive
 from atoll.gather.keys import SecretKey
+from atoll.launch import gather_residual
 from atoll.launch.gather_state import GatherState
 from tests.faults.power import gatherers, machines
 from tests.faults.power.gatherers import CLOCK
@@ -28,6 +29,16 @@ class GathererCheck:
         for name in {*values(promised, "key"), *(p.stem for p in home.glob("keys/*.key"))}:
             key = SecretKey.load(home / "keys" / f"{name}.key")
             same(f"the key of {name}", key, gatherers.secret(name))
+        left = {uid: (window, sha256) for uid, window, sha256 in values(promised, "left")}
+        for uid in gatherers.PEERS:
+            kept = gather_residual.read(
+                gatherers.residual_of(root, uid),
+                owner=f"power/{uid}",
+                elements=gatherers.layout().size,
+            )
+            found_at = (-1, "") if kept is None else (kept.window, kept.sha256)
+            if uid in left and found_at != left[uid] and found_at[0] <= left[uid][0]:
+                raise Broken(f"the residual of {uid!r} is of {found_at}, it was of {left[uid]}")
         due = max((window for window, _ in values(promised, "stands")), default=None)
         if due is None and not (home / "state" / "gather.json").exists():
             return
@@ -40,7 +51,7 @@ class GathererCheck:
 def check_bucket(root: Path, promised: Sequence[Mark]) -> None:
     """What was said to be there is; and nothing names an object that is missing or torn."""
     bucket = DirectoryBucket(root / machines.BUCKET, CLOCK)
-    for uid, window, sha256 in values(promised, "published"):
+    for uid, window, sha256 in values(promised, "stated"):
         same(f"the object of {uid!r}", _stated(bucket, uid, window).sha256, sha256)
     for uid in gatherers.PEERS:
         for key in bucket.keys(f"{uid}/statements"):

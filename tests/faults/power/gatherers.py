@@ -18,6 +18,7 @@ from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
 from atoll.gather.keys import SecretKey
 from atoll.launch import gather as launching
+from atoll.launch import gather_publish
 from atoll.launch.gather_file import ArchiveTable, GatherFile, GatherTable
 from atoll.launch.gather_state import GatherState
 from atoll.layout import Layout
@@ -71,7 +72,7 @@ def _make_keys(root: Path, marks: Marks) -> None:
 
 
 def _publish(root: Path, file: GatherFile, uid: str, displacement: Path, marks: Marks) -> None:
-    told = launching.publish(
+    told = gather_publish.publish(
         file,
         uid,
         displacement,
@@ -79,8 +80,10 @@ def _publish(root: Path, file: GatherFile, uid: str, displacement: Path, marks: 
         sample_digest="0" * 64,
         clock=CLOCK,
         s3=None,
+        residual=residual_of(root, uid),
     )
-    marks.write(machine="bucket", published=[uid, told["window"], told["sha256"]])
+    marks.write(machine="bucket", stated=[uid, told["window"], told["sha256"]])
+    marks.write(machine="gatherer", left=[uid, told["window"], told["sha256"]])
 
 
 def _gather(file: GatherFile, marks: Marks) -> None:
@@ -113,6 +116,11 @@ def file_of(root: Path, start: Path) -> GatherFile:
         primaries=[listed(uid) for uid in PEERS],
     )
     return GatherFile(table, root)
+
+
+def residual_of(root: Path, uid: str) -> Path:
+    """The file of what a peer has not sent yet."""
+    return root / machines.GATHERER / "keys" / f"{uid}.residual"
 
 
 def secret(name: str) -> SecretKey:
