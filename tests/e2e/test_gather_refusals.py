@@ -62,7 +62,9 @@ def test_state_of_another_run_is_refused_by_name(home, step):
 @pytest.mark.parametrize("step", ["window", "catch-up"])
 def test_state_that_another_process_moves_is_refused_by_name(home, step):
     file = gather_file.load(home / "group.toml")
-    held = GatherState(file.state, file.layout, file.manifest_sha256).hold()
+    state = GatherState(file.state, file.layout, file.manifest_sha256)
+    state.begin(file.start)
+    held = state.hold()
     try:
         with pytest.raises(StateHeld, match="only one gather window or catch-up"):
             commanded(step, str(home / "group.toml"))

@@ -4,14 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.collectives.base import Collectives
-from atoll.errors import AtollError, FrameError, ObjectMissing, ProtocolError
-from atoll.gather.catch_up import CatchUp
+from atoll.errors import FrameError, ObjectMissing, ProtocolError
 from atoll.gather.errand import Pace
-from atoll.gather.replica import Replica
-from atoll.optim.sgd import Sgd
 from tests import gather_windows as windows
-from tests import gathers, rank_groups
+from tests.gather_late import Late, caught_up
 from tests.gather_windows import World, same
 
 UIDS = ("10", "7", "8", "9")
@@ -24,29 +20,6 @@ def world(tmp_path) -> World:
     made.publish(*UIDS)
     made.run(1)
     return made
-
-
-def caught_up(world: World, home) -> Replica | AtollError:
-    start = gathers.start()
-    replica = Replica(master=start, window=0, digest=windows.root(start))
-
-    def work(ranks: Collectives) -> Replica | AtollError:
-        by = CatchUp(
-            ranks=ranks,
-            archive=windows.archive(world.bucket),
-            optimizer=Sgd(gathers.LR),
-            memory_bytes=64 << 20,
-            directory=home / "late",
-        )
-        try:
-            by.run(replica)
-        except AtollError as exc:
-            return exc
-        return replica
-
-    [found] = rank_groups.threads(1, "direct", work, chunk_bytes=1 << 16)
-    assert isinstance(found, Replica | AtollError)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -76,8 +49,9 @@ def test_body_of_other_bytes_is_replaced_before_a_record_names_it(tmp_path):
 
     world.run(1)
 
-    found = caught_up(world, tmp_path)
-    assert isinstance(found, Replica) and same(found.master, world.master)
+    late = Late(tmp_path)
+    caught_up(late, world.bucket)
+    assert same(late.master, world.master)
 
 
 def test_weights_of_another_size_are_replaced(world, tmp_path):
@@ -105,9 +79,8 @@ def test_artifact_that_nobody_could_read_is_never_recorded(world, tmp_path):
 def test_record_of_a_window_far_ahead_is_refused_at_once(world, tmp_path):
     world.bucket.put("archive/windows/999999999999999999.json", b"{}")
 
-    found = caught_up(world, tmp_path)
-
-    assert isinstance(found, ObjectMissing) and "see who writes to the archive" in str(found)
+    with pytest.raises(ObjectMissing, match="see who writes to the archive"):
+        caught_up(Late(tmp_path), world.bucket)
 
 
 def test_ranks_that_wait_differently_are_different_plans(tmp_path):

@@ -17,10 +17,11 @@ from atoll.gather.window import Window
 from tests import gather_reference as naive
 from tests import gather_windows as windows
 from tests import gathers, rank_groups
+from tests.gather_late import Late, caught_up
 from tests.gather_windows import LAYOUT, World
-from tests.integration.test_gather_catch_up import caught_up, key_of, newcomer
 
 UIDS = ("10", "7", "8", "9")
+FIRST = "archive/windows/00000000.json"
 
 
 @pytest.fixture
@@ -83,23 +84,23 @@ def test_signature_of_another_domain_is_refused(world):
 
 def test_whole_weights_of_another_digest_are_refused(world, tmp_path):
     world.bucket.put(f"archive/weights/{world.digest}", bytes(LAYOUT.nbytes))
-    world.bucket.remove(key_of(0))
-    replica = newcomer()
+    world.bucket.remove(FIRST)
+    late = Late(tmp_path)
 
     with pytest.raises(FrameError, match="another digest"):
-        caught_up(windows.archive(world.bucket), replica, tmp_path)
+        caught_up(late, world.bucket)
 
-    assert (replica.window, replica.digest) == (0, windows.root(gathers.start()))
+    assert (late.window, late.digest) == (0, windows.root(gathers.start()))
 
 
 def test_whole_weights_lead_to_the_window_after_theirs(world, tmp_path):
     world.bucket.put(f"archive/weights/{world.digest}", world.master.numpy().tobytes())
-    world.bucket.remove(key_of(0))
-    replica = newcomer()
+    world.bucket.remove(FIRST)
+    late = Late(tmp_path)
 
-    found = caught_up(windows.archive(world.bucket), replica, tmp_path)
+    found = caught_up(late, world.bucket)
 
-    assert (found.stop, replica.window, replica.prev) == (2, 2, world.prev)
+    assert (found.stop, late.window, late.prev) == (2, 2, world.prev)
 
 
 # Plans

@@ -218,6 +218,11 @@ class SpoolSlices:
             self._readers[uid] = self._spool.open(sha256)
         return self._readers[uid].read(begins + start, stop - start)
 
+    def preamble(self, uid: str) -> bytes:
+        """What stands in an object before its payload."""
+        sha256, begins = self._places[uid]
+        return self._spool.read(sha256, 0, begins)
+
     def close(self) -> None:
         while self._readers:
             self._readers.popitem()[1].close()

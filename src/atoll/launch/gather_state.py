@@ -37,8 +37,7 @@ class GatherState:
     manifest_sha256: str
 
     def hold(self) -> Lock:
-        """Keeps others from moving the same weights; StateHeld names who does."""
-        files.make_directories(self.directory)
+        """Keeps others from moving the same weights, once they are there; else StateHeld."""
         return hold(self.directory, file_name="gather.lock", who="gather window or catch-up")
 
     def begin(self, start: Path) -> None:
@@ -101,7 +100,9 @@ class GatherState:
     def finish(self, replica: Replica) -> None:
         """One rank, once all have written: from here on these are the machine's weights."""
         path = self.weights(replica.window)
-        files.put_in_place(files.part_of(path), path)
+        with files.naming("rename to", path):
+            files.SYSTEM.rename(files.part_of(path), path)  # whose bytes each rank has synced
+        files.sync(path.parent)
         self._write_head(replica.window, replica.digest, replica.prev)
         for old in (self.directory / "weights").glob("*.f32"):
             if old != path:
