@@ -109,7 +109,7 @@ def test_broken_off_it_is_finished_by_the_next_one(world, tmp_path, calls):
             world.bucket.remove(key)
 
     with pytest.raises(RuntimeError):
-        remove_old(windows.archive(Breaking()), 1)  # type: ignore[arg-type]
+        remove_old(windows.archive(Breaking()), 1)
     late = Late(tmp_path)
     caught_up(late, world.bucket)  # in between it can be done as well
     assert same(late.master, world.master)
