@@ -1,5 +1,6 @@
 """Artifacts, restarted groups and late joiners: the same bits, or a refusal by name."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def gathered(tmp_path_factory) -> World:
 
 
 @pytest.fixture
-def world(gathered) -> World:
+def world(gathered: World) -> World:
     """The same in a bucket that may be changed."""
     return replace(gathered, bucket=copied(gathered.bucket))
 
@@ -197,7 +198,7 @@ def test_whole_weights_are_not_taken_where_they_are_more_bytes(world, late):
     assert found.weights_after is None and found.bytes < LAYOUT.nbytes
 
 
-def test_restarted_group_applies_the_artifact_it_finds(tmp_path):
+def test_restarted_group_applies_the_artifact_it_finds(tmp_path, caplog):
     world = World(tmp_path)
     before = (world.master, world.window, world.prev)
     world.publish(*UIDS)
@@ -207,8 +208,12 @@ def test_restarted_group_applies_the_artifact_it_finds(tmp_path):
     for uid in UIDS:
         world.bucket.remove(f"peers/{uid}/statements/00000000.json")
 
-    again = world.run(3, life="b")
+    with caplog.at_level(logging.INFO, "atoll.gather.events"):
+        again = world.run(3, life="b")
 
+    [event] = caplog.records
+    assert (event.message, event.__dict__["window"]) == ("window replayed", 0)
+    assert event.__dict__["uids"] == list(UIDS)
     assert same(world.master, after) and world.prev == prev
     assert all(one == first[0] for one in again)
 

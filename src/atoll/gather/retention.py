@@ -14,8 +14,8 @@ def remove_old(archive: Archive, keep: int) -> tuple[int, ...]:
 
     The window whose whole weights are the newest stays, and all after it: its record names them.
     Without whole weights in the archive nothing goes: all start from the first window. Bodies and
-    weights go that no record names, also those that an earlier life did not come to. The group
-    alone writes to its archive, and calls this between two windows.
+    weights that no record names go with them, also those that an earlier call did not come to. The
+    group alone writes to its archive, and calls this between two windows.
     """
     if keep < 1:
         raise ConfigError(f"keep_artifacts={keep} must be 1 or more: the newest has to stay")

@@ -1,6 +1,5 @@
 """A peer's step of a gather: a displacement, with error feedback or not, encoded and published."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +29,7 @@ from atoll.launch.gather_file import GatherFile
 from atoll.launch.gather_residual import Kept
 from atoll.launch.gather_state import GatherState
 from atoll.layout import byte_view
+from atoll.optim.base import MAX_NORM
 from atoll.versions import weights_file
 from atoll.wire.frame import FrameWriter
 from atoll.wire.header import Told
@@ -107,10 +107,10 @@ class _Sending:
             TopK(), flat, after, noise=None, first_group=0, decay=decay
         )
         norm = feedback.residual_norm(after)
-        if not math.isfinite(norm):
+        if not norm <= MAX_NORM:  # nor NaN; every group would skip it
             raise NotFinite(
-                f"the residual of window {self._base.window} would have the norm {norm}; nothing "
-                f"was published, look for NaN or infinity in the displacement"
+                f"the residual of window {self._base.window} would have the norm {norm:.6g}, above "
+                f"{MAX_NORM:.6g}; nothing was published, check the peer's loss and learning rate"
             )
         self._write(payload, residual=norm)
         window = self._base.window
