@@ -25,6 +25,7 @@ class Sync:
     fixed: ClassVar[tuple[str, ...]] = ()
     by_step = False
     dials = False
+    publishes = False
     follows = False
 
     @property
@@ -115,6 +116,12 @@ class Sync:
 
     def waiting_for(self, view: RoundView) -> Set[str]:
         return (view.planned & view.live) - view.accepted
+
+    def reserves(self, view: RoundView) -> Sequence[str]:
+        return ()
+
+    def places(self, view: RoundView) -> int:
+        return len(view.planned - view.accepted)
 
     def is_short(self, view: RoundView) -> bool:
         """Whether `min_workers` is out of reach even if every live planned worker sent."""

@@ -7,12 +7,12 @@ so a version travels as the contributions that make it, and every island compute
 from dataclasses import dataclass
 
 from atoll.protocol.manifest import Manifest
-from atoll.strategies.diloco.sync import Sync
 from atoll.strategies.gather import settings
+from atoll.strategies.gather.closing import ByPull
 
 
 @dataclass(frozen=True)
-class Gather(Sync):
+class Gather(ByPull):
     """The answers of a gather run; fulfils `base.Strategy`."""
 
     follows = True  # versions are small, so whoever is behind takes those in between
