@@ -127,7 +127,7 @@ def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coo
         ledger, blobs, weights, disk, manifests=manifests, in_flight=uploads.in_flight
     )
     pulls = None
-    if manifests.newest.any_strategy.publishes:
+    if manifests.newest.any_strategy.gathers:
         pulls = Pulls(uploads, admission, stores.buckets, clock, counters=counters, changed=changed)
 
     def end_uploads() -> None:

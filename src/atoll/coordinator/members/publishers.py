@@ -16,7 +16,7 @@ def stated(request: RegisterRequest, in_force: Recorded) -> PublisherRecord | No
     that anybody can sign for, and for a bucket that the run does not have.
     """
     said, name = request.publishes, request.worker_id
-    if not in_force.any_strategy.publishes:
+    if not in_force.any_strategy.gathers:
         if said is not None:
             raise ConfigError(
                 f"worker_id={name!r} names bucket {said.bucket!r} and a key, and nobody publishes "

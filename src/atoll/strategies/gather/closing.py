@@ -55,8 +55,6 @@ def wanted(view: RoundView, settings: GatherSettings) -> frozenset[str]:
 class ByPull(Sync):
     """The answers of a synchronous run that are others where contributions are pulled."""
 
-    publishes = True
-
     def reserves(self, view: RoundView) -> tuple[str, ...]:
         return Lists.of(view, self.manifest.gather).reserves
 
