@@ -162,6 +162,11 @@ class PublishingIsland(HandIsland):
         )
         return sent
 
+    def publish_freely(self, sent: Frame) -> Frame:
+        """Puts a frame alone, as an island that keeps to no rule does."""
+        self.place.inner.put(self.key_of(sent), sent.data)
+        return sent
+
     def announcement(
         self, sent: Frame, *, document: bytes | None = None, **changes: Any
     ) -> AnnounceRequest:

@@ -91,7 +91,7 @@ class Servers:
         """Whether it served another worker since then: what it denies one is then that one's."""
         with self._lock:
             answers = self._answers[bucket].items()
-            return any(name != worker_id and at >= since for name, at in answers)
+            return any(name != worker_id and at > since for name, at in answers)
 
     def forget(self, rounds: set[int]) -> None:
         """Rounds other than these are closed."""
