@@ -182,13 +182,6 @@ class Strategy(AnyStrategy, Protocol):
 
     # Weights
 
-    @property
-    def gathers(self) -> bool:
-        """Whether contributions lie in buckets, from which everybody folds them.
-
-        Then islands publish there what they hand in, and a version travels as its contributions.
-        """
-
     def bundle(self, layout: Layout, contributions: int) -> Bundle | None:
         """What a version made of so many contributions travels in, where it travels as these.
 
