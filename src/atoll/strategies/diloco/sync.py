@@ -28,6 +28,7 @@ class Sync:
     by_step = False
     dials = False
     follows = False
+    gathers = False
 
     @property
     def lead(self) -> int:
