@@ -125,7 +125,8 @@ def test_frame_of_an_earlier_life_is_pulled_for_the_later_one(cluster):
     a.join()
 
     assert a.announce(sent).receipt
-    assert alone(cluster.ledger).contributions.get(1, "a").incarnation == 2
+    [found] = alone(cluster.ledger).contributions.of_round(1)
+    assert found.incarnation == 2
 
 
 def test_window_lists_what_a_published_round_folded(cluster):
