@@ -49,6 +49,7 @@ OTHERS: dict[str, object] = {
     "storage.retain": "snapshots",
     "work.policy": "at_most_once",
     "work.lease_seconds": 60.0,
+    "gather.primary_seconds": 5.0,
     "sharded.transport": "torch_dist",
     "sharded.bulk": "tcp",
     "sharded.exchange": "direct",

@@ -159,6 +159,29 @@ class ShardedSettings(Settings):
         return self.save_every * self.checkpoint_every
 
 
+class BucketSettings(Settings):
+    """Where a bucket is. Credentials are never here: each process has its own (AWS_*)."""
+
+    # "memory:" and a directory are for one machine alone.
+    url: Annotated[
+        str, Field(pattern=r"^(memory:|s3://[^/]{3,}|[^:]*[^:/][^:]*)$", max_length=1024)
+    ]
+    endpoint: Annotated[str, Field(pattern="^(https?://.*)?$", max_length=1024)] = (
+        ""  # of an S3 server; "": Amazon's own
+    )
+    region: Annotated[str, Field(max_length=64)] = ""  # "": us-east-1
+
+
+class GatherSettings(Settings):
+    """Whom a round of strategy "gather" folds, and where contributions lie; others ignore it."""
+
+    primaries: Limit = 0  # islands that a round folds; more of them are reserves; 0: all
+    primary_seconds: NotNegative = 0.0  # a primary not in by then is missing; 0: waits for all live
+    pull_seconds: Positive = 60.0  # the most that one object's pull takes
+    keep: Count = 8  # rounds that an island leaves in its bucket
+    buckets: dict[Word, BucketSettings] = Field(default_factory=dict, max_length=64)  # by name
+
+
 class Manifest(Settings):
     """The run's settings, whole."""
 
@@ -187,6 +210,7 @@ class Manifest(Settings):
     outer: SerializeAsAny[OuterSettings] = NesterovSettings()
     inner: InnerSettings = InnerSettings()
     sharded: ShardedSettings = ShardedSettings()
+    gather: GatherSettings = GatherSettings()
     model: ModelSettings
     data: DataSettings
     work: WorkSettings = WorkSettings()
