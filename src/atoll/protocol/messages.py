@@ -11,7 +11,7 @@ from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
 from atoll.protocol.exchange import Ask, Route, Waiting
 from atoll.protocol.fields import Message, Number, RunName, Whole, WorkerName
-from atoll.protocol.manifest import Manifest, Sha256
+from atoll.protocol.manifest import Manifest, Sha256, Word
 from atoll.rows import RowRange
 from atoll.settings import Choice
 
@@ -19,6 +19,7 @@ BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Ed25519
 
 
 class Done(Message):
@@ -47,6 +48,13 @@ class RegisterReply(Message):
     digest: Sha256
 
 
+class Publisher(Message):
+    """Who signs what an island publishes, and into which bucket of the run it publishes."""
+
+    key: PublicKey
+    bucket: Word
+
+
 class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register")):
     """A worker asks to take part; the island key proves a restarted one."""
 
@@ -64,6 +72,7 @@ class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register
     settings: dict[str, Any] = Field(default_factory=dict)
     # By name, of every codec it speaks; one it does not state is version 1.
     codec_versions: dict[str, Whole] = Field(default_factory=dict)
+    publishes: Publisher | None = None  # where islands publish into buckets; the same for good
 
 
 class Telemetry(Message):
