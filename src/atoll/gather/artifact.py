@@ -6,15 +6,12 @@ the bytes of all peers in uid order. Neither depends on the number of ranks or t
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from atoll import canonical, files
-from atoll.compiled.arrays import Bytes
 from atoll.errors import FrameError
 from atoll.gather import clip, partial, supports
 from atoll.gather.keys import SIGNATURE_BYTES, PublicKey, SecretKey
@@ -173,25 +170,6 @@ def _parsed(table: dict[str, Any], layout: Layout) -> Artifact:
 
 
 # The body
-
-
-def regrouped(tile: Bytes, span: Span) -> bytes:
-    """The bytes [peers, n] of a tile as the body has them: group by group, peers in order."""
-    parts = []
-    for group in groups(span):
-        first, stop = (supports.CODEC.encoded_bytes(e - span.start) for e in _ends(group))
-        parts.append(np.ascontiguousarray(tile[:, first:stop]).tobytes())
-    return b"".join(parts)
-
-
-def groups(span: Span) -> Iterator[Span]:
-    """The groups of a span that begins with one; the last may be short."""
-    for start in range(span.start, span.stop, GROUP_ELEMENTS):
-        yield Span(start, min(start + GROUP_ELEMENTS, span.stop))
-
-
-def _ends(span: Span) -> tuple[int, int]:
-    return span.start, span.stop
 
 
 class BodySlices:

@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll import files
 from atoll.blobs.bucket import PIECE_BYTES
 from atoll.collectives.base import Collectives
-from atoll.gather import artifact, supports
+from atoll.gather import regrouped, supports
 from atoll.gather.consume import Consumed
 from atoll.gather.exchange import Routes
 from atoll.gather.findings import Findings
@@ -58,7 +58,7 @@ def _own(
     """The bytes of an own tile; zeros once there was trouble, which a vote tells of."""
     if trouble is None:
         try:
-            data = bytearray(artifact.regrouped(done.tile(span), span))
+            data = bytearray(regrouped.flat(done.tile(span), span))
             return torch.frombuffer(data, dtype=torch.uint8), None
         except Exception as exc:  # whatever it is, the others must hear of it
             trouble = exc

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.layout import Fragment, Layout, Span, cut
+from atoll.strategies.bundle import Bundle
 from atoll.strategies.outer import OuterStep
+from atoll.wire.header import FrameHeader
 
 ALL = -1  # in place of a fragment's number: the whole model
 
@@ -179,6 +181,22 @@ class Strategy(AnyStrategy, Protocol):
         """Which of the `leases` that no contribution has used end when round `closing` freezes."""
 
     # Weights
+
+    @property
+    def gathers(self) -> bool:
+        """Whether contributions lie in buckets, from which everybody folds them.
+
+        Then islands publish there what they hand in, and a version travels as its contributions.
+        """
+
+    def bundle(self, layout: Layout, contributions: int) -> Bundle | None:
+        """What a version made of so many contributions travels in, where it travels as these.
+
+        None: it travels as weights, or as an update of them.
+        """
+
+    def bundle_in(self, header: FrameHeader, layout: Layout) -> Bundle | None:
+        """What the frame under `header` carries; None: no such one. FrameError where it cannot."""
 
     @property
     def follows(self) -> bool:

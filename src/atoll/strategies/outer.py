@@ -11,7 +11,7 @@ Owns no file, no ledger, no network; contributions are read and payloads are wri
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ class DisplacementSource(Protocol):
 
     def tile(self, span: Span) -> Tensor:
         """The decoded displacement of `span`, fp32."""
+
+    def raw(self, span: Span) -> Tensor:
+        """The bytes of `span` as they were handed in, uint8."""
 
 
 class PayloadSink(Protocol):
@@ -105,6 +108,20 @@ class OuterStep:
     noise: Noise | None
     step: int  # counts from 1: how many steps this part of the weights has made with this one
     tile_bytes: int = TILE_BYTES
+
+    def prepared(
+        self,
+        layout: Layout,
+        sources: Sequence[DisplacementSource],
+        *,
+        watched: bool = False,
+    ) -> Self:
+        """The step with all it must know of `sources` before it moves the first tile.
+
+        Called once, before `apply`. When it is `watched`, it notes what people want to know.
+        """
+        del layout, sources, watched  # this one looks at a tile at a time
+        return self
 
     def apply(
         self,
