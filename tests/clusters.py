@@ -21,6 +21,7 @@ from sqlalchemy import and_, delete, insert, update
 from torch import Tensor, nn
 
 from atoll import config
+from atoll.blobs.bucket import Bucket
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.codecs.base import Codec
@@ -286,8 +287,12 @@ class Cluster:
         )
 
     def _coordinator(self) -> Coordinator:
-        stores = Stores(self.ledger, self.blobs, self.spool)
+        stores = Stores(self.ledger, self.blobs, self.spool, buckets=self._buckets())
         return boot.open_coordinator(stores, self.clock, layout=self.layout, threads=self.threads)
+
+    def _buckets(self) -> Mapping[str, Bucket]:
+        """Those of a run whose islands publish."""
+        return {}
 
     def close(self) -> None:
         """Lets the directory go, as a process that ends does."""

@@ -15,6 +15,7 @@ from atoll.coordinator.member_wiring import Opened
 from atoll.coordinator.members import dialback
 from atoll.coordinator.members.barriers import Barriers
 from atoll.coordinator.members.dialback import Dial
+from atoll.coordinator.pull.pulls import Pulls
 from atoll.coordinator.rounds import dispatch
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
@@ -125,6 +126,15 @@ def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coo
     snapshots = Snapshots(
         ledger, blobs, weights, disk, manifests=manifests, in_flight=uploads.in_flight
     )
+    pulls = None
+    if manifests.newest.any_strategy.gathers:
+        pulls = Pulls(uploads, admission, stores.buckets, clock, counters=counters, changed=changed)
+
+    def end_uploads() -> None:
+        uploads.drop_stale()
+        if pulls is not None:
+            pulls.drop_stale()
+
     return Coordinator(
         run_id=run.run_id,
         layout=layout,
@@ -152,7 +162,7 @@ def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coo
             weights,
             run=run,
             manifests=manifests,
-            end_uploads=uploads.drop_stale,
+            end_uploads=end_uploads,
             snapshots=snapshots,
             changed=changed,
         ),
@@ -167,6 +177,7 @@ def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coo
             counters=counters,
             disk=disk,
         ),
+        pulls=pulls,
     )
 
 

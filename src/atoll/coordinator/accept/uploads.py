@@ -209,6 +209,11 @@ class Uploads:
                 with self._lock:
                     self._recording.discard(upload.request.sha256)
 
+    def abandon(self, stream: UploadStream) -> None:
+        """Drops an upload that will not be finished; harmless when it is over."""
+        with stream.upload.lock:
+            self._forget(stream.upload)
+
     def in_flight(self) -> frozenset[str]:
         """Blobs that are stored, or about to be, and not recorded yet: not garbage."""
         with self._lock:

@@ -20,7 +20,15 @@ from atoll.coordinator.rounds.leases import Deadlines
 from atoll.coordinator.rounds.under_way import UnderWay
 from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundPlan, RoundRecord, RoundState
+from atoll.ledger.records import (
+    AnnouncementRecord,
+    ContributionRecord,
+    LeaseRecord,
+    RoundPlan,
+    RoundRecord,
+    RoundState,
+    SkipRecord,
+)
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
 from atoll.strategies.base import Lease, RoundView, Strategy
@@ -49,6 +57,7 @@ class Rounds:
         self._deadlines = Deadlines(self.clock)
         self._lock = threading.RLock()
         self._quorum_since: dict[int, float] = {}  # by open round: since when enough are in
+        self._open_since: dict[int, float] = {}  # by open round, as far as this life knows
         self.newest: RoundRecord | None = None  # the last one that was planned, whatever its state
         self.under_way: tuple[UnderWay, ...] = ()  # not published, oldest first
         self._outliving: tuple[Lease, ...] = ()  # still to be used, of rounds that are published
@@ -69,6 +78,7 @@ class Rounds:
                         record,
                         tuple(t.leases.of_round(record.round)),
                         {(c.round, c.worker_id): c for c in t.contributions.of_round(record.round)},
+                        {a.worker_id: a for a in t.announcements.of_round(record.round)},
                     )
                     for record in t.rounds.unpublished()
                 )
@@ -77,6 +87,8 @@ class Rounds:
             self._deadlines.hold(
                 {(r.number, worker) for r in begun for worker in r.holding} | {*self._outliving}
             )
+            since, now = self._open_since, self.clock.now()
+            self._open_since = {r.number: since.get(r.number, now) for r in self.open_rounds}
             self._reach()
 
     def _reach(self) -> None:
@@ -195,15 +207,28 @@ class Rounds:
             return False
         return self._ends_with(newest, self.tokens)
 
+    def view(self, round_number: int) -> RoundView | None:
+        """What the strategy may know about a round that is open; None where it is not."""
+        found = self.find(round_number)
+        return self._view(found) if found is not None and found.is_open else None
+
     def _view(self, seen: UnderWay) -> RoundView:
-        number, live = seen.number, self.registry.live()
+        number, live, now = seen.number, self.registry.live(), self.clock.now()
         older = {
             worker_id
             for made_for, worker_id in self._unused()
             if made_for < number and self.destination(made_for) == number
         }
         planned = seen.holding | older
-        return RoundView(round=number, planned=planned, accepted=seen.accepted, live=live)
+        return RoundView(
+            round=number,
+            planned=planned,
+            accepted=seen.accepted,
+            live=live,
+            ended=seen.ended,
+            announced=frozenset(seen.announcements),
+            open_seconds=now - self._open_since.get(number, now),
+        )
 
     def _unused(self) -> set[Lease]:
         """Leases that no contribution has used."""
@@ -389,6 +414,41 @@ class Rounds:
             # Now: the thread that closes rounds may be computing one, and would look later.
             self._time_quorums()
             return accepted
+
+    def announce(self, made: AnnouncementRecord) -> None:
+        """Records what a worker states of its contribution to an open round: that stands."""
+        with self._lock:
+            with self.ledger.writing() as t:
+                t.announcements.put(made)
+            self.under_way = tuple(
+                r.with_announcement(made) if r.number == made.round else r for r in self.under_way
+            )
+
+    def skip(self, round_number: int, worker_id: str, *, reason: str, sentence: str) -> bool:
+        """An open round goes on without the worker, whose rows are open again; with a record.
+
+        False, and nothing is done, where the worker holds no rows of it or its contribution is in.
+        """
+        with self._lock:
+            found = self.find(round_number)
+            if found is None or not found.is_open or worker_id not in found.holding:
+                return False
+            if self.contribution(round_number, worker_id) is not None:
+                return False
+            work = self.manifests.of_round(round_number).manifest.work
+            wall = self.clock.wall()
+            with self.ledger.writing() as t:
+                t.skips.add(round_number, worker_id, reason=reason, sentence=sentence, wall=wall)
+                # What it states of other rows, should it be given some, is no second statement.
+                t.announcements.drop(round_number, worker_id)
+                t.rounds.expire(round_number, [worker_id], reissue=work.policy == "exactly_once")
+            self.refresh()
+            return True
+
+    def skips(self, round_number: int) -> list[SkipRecord]:
+        """What a round goes on without, or did."""
+        with self.ledger.reading() as t:
+            return t.skips.of_round(round_number)
 
     def expire(self) -> list[str]:
         """Ends the leases that were held for too long, and gives the workers that held them.

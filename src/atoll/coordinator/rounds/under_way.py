@@ -1,9 +1,10 @@
 """A round that is not published, as the coordinator remembers it: a copy of the ledger's rows."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from atoll.ledger.records import (
+    AnnouncementRecord,
     ContributionRecord,
     LeaseRecord,
     LeaseState,
@@ -20,6 +21,7 @@ class UnderWay:
     record: RoundRecord
     leases: tuple[LeaseRecord, ...]
     contributions: dict[Lease, ContributionRecord]  # that it folds, by what they were made for
+    announcements: dict[str, AnnouncementRecord] = field(default_factory=dict)  # by worker_id
 
     @property
     def number(self) -> int:
@@ -44,6 +46,11 @@ class UnderWay:
         return frozenset(worker_id for _, worker_id in self.contributions)
 
     @property
+    def ended(self) -> frozenset[str]:
+        """Workers whose lease of the round ended without a contribution."""
+        return frozenset(lease.worker_id for lease in self.leases) - self.holding
+
+    @property
     def held(self) -> tuple[LeaseRecord, ...]:
         """Leases that are under way or done: none that ended without a contribution."""
         return tuple(lease for lease in self.leases if _is_held(lease))
@@ -52,6 +59,10 @@ class UnderWay:
         """A copy of the round that folds this contribution too."""
         known = {**self.contributions, (accepted.round, accepted.worker_id): accepted}
         return replace(self, contributions=known)
+
+    def with_announcement(self, made: AnnouncementRecord) -> "UnderWay":
+        """A copy of the round that knows of this announcement too."""
+        return replace(self, announcements={**self.announcements, made.worker_id: made})
 
     def ranges(self, worker_id: str) -> tuple[LeaseRecord, ...]:
         """The rows leased to one worker, in order."""

@@ -119,6 +119,12 @@ class Sync:
     def waiting_for(self, view: RoundView) -> Set[str]:
         return (view.planned & view.live) - view.accepted
 
+    def reserves(self, view: RoundView) -> Sequence[str]:
+        return ()
+
+    def places(self, view: RoundView) -> int:
+        return len(view.planned - view.accepted)
+
     def is_short(self, view: RoundView) -> bool:
         """Whether `min_workers` is out of reach even if every live planned worker sent."""
         reachable = view.accepted | (view.planned & view.live)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from atoll.layout import Layout
 from atoll.protocol.manifest import Manifest
 from atoll.strategies.bundle import Bundle
-from atoll.strategies.diloco.sync import Sync
 from atoll.strategies.gather import settings
+from atoll.strategies.gather.closing import ByPull
 from atoll.wire.header import FrameHeader
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Gather(Sync):
+class Gather(ByPull):
     """The answers of a gather run; fulfils `base.Strategy`."""
 
     gathers = True
