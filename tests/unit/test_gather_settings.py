@@ -1,49 +1,15 @@
 """Settings of a gather run: its own are checked together, those of others refused by name."""
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from atoll import config
 from atoll.errors import ConfigError
-from atoll.protocol.manifest import Manifest
 from atoll.strategies import registry
 from atoll.versions import manifest_change
 from tests.clusters import SMALL, manifest_for
-
-MAIN = {"url": "s3://atoll", "endpoint": "http://127.0.0.1:8333"}
-
-
-def table(**changes: Any) -> dict[str, Any]:
-    """A gather run file; `changes` by dotted name with `__` for the dot."""
-    made: dict[str, Any] = {
-        "name": "run",
-        "strategy": "gather",
-        "sync_every": 4,
-        "upload": {"codec": "topk"},
-        "outer": {"optimizer": "sgd"},
-        "gather": {"buckets": {"main": dict(MAIN)}},
-        "stop": {"rounds": 3},
-        "model": {"architecture": "custom"},
-        "data": {"kind": "synthetic"},
-    }
-    for name, value in changes.items():
-        *sections, last = name.split("__")
-        place = made
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = copy.deepcopy(value)
-    return made
-
-
-def manifest(**changes: Any) -> Manifest:
-    own = config.parse(table(**changes)).settings
-    base = manifest_for(SMALL).model_dump(mode="json")
-    return Manifest.model_validate(
-        {**{k: v for k, v in base.items() if k in ("model", "data")}, **own}
-    )
+from tests.gather_runs import MAIN, manifest, table
 
 
 def test_run_file_with_one_bucket_is_a_gather_run():

@@ -101,8 +101,13 @@ class Closing:
         prev_hash = before[0].hash if before else genesis
         assert prev_hash is not None, "rounds are published in order"
         master, published = digests.master, digests.published
+        artifact = None if self.weights.computed is None else self.weights.computed.artifact_sha256
         linked = replace(
-            record, prev_hash=prev_hash, master_digest=master.root, published_digest=published.root
+            record,
+            prev_hash=prev_hash,
+            master_digest=master.root,
+            published_digest=published.root,
+            artifact_sha256=artifact,
         )
         return Published(
             prev_hash=prev_hash,
@@ -112,4 +117,5 @@ class Closing:
             leaves=master.leaves,
             published_leaves=None if published is master else published.leaves,
             published_wall=self.clock.wall(),
+            artifact_sha256=artifact,
         )

@@ -28,7 +28,6 @@ class Sync:
     by_step = False
     dials = False
     follows = False
-    gathers = False
 
     @property
     def lead(self) -> int:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 class Gather(ByPull):
     """The answers of a gather run; fulfils `base.Strategy`."""
 
-    gathers = True
     follows = True  # versions are small, so whoever is behind takes those in between
 
     @property
