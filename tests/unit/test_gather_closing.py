@@ -40,14 +40,11 @@ settings = st.builds(
 )
 
 
-def view(planned: str, accepted: str = "", **more: object) -> RoundView:
-    live = frozenset(str(more.pop("live", planned)))
-    made = RoundView(1, frozenset(planned), frozenset(accepted), live)
-    return replace(made, **{name: _set(value) for name, value in more.items()})
-
-
-def _set(value: object) -> object:
-    return frozenset(value) if isinstance(value, str) else value
+def view(
+    planned: str, accepted: str = "", *, live: str | None = None, ended: str = ""
+) -> RoundView:
+    here = frozenset(planned if live is None else live)
+    return RoundView(1, frozenset(planned), frozenset(accepted), here, ended=frozenset(ended))
 
 
 def test_lists_are_by_code_point():
