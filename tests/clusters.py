@@ -287,8 +287,14 @@ class Cluster:
         )
 
     def _coordinator(self) -> Coordinator:
-        stores = Stores(self.ledger, self.blobs, self.spool, buckets=self._buckets())
-        return boot.open_coordinator(stores, self.clock, layout=self.layout, threads=self.threads)
+        stores = Stores(self.ledger, self.blobs, self.spool)
+        return boot.open_coordinator(
+            stores,
+            self.clock,
+            layout=self.layout,
+            threads=self.threads,
+            buckets=self._buckets(),
+        )
 
     def _buckets(self) -> Mapping[str, Bucket]:
         """Those of a run whose islands publish."""

@@ -45,6 +45,11 @@ class Troubled:
         self.piece_bytes = 1 << 30
         self.sent: dict[str, int] = {}  # bytes by key
 
+    def use(self, clock: ManualClock) -> None:
+        """Goes by this clock from now on."""
+        self.clock = clock
+        self.inner.__dict__["_clock"] = clock
+
     def look(self, key: str, *, deadline: float) -> Tag | None:
         if self.errors:
             raise self.errors.pop(0)
@@ -86,7 +91,7 @@ class GatherCluster(Cluster):
 
     def _buckets(self) -> Mapping[str, Bucket]:
         for bucket in self.held.values():
-            bucket.clock = bucket.inner._clock = self.clock
+            bucket.use(self.clock)
         return self.held
 
     def island(self, name: str, *, key: str | None = None) -> "PublishingIsland":

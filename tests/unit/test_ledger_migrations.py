@@ -243,7 +243,7 @@ def test_ledger_of_the_version_before_gets_what_it_lacks(url: str):
         with ledger.writing() as t:
             [worker], [held] = t.members.workers(), t.rounds.all()
             t.publishers.add(PublisherRecord("a", "4" * 64, "main"))
-            t.announcements.put(AnnouncementRecord(1, "a", "{}", 2.5))
+            t.announcements.add(AnnouncementRecord(1, "a", "{}", 2.5))
             t.skips.add(1, "a", reason="SIZE", sentence="too long", wall=4.5)
 
         assert (worker.incarnation, held.cursor, held.artifact_sha256) == (2, 8, None)

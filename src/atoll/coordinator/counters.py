@@ -15,6 +15,7 @@ class Counters:
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
+        self.measured: dict[str, float] = {}  # the newest of each
         self._lock = threading.Lock()
 
     def add(self, name: str, amount: int = 1) -> None:

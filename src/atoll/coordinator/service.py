@@ -159,15 +159,25 @@ class Coordinator(Authority):
         """Where an upload of this frame resumes."""
         with self.refusals():
             self.membership.enter(request.identity)
+            self._check_uploads()
             return self.uploads.offset(request)
 
     def begin_upload(self, request: UploadRequest) -> UploadStream | ContributionRecord:
         """Checks everything that can be checked without a body."""
         with self.refusals():
             self.membership.enter(request.identity)
+            self._check_uploads()
             found = self.uploads.begin(request)
             self.heartbeats.hear(request.identity.worker_id)
             return found
+
+    def _check_uploads(self) -> None:
+        """Refuses what nobody stated: other islands could not gather it."""
+        if self.pulls is not None:
+            raise ProtocolError(
+                f"contributions to run {self.run_id!r} are pulled from buckets; publish it and "
+                f"announce it"
+            )
 
     def write_upload(self, stream: UploadStream, chunk: bytes | memoryview) -> None:
         """Takes the next bytes of a frame; progress counts as a sign of life."""

@@ -1,10 +1,8 @@
 """The durable state of a run, as its parts are handed to the coordinator."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from atoll.blobs.base import Blobs
-from atoll.blobs.bucket import Bucket
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.shown.samples import SampleStore
 from atoll.ledger.ledger import Ledger
@@ -19,7 +17,6 @@ class Stores:
     blobs: Blobs
     spool: Spool
     samples: SampleStore = field(default_factory=SampleStore)
-    buckets: Mapping[str, Bucket] = field(default_factory=dict)  # of the manifest's names
     is_checked: bool = field(default=False, init=False)
 
     def check(self) -> None:

@@ -202,12 +202,12 @@ class ContributionRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncementRecord:
-    """What a worker has stated of its contribution to a round: the first statement stands."""
+    """What a worker stated of a contribution that was pulled; recorded together with it."""
 
     round: int
     worker_id: str
     statement: str  # the signed document
-    stamp: float | None = None  # its server's time of the object, once that is accepted
+    stamp: float | None = None  # its server's time of the object
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from atoll.ledger.records import (
     RoundRecord,
     RoundState,
 )
-from atoll.proof import artifacts, balance, checkpoints, pairs, residuals, retention
+from atoll.proof import artifacts, balance, checkpoints, pairs, residuals, retention, statements
 from atoll.proof import rows as row_checks
 from atoll.proof.report import AuditReport, Problem, Progress
 from atoll.strategies.base import Strategy
@@ -96,6 +96,9 @@ def audit(
     leases = [lease for given in held.values() for lease in given]
     row_checks.check_rows(report, leases, rounds)
     report.problems += misnamed
+    if manifests.first.any_strategy.gathers:
+        under = {record.round: record.manifest_sha256 for record in rounds}
+        statements.check(report, ledger, folded, held, under)
     row_checks.check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
     if with_replay:
         _replay(report, replay, start=start, progress=progress)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
 from atoll.protocol.exchange import Ask, Route, Waiting
-from atoll.protocol.fields import Message, Number, RunName, Whole, WorkerName
+from atoll.protocol.fields import Message, NotNegative, Number, RunName, Whole, WorkerName
 from atoll.protocol.manifest import Manifest, Sha256, Word
 from atoll.rows import RowRange
 from atoll.settings import Choice
@@ -344,6 +344,22 @@ class RoundStatus(Message):
     staleness: int = 0  # the highest of its contributions: rounds since the one it was made for
 
 
+class GatherStatus(Message):
+    """Of a run whose islands publish: the round that closes next, and counts.
+
+    Skips of all rounds are the ledger's; other counts are since the coordinator started.
+    """
+
+    primaries: tuple[WorkerName, ...]
+    reserves: tuple[WorkerName, ...]  # in the order in which they step in
+    skips: dict[str, int]  # of this round, by reason
+    all_skips: dict[str, int]  # of all rounds
+    accepted: Whole
+    reserves_used: Whole
+    pulled_bytes: Whole
+    overlap: NotNegative | None = None  # the highest of any two contributions to the newest version
+
+
 class Status(Message):
     """What an operator sees.
 
@@ -375,6 +391,7 @@ class Status(Message):
     consistent: Whole = 0  # the newest step that all of it have saved
     checkpoint: Whole = 0  # the step of the newest checkpoint
     notes: tuple[str, ...] = ()  # why ranks that ask are in no group, in words
+    gather: GatherStatus | None = None
 
 
 class StatusRequest(Ask[Status], route=Route("GET", "/status")):

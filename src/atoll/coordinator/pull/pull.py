@@ -49,6 +49,7 @@ class Source:
     name: str  # of the bucket
     bucket: Bucket
     key: str
+    document: str
     statement: Statement
     expected: Expected
 

@@ -11,7 +11,7 @@ announces again.
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import NoReturn
 
 from atoll.blobs.bucket import Bucket
@@ -143,7 +143,7 @@ class Pulls:
             codec=codec,
             sample_digest=gather.sample_digest(header.ranges),
         )
-        known = self._known(lease)
+        known = self.rounds.announcement(*lease)
         if known is not None and known.statement != document:
             # It may have been given other rows since: only of the same ones there is one statement.
             before = statements.unverified(known.statement.encode())
@@ -165,11 +165,7 @@ class Pulls:
             )
         prefix = gather.prefix_of(header.run_id, worker_id)
         key = publish.frame_key(prefix, statement.sha256)
-        return Source(publisher.bucket, bucket, key, statement, expected)
-
-    def _known(self, lease: Lease) -> AnnouncementRecord | None:
-        found = self.rounds.find(lease[0])
-        return None if found is None else found.announcements.get(lease[1])
+        return Source(publisher.bucket, bucket, key, document, statement, expected)
 
     def _turn(self, source: Source, lease: Lease) -> str:
         """Why it is not pulled now; "" when it is, and then its place must be left again."""
@@ -218,10 +214,6 @@ class Pulls:
         if opened is None:
             tag = pull.source.look(deadline=deadline)
             self.servers.answered(pull.source.name, lease)
-            # Its server's time of it: by that a copy is told from its original.
-            known = self._known(lease)
-            assert known is not None, "it was recorded before it got its place"
-            self.rounds.announce(replace(known, stamp=tag.modified))
             stream = self.uploads.begin(pull.request)
             if isinstance(stream, ContributionRecord):
                 return stream
@@ -229,7 +221,10 @@ class Pulls:
         view = self.rounds.view(number)
         pull.receive(opened, self._write, deadline=deadline)
         self.servers.answered(pull.source.name, lease)
-        record = pull.finish(opened, self.uploads.commit)
+        # With its server's time of it: by that a copy is told from its original.
+        document = pull.source.document
+        announced = AnnouncementRecord(number, worker_id, document, opened.tag.modified)
+        record = pull.finish(opened, lambda stream: self.uploads.commit(stream, announced))
         reserves = () if view is None else self.rounds.strategy_of(number).reserves(view)
         self.counters.add("pulled_contributions")
         self.counters.add("reserves_used", int(worker_id in reserves))

@@ -58,6 +58,7 @@ class Rounds:
         self._lock = threading.RLock()
         self._quorum_since: dict[int, float] = {}  # by open round: since when enough are in
         self._open_since: dict[int, float] = {}  # by open round, as far as this life knows
+        self._announced: dict[Lease, AnnouncementRecord] = {}  # in this life; replaced whole
         self.newest: RoundRecord | None = None  # the last one that was planned, whatever its state
         self.under_way: tuple[UnderWay, ...] = ()  # not published, oldest first
         self._outliving: tuple[Lease, ...] = ()  # still to be used, of rounds that are published
@@ -78,7 +79,6 @@ class Rounds:
                         record,
                         tuple(t.leases.of_round(record.round)),
                         {(c.round, c.worker_id): c for c in t.contributions.of_round(record.round)},
-                        {a.worker_id: a for a in t.announcements.of_round(record.round)},
                     )
                     for record in t.rounds.unpublished()
                 )
@@ -89,6 +89,7 @@ class Rounds:
             )
             since, now = self._open_since, self.clock.now()
             self._open_since = {r.number: since.get(r.number, now) for r in self.open_rounds}
+            self._announced = {x: a for x, a in self._announced.items() if x[0] in self._open_since}
             self._reach()
 
     def _reach(self) -> None:
@@ -226,7 +227,7 @@ class Rounds:
             accepted=seen.accepted,
             live=live,
             ended=seen.ended,
-            announced=frozenset(seen.announcements),
+            announced={worker_id for made_for, worker_id in self._announced if made_for == number},
             open_seconds=now - self._open_since.get(number, now),
         )
 
@@ -392,8 +393,15 @@ class Rounds:
         is_last = self._is_enough(round_number, tokens + self.dispatch.tokens_of(plan.leases))
         return replace(plan, fragment=asked.fragment(round_number, is_last=is_last))
 
-    def accept(self, contribution: ContributionRecord, header: FrameHeader) -> ContributionRecord:
+    def accept(
+        self,
+        contribution: ContributionRecord,
+        header: FrameHeader,
+        announcement: AnnouncementRecord | None = None,
+    ) -> ContributionRecord:
         """Records a validated contribution; returns the first one of its key.
+
+        With it what was announced of it, where it was pulled.
 
         Under the same lock as `freeze`, so that the plan a freeze makes knows the whole set, and
         as `expire`: the leases that the header names are the ones that become done.
@@ -407,6 +415,8 @@ class Rounds:
                 contribution = replace(contribution, applied=applied)
             with self.ledger.writing() as t:
                 accepted = t.contributions.accept(contribution)
+                if announcement is not None and accepted is contribution:
+                    t.announcements.add(announcement)
             self.under_way = tuple(
                 r.with_contribution(accepted) if r.number == accepted.applied else r
                 for r in self.under_way
@@ -416,13 +426,13 @@ class Rounds:
             return accepted
 
     def announce(self, made: AnnouncementRecord) -> None:
-        """Records what a worker states of its contribution to an open round: that stands."""
+        """A worker's contribution to an open round is ready to be pulled."""
         with self._lock:
-            with self.ledger.writing() as t:
-                t.announcements.put(made)
-            self.under_way = tuple(
-                r.with_announcement(made) if r.number == made.round else r for r in self.under_way
-            )
+            self._announced = {**self._announced, (made.round, made.worker_id): made}
+
+    def announcement(self, round_number: int, worker_id: str) -> AnnouncementRecord | None:
+        """What a worker has announced in this life, while the round is open."""
+        return self._announced.get((round_number, worker_id))
 
     def skip(self, round_number: int, worker_id: str, *, reason: str, sentence: str) -> bool:
         """An open round goes on without the worker, whose rows are open again; with a record.
@@ -439,9 +449,13 @@ class Rounds:
             wall = self.clock.wall()
             with self.ledger.writing() as t:
                 t.skips.add(round_number, worker_id, reason=reason, sentence=sentence, wall=wall)
-                # What it states of other rows, should it be given some, is no second statement.
-                t.announcements.drop(round_number, worker_id)
                 t.rounds.expire(round_number, [worker_id], reissue=work.policy == "exactly_once")
+            # What it states of other rows, should it be given some, is no second statement.
+            self._announced = {
+                lease: made
+                for lease, made in self._announced.items()
+                if lease != (round_number, worker_id)
+            }
             self.refresh()
             return True
 

@@ -1,10 +1,9 @@
 """A round that is not published, as the coordinator remembers it: a copy of the ledger's rows."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from atoll.ledger.records import (
-    AnnouncementRecord,
     ContributionRecord,
     LeaseRecord,
     LeaseState,
@@ -21,7 +20,6 @@ class UnderWay:
     record: RoundRecord
     leases: tuple[LeaseRecord, ...]
     contributions: dict[Lease, ContributionRecord]  # that it folds, by what they were made for
-    announcements: dict[str, AnnouncementRecord] = field(default_factory=dict)  # by worker_id
 
     @property
     def number(self) -> int:
@@ -59,10 +57,6 @@ class UnderWay:
         """A copy of the round that folds this contribution too."""
         known = {**self.contributions, (accepted.round, accepted.worker_id): accepted}
         return replace(self, contributions=known)
-
-    def with_announcement(self, made: AnnouncementRecord) -> "UnderWay":
-        """A copy of the round that knows of this announcement too."""
-        return replace(self, announcements={**self.announcements, made.worker_id: made})
 
     def ranges(self, worker_id: str) -> tuple[LeaseRecord, ...]:
         """The rows leased to one worker, in order."""

@@ -8,7 +8,6 @@ from atoll.ledger.tables import schema
 from atoll.ledger.tables.table import RecordTable
 
 _ANNOUNCEMENTS, _SKIPS = schema.announcements, schema.skips
-_OF_ANNOUNCEMENTS = schema.STATEMENTS[_ANNOUNCEMENTS.name]
 _ANNOUNCED = (
     select(_ANNOUNCEMENTS)
     .where(_ANNOUNCEMENTS.c.round == bindparam("in_round"))
@@ -47,7 +46,7 @@ class PublisherTable(RecordTable):
 
 
 class AnnouncementTable(RecordTable):
-    """What workers have stated, one statement each in a round."""
+    """What workers stated of contributions that were pulled."""
 
     def get(self, round_number: int, worker_id: str) -> AnnouncementRecord | None:
         """What stands under this key."""
@@ -57,15 +56,9 @@ class AnnouncementTable(RecordTable):
         """In worker_id order."""
         return self._records(AnnouncementRecord, _ANNOUNCED, {"in_round": round_number})
 
-    def put(self, announcement: AnnouncementRecord) -> None:
-        """Takes the place of what stood under its key."""
-        self.drop(announcement.round, announcement.worker_id)
+    def add(self, announcement: AnnouncementRecord) -> None:
+        """In the transaction that accepts the contribution."""
         self._add(announcement)
-
-    def drop(self, round_number: int, worker_id: str) -> None:
-        """Forgets what stood there; harmless when nothing did."""
-        key = {"of_round": round_number, "of_worker_id": worker_id}
-        self._connection.change(_OF_ANNOUNCEMENTS.delete, key)
 
 
 class SkipTable(RecordTable):
