@@ -184,6 +184,7 @@ def _wired(
             end_uploads=end_uploads,
             snapshots=snapshots,
             changed=changed,
+            measured=counters.measured.update,
         ),
         report=Report(
             run_id=run.run_id,

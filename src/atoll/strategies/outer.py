@@ -20,6 +20,7 @@ from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
 from atoll.layout import TILE_BYTES, Fragment, Layout, Span
 from atoll.optim.base import OuterOptimizer
+from atoll.strategies.outcome import Measured, Outcome
 from atoll.sums import fold
 
 NOISE_LANE_DOWNLOAD = "download"
@@ -144,6 +145,11 @@ class OuterStep:
             if sink is not None:
                 sink(span, payload)
             reached(span.stop)
+
+    def report(self, outcome: Outcome) -> Measured:
+        """Tells what there is to tell of a round that this step, watched, has computed."""
+        del outcome  # a mean says nothing about its terms
+        return {}
 
     def _tile(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
         return self._publish(state, self.moved(state, span, sources), span)

@@ -21,6 +21,7 @@ from atoll.layout import TILE_BYTES, Fragment, Span
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
 from atoll.strategies.base import ALL
 from atoll.strategies.bundle import Bundle
+from atoll.strategies.outer import OuterStep
 from atoll.versions import weights
 from atoll.versions.replay import Applied, Digests, Replay, Version
 from atoll.wire.header import FrameHeader, Told
@@ -59,7 +60,7 @@ class RunWeights:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # held while the buffers change or are read whole
         self._torn = False  # whether a compute ended halfway
-        self._computed: Computed | None = None  # the round that the buffers are ahead by
+        self._computed: _Computed | None = None  # the round that the buffers are ahead by
         # Published digests of the newest versions: islands may be behind by the strategy's lead.
         self._recent: dict[int, str] = {}
         self._initial_lock = threading.Lock()  # over `_initial`, and the reading of it
@@ -163,14 +164,21 @@ class RunWeights:
                     pieces = self.replay.bundled(bundle, final, contributions, applied.step)
                     frame = spooler.stream(final, pieces)
             # In this order: whoever asks without the lock never finds it settled in between.
-            self._computed = Computed(round_number, len(contributions), applied, frame)
+            self._computed = _Computed(round_number, len(contributions), applied, frame)
             self._torn = False
             return applied.digests
 
     @property
-    def computed(self) -> "Computed | None":
-        """The round that is computed and not published yet; the closing thread's."""
-        return self._computed
+    def computed_step(self) -> OuterStep:
+        """The outer step of the round that is computed and not published yet."""
+        assert self._computed is not None, "asked between `compute` and `publish`"
+        return self._computed.applied.step
+
+    @property
+    def computed_artifact(self) -> str | None:
+        """The sha256 of that round's frame, where its version travels as its contributions."""
+        assert self._computed is not None, "asked between `compute` and `publish`"
+        return self._computed.frame.sha256
 
     def _mend(self) -> None:
         """Restores `current` where a compute that found no room has left the buffers half done."""
@@ -311,15 +319,10 @@ class RunWeights:
 
 
 @dataclass(frozen=True)
-class Computed:
+class _Computed:
     """A round that is computed and not published yet."""
 
     round: int
     folded: int  # contributions
     applied: Applied
     frame: SpooledFrame
-
-    @property
-    def artifact_sha256(self) -> str | None:
-        """Of the frame, where the version travels as its contributions."""
-        return self.frame.sha256

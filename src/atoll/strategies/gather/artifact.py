@@ -24,7 +24,8 @@ from atoll.gather import regrouped, supports
 from atoll.layout import ELEMENT_BYTES, GROUP_ELEMENTS, TILE_BYTES, Layout, Span
 from atoll.optim.sgd import Sgd
 from atoll.strategies.bundle import Change
-from atoll.strategies.gather.step import Clipped, ClippedMean, move, slices
+from atoll.strategies.gather.clipped import Clipped
+from atoll.strategies.gather.step import ClippedMean, move, slices
 from atoll.strategies.outer import DisplacementSource, OuterStep
 from atoll.wire import frame
 from atoll.wire.frame import Sink

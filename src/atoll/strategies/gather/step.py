@@ -18,43 +18,16 @@ import torch
 from torch import Tensor
 
 from atoll.compiled.arrays import Bytes, Floats
-from atoll.errors import EmptySum
-from atoll.gather import clip, supports, update
-from atoll.gather.norms import Norms
+from atoll.gather import supports, update
 from atoll.gather.overlap import PairCounts
 from atoll.gather.supports import Supports
-from atoll.layout import TILE_BYTES, Layout, Span
+from atoll.layout import Layout, Span
 from atoll.optim.base import OuterOptimizer
 from atoll.optim.sgd import Sgd
+from atoll.strategies.gather import report
+from atoll.strategies.gather.clipped import Clipped
+from atoll.strategies.outcome import Measured, Outcome
 from atoll.strategies.outer import DisplacementSource, OuterState, OuterStep
-
-
-@dataclass(frozen=True, eq=False)
-class Clipped:
-    """What a round's contributions count with; rows in their order, by worker_id."""
-
-    layout: Layout
-    squares: tuple[tuple[float, ...], ...]  # norm^2 of each parameter, fp64
-    factors: Floats  # [contributions, parameters]
-    weights: tuple[int, ...]
-
-    @classmethod
-    def of(cls, layout: Layout, sources: Sequence[DisplacementSource]) -> "Clipped":
-        """Reads every payload once, tile by tile; FrameError for one that no encoder writes."""
-        if not sources:
-            raise EmptySum("no contribution was accepted for this round; the model is unchanged")
-        weights = tuple(source.weight for source in sources)
-        update.check_weights(weights)
-        squares = tuple(squares_of(layout, source) for source in sources)
-        return cls(layout, squares, clip.factors(squares), weights)
-
-
-def squares_of(layout: Layout, source: DisplacementSource) -> tuple[float, ...]:
-    """norm^2 of each parameter of a contribution, fp64."""
-    norms = Norms(layout, supports.CODEC)
-    for span in layout.tiles(TILE_BYTES):
-        norms.add(span, source.raw(span))
-    return norms.squares()
 
 
 def slices(sources: Sequence[DisplacementSource], span: Span) -> Bytes:
@@ -126,3 +99,8 @@ class ClippedMean(OuterStep):
             step=self.step,
         )
         return master
+
+    def report(self, outcome: Outcome) -> Measured:
+        if self.clipped is None or self.pairs is None:
+            return {}
+        return report.report(outcome, self.clipped, self.pairs.counts)
