@@ -102,6 +102,11 @@ def _factory(strategy: str, mode: str) -> Factory:
             raise ConfigError(f"mode={mode!r} is not a mode of strategy 'diloco'; {_known()}")
         return _MODES[mode]
     if strategy == GATHER:
+        if mode != "sync":
+            raise ConfigError(
+                f"mode={mode!r} is not a mode of strategy 'gather', in which every island hands in "
+                f"every round; leave it out"
+            )
         return Gather.of
     if strategy == SHARDED:
         raise ConfigError(

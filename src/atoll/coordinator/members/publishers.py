@@ -20,7 +20,7 @@ def stated(request: RegisterRequest, in_force: Recorded) -> PublisherRecord | No
         if said is not None:
             raise ConfigError(
                 f"worker_id={name!r} names bucket {said.bucket!r} and a key, and nobody publishes "
-                f"in this run, whose strategy is {in_force.manifest.strategy!r}; leave them out"
+                f"in this run, to which contributions are uploaded; leave them out"
             )
         return None
     known = sorted(in_force.manifest.gather.buckets)

@@ -14,11 +14,6 @@ _ONLY = {
 
 def check(manifest: Manifest) -> None:
     """ConfigError for settings that are of other strategies or do not go together, by name."""
-    if manifest.mode != "sync":
-        raise ConfigError(
-            f"mode={manifest.mode!r} is not a mode of strategy 'gather', in which every island "
-            f"hands in every round; leave it out"
-        )
     of_mode.refuse_others(manifest, "sync")
     for name, (wanted, why) in _ONLY.items():
         section, _, key = name.partition(".")
