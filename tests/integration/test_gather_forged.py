@@ -17,7 +17,7 @@ import pytest
 from atoll.blobs.bucket import Bucket
 from atoll.errors import FrameError, StateDamaged
 from atoll.gather import artifact as artifacts
-from atoll.gather import body, clip
+from atoll.gather import clip, regrouped
 from atoll.gather import statement as statements
 from atoll.gather.artifact import Artifact
 from atoll.gather.keys import SecretKey
@@ -89,7 +89,7 @@ def store(bucket: Bucket, made: Artifact, peers: Peers, digest: str) -> None:
     payloads = [data[one.payload_start : -frame.TRAILER_BYTES] for one, data in peers.values()]
     tile = [list(payload) for payload in payloads]
     whole = b"".join(data[: one.payload_start] for one, data in peers.values())
-    whole += body.regrouped(np.array(tile, np.uint8), Span(0, LAYOUT.size))
+    whole += regrouped.flat(np.array(tile, np.uint8), Span(0, LAYOUT.size))
     forged = replace(
         made,
         accepted=accepted,

@@ -50,25 +50,6 @@ def nbytes_of(accepted: Sequence[Accepted], layout: Layout) -> int:
     return preambles_bytes(accepted) + len(accepted) * payload
 
 
-def regrouped(tile: Bytes, span: Span) -> bytes:
-    """The bytes [peers, n] of a tile as the body has them: group by group, peers in order."""
-    parts = []
-    for group in groups(span):
-        first, stop = (supports.CODEC.encoded_bytes(e - span.start) for e in _ends(group))
-        parts.append(np.ascontiguousarray(tile[:, first:stop]).tobytes())
-    return b"".join(parts)
-
-
-def groups(span: Span) -> Iterator[Span]:
-    """The groups of a span that begins with one; the last may be short."""
-    for start in range(span.start, span.stop, GROUP_ELEMENTS):
-        yield Span(start, min(start + GROUP_ELEMENTS, span.stop))
-
-
-def _ends(span: Span) -> tuple[int, int]:
-    return span.start, span.stop
-
-
 class BodySlices:
     """A body on disk, read by uid and position; fulfils `SliceSource`. Checks nothing."""
 

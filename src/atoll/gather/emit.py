@@ -12,7 +12,7 @@ from torch import Tensor
 from atoll import files
 from atoll.blobs.bucket import PIECE_BYTES
 from atoll.collectives.base import Collectives
-from atoll.gather import body, supports
+from atoll.gather import regrouped, supports
 from atoll.gather.consume import Consumed
 from atoll.gather.exchange import Routes
 from atoll.gather.findings import Findings
@@ -55,7 +55,7 @@ def collect(
 
 
 def _tile(done: Consumed, span: Span) -> bytes:
-    return body.regrouped(done.tile(span), span)
+    return regrouped.flat(done.tile(span), span)
 
 
 class _Collect:
