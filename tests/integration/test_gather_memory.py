@@ -1,28 +1,39 @@
-"""How much a rank holds to apply a window: its budget, whatever the payloads weigh together."""
+"""How much a rank holds in a whole window, fetched from S3 and applied: never its payloads."""
 
-import json
-import os
-import subprocess
-import sys
+from dataclasses import replace
 
-from benchmarks.gather import HELD_ALONE
+import pytest
 
-BUDGET_MB = 16
-WINDOW = {"peers": 4, "budget_mb": BUDGET_MB, "megabytes": 2.5}  # 10 MB of payloads
+from atoll.blobs.s3_bucket import S3Bucket
+from benchmarks import gather_group as groups
+from benchmarks import gather_rank
+from benchmarks.gather_world import CLOCK, World, access
+from tests.servers import BUCKET
+
+BUDGET_MB, PEERS = 10, 16
+MEGABYTES = 0.75  # of one payload: more than the budget in all
 
 
-def test_update_stays_within_its_budget_and_one_exchange_of_all_tiles_would_not():
-    """In one process, the control last: the highest mark is forgotten between the two."""
-    windows = [WINDOW, {**WINDOW, "tiles_per_exchange": 10_000}]
+@pytest.fixture(scope="module")
+def world(s3_server) -> World:
+    made = World.of(folder="gather-memory", peers=PEERS, megabytes=MEGABYTES, budget_mb=BUDGET_MB)
+    with S3Bucket(BUCKET, access(s3_server.url), CLOCK) as bucket:
+        made.publish(bucket)
+    return made
 
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gather_memory", json.dumps(windows)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **HELD_ALONE},
-        timeout=120,
-    )
 
-    kept, hoarded = (one["peak_mb"] for one in json.loads(done.stdout))
-    assert kept < BUDGET_MB < hoarded
+def test_window_stays_within_its_budget_and_one_that_holds_payloads_does_not(world, s3_server):
+    def peak(mutant: str) -> float:
+        warm = replace(world, asked=1)  # whatever loads late has loaded
+        [[found]] = groups.ran(
+            world,
+            [s3_server.url],
+            warm=warm,
+            measures_memory=True,
+            mutant=mutant,
+            preload=gather_rank.__name__,  # compiling takes longer than it saves here
+        )
+        assert found["accepted"] == PEERS
+        return float(found["peak_mb"])
+
+    assert peak("") < BUDGET_MB < PEERS * MEGABYTES < peak("holds payloads")
