@@ -71,10 +71,9 @@ def away(bench: Bench) -> Measured:
 
     def meanwhile() -> None:
         groups.waited(lambda: _came(proxy) > AWAY_FROM * needed, seconds=60)
-        bench.servers.kill_s3()
-        gone.append(time.monotonic())
-        time.sleep(AWAY_SECONDS)
-        bench.servers.start_s3_again()
+        with bench.servers.restarted_s3():
+            gone.append(time.monotonic())
+            time.sleep(AWAY_SECONDS)
         gone.append(time.monotonic())
 
     ran = groups.ran(world, [proxy.port(rank) for rank in range(2)], meanwhile=meanwhile)

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -129,7 +130,8 @@ class Machine:
         context.set_forkserver_preload([gather_window.__name__])
         out = self.home / f"out-{uuid.uuid4().hex[:8]}"
         out.mkdir()
-        [port] = servers.free_ports(1)
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            port = unused.getsockname()[1]
         started = []
         for rank in range(size):
             told = Told(

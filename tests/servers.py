@@ -50,23 +50,13 @@ class Servers:
         """SeaweedFS with one bucket, `BUCKET`, ready for puts."""
         return self._shared("s3", _start_seaweedfs)
 
-    def kill_s3(self) -> None:
-        """Ends the S3 server as a crash would; its data stay."""
-        _end(self._pid("s3"), gently=False)
-
-    def start_s3_again(self) -> None:
-        """Starts a killed S3 server where it listened before, on its data; ready for puts."""
-        launch = Launch(self._directory, "s3", owner_pid=self._owner_pid)
-        _run_seaweedfs(launch, json.loads((launch.home / "words.json").read_text()), self.s3().url)
-        info = RunningServer(pid=launch.pid(), url=self.s3().url)
-        (self._directory / "s3.json").write_text(json.dumps(asdict(info)))
-
-    def _pid(self, name: str) -> int:
-        return Launch(self._directory, name, owner_pid=self._owner_pid).pid()
-
     def postgres(self) -> RunningServer:
         """PostgreSQL 18 on a local socket; `url` is that of its own first database."""
         return self._shared("postgres", _start_postgres)
+
+    def restarted_s3(self) -> contextlib.AbstractContextManager[None]:
+        """Kills the S3 server for as long as the block takes, then starts it again on its data."""
+        return _restarted(Launch(self._directory, "s3", owner_pid=self._owner_pid))
 
     def stop(self) -> None:
         """Ends every server by pid and removes what they wrote."""
@@ -128,30 +118,24 @@ def _start_seaweedfs(launch: Launch) -> str:
     ports = iter(free_ports(2 * len(parts)))
     flags = [f"-{part}.port{kind}={next(ports)}" for part in parts for kind in ("", ".grpc")]
     url = "http://127.0.0.1:" + flags[6].partition("=")[2]
-    words = [
-        str(weed),
-        "-logtostderr=true",
-        "server",
-        f"-dir={data}",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
-        "-s3",
-        f"-s3.config={config}",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
-        "-master.telemetry=false",
-        "-volume.max=0",
-        *flags,
-    ]
-    (launch.home / "words.json").write_text(json.dumps(words))
-    return _run_seaweedfs(launch, words, url)
-
-
-def _run_seaweedfs(launch: Launch, words: list[str], url: str) -> str:
     log = launch.home / "log"
-    with log.open("ab") as output:
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            words,
+            [
+                str(weed),
+                "-logtostderr=true",
+                "server",
+                f"-dir={data}",
+                "-ip=127.0.0.1",
+                "-ip.bind=127.0.0.1",
+                "-s3",
+                f"-s3.config={config}",
+                "-s3.port.iceberg=0",
+                "-s3.port.lance=0",
+                "-master.telemetry=false",
+                "-volume.max=0",
+                *flags,
+            ],
             cwd=launch.home,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -252,6 +236,28 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _restarted(launch: Launch) -> Iterator[None]:
+    running = Path("/proc") / str(launch.pid())
+    words = [os.fsdecode(word) for word in (running / "cmdline").read_bytes().split(b"\0")[:-1]]
+    home = (running / "cwd").readlink()
+    _end(launch.pid(), gently=False)
+    try:
+        yield
+    finally:
+        with (home / "log").open("ab") as log:
+            process = subprocess.Popen(
+                words,
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        launch.record(process.pid)
+        process.returncode = 0  # ended by pid later
 
 
 def _end(pid: int, *, gently: bool) -> None:
