@@ -21,6 +21,7 @@ from sqlalchemy import and_, delete, insert, update
 from torch import Tensor, nn
 
 from atoll import config
+from atoll.blobs.bucket import Bucket
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.clock import ManualClock
 from atoll.codecs.base import Codec
@@ -287,7 +288,17 @@ class Cluster:
 
     def _coordinator(self) -> Coordinator:
         stores = Stores(self.ledger, self.blobs, self.spool)
-        return boot.open_coordinator(stores, self.clock, layout=self.layout, threads=self.threads)
+        return boot.open_coordinator(
+            stores,
+            self.clock,
+            layout=self.layout,
+            threads=self.threads,
+            buckets=self._buckets(),
+        )
+
+    def _buckets(self) -> Mapping[str, Bucket]:
+        """Those of a run whose islands publish."""
+        return {}
 
     def close(self) -> None:
         """Lets the directory go, as a process that ends does."""

@@ -24,7 +24,8 @@ from atoll.gather.publish import publish
 from atoll.gather.replica import Replica
 from atoll.gather.result import Merged
 from atoll.gather.statement import Statement
-from atoll.gather.window import Terms, Window
+from atoll.gather.terms import Terms
+from atoll.gather.window import Window
 from atoll.optim.sgd import Sgd
 from atoll.sums import digest
 from atoll.wire.header import Told

@@ -18,7 +18,7 @@ from atoll.coordinator.sharded.part_uploads import PartRequest
 from atoll.coordinator.sharded.service import ShardedCoordinator
 from atoll.coordinator.stores import Stores
 from atoll.layout import Layout, byte_view
-from atoll.ledger.records import GroupRecord, ManifestRecord, RunRecord
+from atoll.ledger.records import CheckpointRecord, GroupRecord, ManifestRecord, RunRecord
 from atoll.proof import audit as auditing
 from atoll.proof.report import AuditReport
 from atoll.protocol.manifest import DataSettings, Manifest, ModelSettings
@@ -402,3 +402,20 @@ class HandRank:
         return self.coordinator.boundary(
             BoundaryRequest(identity=self.identity, group=self.number, round=round_number)
         )
+
+
+def restore_of(*ranks: HandRank):
+    """What the group that `ranks` form goes back to."""
+    found = ranks[0].sea.formed(*ranks)
+    assert found[0].formed.restore is not None
+    return found[0].formed.restore
+
+
+def digest_at(sea: Sea, step: int) -> str:
+    """Of the weights after a step, by the whole buffer: nothing here is streamed."""
+    return digests.digest(sea.layout, state_at(sea.layout, step)[0]).root
+
+
+def checkpoint(sea: Sea) -> CheckpointRecord:
+    """The newest."""
+    return alone(sea.ledger).checkpoints.all()[-1]

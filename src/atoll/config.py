@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -77,6 +77,8 @@ def parse(table: Mapping[str, Any], *, base: Path = Path()) -> RunFile:
     start_from = _text(model, "start_from", "model")
     fingerprint_of = _text(model, "fingerprint_of", "model")
     settings = {key: value for key, value in table.items() if key not in ("model", "data")}
+    if isinstance(gather := settings.get("gather"), dict):
+        settings["gather"] = _with_places(gather, base)
     for name in sorted(settings.keys() & {*NOT_IN_FILE}):
         raise _unknown([name])
     stand_in = ModelSettings(definition=model, layout_digest="0" * 64, initial_digest="0" * 64)
@@ -120,6 +122,20 @@ def _address(value: str | None, base: Path) -> str | None:
     return str((base / value).absolute())
 
 
+def _with_places(gather: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The section of buckets, where one that is a directory counts from `base` too."""
+    buckets = gather.get("buckets")
+    if not isinstance(buckets, dict):
+        return dict(gather)
+    found = {
+        name: {**bucket, "url": _address(bucket["url"], base)}
+        if isinstance(bucket, dict) and isinstance(bucket.get("url"), str) and bucket["url"]
+        else bucket
+        for name, bucket in buckets.items()
+    }
+    return {**gather, "buckets": found}
+
+
 def _section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = table.get(name)
     if not isinstance(section, dict):
@@ -157,7 +173,9 @@ def _unknown(place: Sequence[int | str]) -> ConfigError:
     *sections, _ = place
     model: Any = Manifest
     for section in sections:
-        model = model.model_fields[section].annotation
+        # Of named sections, such as buckets, each one has the same settings.
+        named = get_args(model)
+        model = named[-1] if named else model.model_fields[section].annotation
     known = {*model.model_fields} - {*NOT_IN_FILE}
     if sections == ["storage"]:
         known.update(_LOCAL_STORAGE)

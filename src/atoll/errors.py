@@ -8,8 +8,8 @@
       StoreError                  BlobMissing, BlobChanged, ObjectMissing, ObjectChanged,
                                   ObjectSize, ObjectRefused, StorageFull, StoreAway, StoreLate,
                                   DiskFailed, LedgerVersion, StateHeld, Superseded, StateDamaged
-      RoundError                  NotReady, WrongRound, StaleContribution, Conflict, EmptySum,
-                                  Diverged
+      RoundError                  NotReady, WrongRound, StaleContribution (LeftOut), Conflict,
+                                  EmptySum, Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
                                   LeaseLost, StaleGeneration, MissingRanks, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
@@ -175,6 +175,10 @@ class WrongRound(RoundError, code="WRONG_ROUND"):
 
 class StaleContribution(RoundError, code="STALE"):
     """The round closed without this contribution; its rows are open again."""
+
+
+class LeftOut(StaleContribution, code="LEFT_OUT"):
+    """The round goes on without this contribution, which is not what it must be."""
 
 
 class Conflict(RoundError, code="CONFLICT"):

@@ -25,6 +25,7 @@ from atoll.blobs.memory import MemoryBlobs
 from atoll.blobs.registry import open_blobs
 from atoll.blobs.s3 import S3Blobs
 from atoll.errors import BlobChanged, BlobMissing, ConfigError, StoreAway, StoreError
+from atoll.launch import seaweed
 from tests import servers
 
 ABSENT = "0" * 64
@@ -625,7 +626,7 @@ def test_s3_keeps_the_draft_of_a_refused_upload(s3_url: str, tmp_path: Path) -> 
 
 
 def test_s3_server_that_does_not_answer_is_a_store_error(tmp_path: Path) -> None:
-    [port] = servers.free_ports(1)
+    [port] = seaweed.free_ports(1)
     blobs = s3_blobs(f"http://127.0.0.1:{port}", tmp_path)
 
     with pytest.raises(StoreAway, match="cannot look up") as caught:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -70,17 +71,32 @@ def publish(home: Path, uid: str, seed: int) -> Any:
     return commanded("publish", str(home / f"{uid}.toml"), uid, str(data), "--key", key)
 
 
-def test_two_ranks_gather_and_a_late_joiner_ends_in_the_same_bits(home):
-    for seed, uid in enumerate(UIDS):
-        assert publish(home, uid, seed)["window"] == 0
-
+def ranked(command: str, file: Path) -> subprocess.CompletedProcess[bytes]:
+    """A command on two ranks, as processes."""
     ran = subprocess.run(
-        [*ATOLL, "gather", "window", str(home / "group.toml"), "--ranks", "2", "--json"],
+        [*ATOLL, "gather", command, str(file), "--ranks", "2", "--json"],
         capture_output=True,
         timeout=LIMIT_SECONDS,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr.decode()[-3000:]
+    return ran
+
+
+def samples(path: Path) -> dict[str, float]:
+    """A file of metrics, as Prometheus reads it."""
+    return {
+        " ".join((sample.name, *sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(path.read_text())
+        for sample in family.samples
+    }
+
+
+def test_two_ranks_gather_and_a_late_joiner_ends_in_the_same_bits(home):
+    for seed, uid in enumerate(UIDS):
+        assert publish(home, uid, seed)["window"] == 0
+
+    ran = ranked("window", home / "group.toml")
     first = json.loads(ran.stdout)
     assert (first["uids"], first["ranks"], first["window"]) == (list(UIDS), 2, 0)
 
@@ -88,7 +104,13 @@ def test_two_ranks_gather_and_a_late_joiner_ends_in_the_same_bits(home):
     assert (caught["stop"], caught["digest"]) == (1, first["digest"])
     publish(home, "a", 7)
     before = shutil.copytree(home / "group", home / "before")
-    second = commanded("window", str(home / "group.toml"))  # by one rank
+    metrics = home / "gather.prom"
+    second = commanded("window", str(home / "group.toml"), "--metrics", str(metrics))  # by one rank
+    shown = samples(metrics)
+    assert (shown["atoll_gather_window"], shown["atoll_gather_actual_peers"]) == (1.0, 1.0)
+    assert shown["atoll_gather_skips MISSING"] == shown["atoll_gather_skips_by_fault peer"] == 2.0
+    assert shown["atoll_gather_download_bytes"] == second["download_bytes"]
+    assert shown["atoll_gather_replayed"] == 0.0 and metrics.stat().st_mode & 0o777 == 0o644
     assert (second["window"], second["uids"]) == (1, ["a"])
     assert {why[0] for why in second["skipped"].values()} == {"MISSING"}
 
@@ -96,12 +118,14 @@ def test_two_ranks_gather_and_a_late_joiner_ends_in_the_same_bits(home):
     shutil.rmtree(home / "group")
     shutil.copytree(before, home / "group")
     shutil.rmtree(home / "bucket" / "a")
-    again = commanded("window", str(home / "group.toml"))
+    again = commanded("window", str(home / "group.toml"), "--metrics", str(metrics))
+    assert samples(metrics)["atoll_gather_replayed"] == 1.0
     told = ("digest", "artifact", "uids", "skipped")
     assert [again[name] for name in told] == [second[name] for name in told]
 
-    late = commanded("catch-up", str(home / "late.toml"))
-    assert (late["applied"], late["digest"]) == (2, second["digest"])
+    ran = ranked("catch-up", home / "late.toml")
+    late = json.loads(ran.stdout)
+    assert (late["applied"], late["digest"], late["ranks"]) == (2, second["digest"], 2)
     weights = [home / state / "weights" / "00000002.f32" for state in ("group", "late")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 

@@ -9,30 +9,12 @@ from atoll.proof import audit as auditing
 from atoll.simulate import cluster
 from atoll.versions import recorded
 from tests.processes import LIMIT_SECONDS, TOKENS
+from tests.sharded_run_files import run_file
 
 ROUNDS, ROUND_STEPS, RANKS = 2, 4, 2
-RUN_FILE = f"""
-name = "sharded-quorum"
-strategy = "sharded"
-seed = 3
-[model]
-architecture = "gpt"
-vocab = 16
-block = 8
-layers = 2
-heads = 2
-width = 32
-[data]
-kind = "synthetic"
-seed = 1
-rows = 500
-held_out_rows = 4
-block = 8
-vocab = 16
-[inner]
-batch = 7
-lr = 1e-3
-threads = 1
+RUN_FILE = run_file(
+    "sharded-quorum",
+    f"""
 [sharded]
 commit = "quorum"
 exchange = "direct"
@@ -46,7 +28,9 @@ min_workers = {RANKS}
 every = 1
 [stop]
 rounds = {ROUNDS}
-"""
+""",
+    inner="threads = 1",
+)
 
 
 def test_ranks_that_commit_by_quorum_end_where_strict_ones_do(tmp_path: Path) -> None:

@@ -10,30 +10,12 @@ from atoll.simulate import lineage
 from atoll.versions import recorded
 from atoll.wire import certificate
 from tests.processes import LIMIT_SECONDS, TOKENS
+from tests.sharded_run_files import run_file
 
 ROUNDS, ROUND_STEPS, RANKS = 2, 4, 2
-RUN_FILE = f"""
-name = "sharded-tls"
-strategy = "sharded"
-seed = 3
-[model]
-architecture = "gpt"
-vocab = 16
-block = 8
-layers = 2
-heads = 2
-width = 32
-[data]
-kind = "synthetic"
-seed = 1
-rows = 500
-held_out_rows = 4
-block = 8
-vocab = 16
-[inner]
-batch = 7
-lr = 1e-3
-threads = 1
+RUN_FILE = run_file(
+    "sharded-tls",
+    f"""
 [sharded]
 bulk = "tcp"
 exchange = "direct"
@@ -45,7 +27,9 @@ deadline_seconds = 20
 min_workers = {RANKS}
 [stop]
 rounds = {ROUNDS}
-"""
+""",
+    inner="threads = 1",
+)
 
 
 def test_ranks_train_over_sockets_with_tls_and_end_cleanly(tmp_path: Path) -> None:

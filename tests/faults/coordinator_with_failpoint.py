@@ -49,11 +49,11 @@ Die = Callable[..., None]
 def before_accept(round_number: int, die: Die) -> None:
     commit = Uploads.commit
 
-    def wrapped(self: Uploads, stream: UploadStream) -> Any:
+    def wrapped(self: Uploads, stream: UploadStream, announcement: Any = None) -> Any:
         upload = stream.upload
         if upload.request.header.round == round_number:
             die(sha256=upload.request.sha256, worker_id=upload.request.identity.worker_id)
-        return commit(self, stream)
+        return commit(self, stream, announcement)
 
     Uploads.commit = wrapped  # type: ignore[method-assign] # the point of this program
 

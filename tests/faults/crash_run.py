@@ -250,7 +250,10 @@ def ack_before_commit() -> None:
     waiting: list[tuple[Rounds, ContributionRecord, FrameHeader]] = []
 
     def early(
-        self: Rounds, contribution: ContributionRecord, header: FrameHeader
+        self: Rounds,
+        contribution: ContributionRecord,
+        header: FrameHeader,
+        announcement: object = None,  # of uploads there is none
     ) -> ContributionRecord:
         waiting.append((self, contribution, header))
         return contribution

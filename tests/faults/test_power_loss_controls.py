@@ -21,13 +21,6 @@ EXCUSED: dict[str, str] = {
     "launch/repair_swap.py resume": "needs three names of one directory to fare differently",
     # The recorded repair renames blobs that were on the disk long before.
     "launch/repair_swap.py _put_aside": "matters for blobs on another disk or in S3",
-    # What a window of a gather promises is not checked on torn disks yet.
-    "blobs/directory_bucket.py put": "no gather is in the recorded program yet",
-    "blobs/directory_bucket.py create": "no gather is in the recorded program yet",
-    "files.py create_whole": "no gather is in the recorded program yet",
-    "launch/gather_state.py begin": "no gather is in the recorded program yet",
-    "launch/gather_state.py finish": "no gather is in the recorded program yet",
-    "launch/gather_state.py _write_head": "no gather is in the recorded program yet",
 }
 
 

@@ -25,6 +25,7 @@ from atoll.protocol.messages import Status, StatusRequest
 from atoll.simulate import lineage
 from atoll.versions import recorded
 from tests.processes import LIMIT_SECONDS, TOKENS
+from tests.sharded_run_files import run_file
 
 pytestmark = pytest.mark.xdist_group("sharded-killed")
 
@@ -32,29 +33,9 @@ HEARTBEAT_TIMEOUT = 3.0
 MOST_SECONDS = HEARTBEAT_TIMEOUT + 10.0  # from a failure to the next step
 NEIGHBOURS = ("c", "d")  # in a ring of a, c, d, e: the first one's shard is on these two disks
 ASKED = "a rank that was asked to go"
-RUN_FILE = f"""
-name = "sharded-killed"
-strategy = "sharded"
-seed = 3
-heartbeat_interval = 0.5
-heartbeat_timeout = {HEARTBEAT_TIMEOUT}
-[model]
-architecture = "gpt"
-vocab = 16
-block = 8
-layers = 2
-heads = 2
-width = 8
-[data]
-kind = "synthetic"
-seed = 1
-rows = 500
-held_out_rows = 4
-block = 8
-vocab = 16
-[inner]
-batch = 7
-lr = 1e-3
+RUN_FILE = run_file(
+    "sharded-killed",
+    """
 [sharded]
 save_every = 5
 checkpoint_every = 2
@@ -63,7 +44,10 @@ deadline_seconds = 10
 every = 0
 [stop]
 rounds = 100000
-"""
+""",
+    width=8,
+    top=f"heartbeat_interval = 0.5\nheartbeat_timeout = {HEARTBEAT_TIMEOUT}\n",
+)
 
 
 @dataclass

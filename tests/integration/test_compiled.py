@@ -226,6 +226,9 @@ class Whole:
     def tile(self, span):
         return self._values[span.start : span.stop]
 
+    def raw(self, span):
+        return self.tile(span).view(torch.uint8)
+
 
 def outer(name: str) -> OuterOptimizer:
     return OuterSettings.model_validate({"optimizer": name, **OUTER[name]}).build()

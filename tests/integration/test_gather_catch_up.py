@@ -1,54 +1,52 @@
 """Artifacts, restarted groups and late joiners: the same bits, or a refusal by name."""
 
+import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from atoll.collectives.base import Collectives
-from atoll.errors import Conflict, FrameError, ObjectMissing, StateDamaged
+from atoll.errors import (
+    ConfigError,
+    Conflict,
+    FrameError,
+    GroupBroken,
+    ObjectMissing,
+    StateDamaged,
+    StoreAway,
+)
 from atoll.gather import artifact as artifacts
 from atoll.gather.archive import Archive
 from atoll.gather.artifact import Artifact
-from atoll.gather.catch_up import CatchUp, Caught, Link, cheapest
 from atoll.gather.keys import SecretKey
-from atoll.gather.replica import Replica
-from atoll.optim.sgd import Sgd
+from atoll.gather.links import Link, cheapest
 from tests import gather_windows as windows
-from tests import gathers, rank_groups
+from tests import gathers
+from tests.gather_late import Counted, Late, caught_up, copied
 from tests.gather_windows import LAYOUT, World, same
 
 UIDS = ("10", "7", "8", "9")
 
 
-@pytest.fixture
-def world(tmp_path) -> World:
+@pytest.fixture(scope="module")
+def gathered(tmp_path_factory) -> World:
     """Three windows, the second one of nobody."""
-    made = World(tmp_path / "group")
+    made = World(tmp_path_factory.mktemp("group"))
     for uids in (UIDS, (), UIDS[:3]):
         made.publish(*uids)
         made.run(2)
     return made
 
 
-def newcomer() -> Replica:
-    start = gathers.start()
-    return Replica(master=start, window=0, digest=windows.root(start))
+@pytest.fixture
+def world(gathered: World) -> World:
+    """The same in a bucket that may be changed."""
+    return replace(gathered, bucket=copied(gathered.bucket))
 
 
-def caught_up(archive: Archive, replica: Replica, home, *, lr: float = gathers.LR) -> Caught:
-    def work(ranks: Collectives) -> Caught:
-        by = CatchUp(
-            ranks=ranks,
-            archive=archive,
-            optimizer=Sgd(lr),
-            memory_bytes=64 << 20,
-            directory=home / "late",
-        )
-        return by.run(replica)
-
-    [found] = rank_groups.threads(1, "direct", work, chunk_bytes=1 << 16)
-    assert isinstance(found, Caught)
-    return found
+@pytest.fixture
+def late(tmp_path) -> Late:
+    return Late(tmp_path)
 
 
 def made_of(archive: Archive, window: int) -> Artifact:
@@ -61,63 +59,146 @@ def key_of(window: int) -> str:
     return f"archive/windows/{window:08d}.json"
 
 
-def test_late_joiner_ends_in_the_same_bits(world, tmp_path):
-    replica = newcomer()
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_late_joiner_ends_in_the_same_bits_and_ranks_share_the_bodies(world, late, size):
+    buckets = [Counted(world.bucket) for _ in range(size)]
 
-    found = caught_up(windows.archive(world.bucket), replica, tmp_path)
+    found = late.run(lambda rank: windows.archive(buckets[rank]), size=size)
 
-    assert same(replica.master, world.master)
-    assert (replica.window, replica.digest, replica.prev) == (3, world.digest, world.prev)
-    assert (found.applied, found.weights_after) == (3, None)
-    assert not (tmp_path / "late").exists()
+    assert all(one == found[0] for one in found), found
+    assert (found[0].applied, found[0].weights_after, found[0].stop) == (3, None, 3)
+    assert same(late.master, world.master) and late.prev == world.prev
+    assert {one.digest for one in late.replicas.values()} == {world.digest}
+    assert sum(one.body_bytes for one in buckets) == found[0].bytes
+    assert all(one.body_bytes for one in buckets)
+    assert not (late.home / "late").exists()
 
 
-def test_another_outer_lr_is_found_by_the_digest(world, tmp_path):
-    replica = newcomer()
+def test_body_that_breaks_off_goes_on_at_its_offset(world, late):
+    asked = 0
 
+    def breaks(_: int) -> Exception | None:
+        nonlocal asked
+        asked += 1
+        return StoreAway("broken on purpose") if asked % 3 == 0 else None
+
+    bucket = Counted(world.bucket, breaks)
+
+    [found] = late.run(lambda _: windows.archive(bucket))
+
+    assert same(late.master, world.master)
+    assert asked > 20 and bucket.body_bytes == found.bytes
+
+
+def test_server_that_says_nothing_for_too_long_ends_it_on_all_ranks(world, late):
+    bucket = Counted(world.bucket, lambda came: StoreAway("away") if came > 3_000 else None)
+
+    found = late.run(lambda _: windows.archive(bucket, seconds=0.2), size=2)
+
+    assert all(isinstance(one, StoreAway) for one in found), found
+    assert late.window == 0 and not any(one.is_torn for one in late.replicas.values())
+
+
+@pytest.mark.parametrize(
+    ("size", "after", "saved"), [(1, 1, 0), (2, 7_000, 0), (2, 30_000, 2), (3, 38_000, 2)]
+)
+def test_killed_catch_up_goes_on_at_its_last_window_and_byte(world, late, size, after, saved):
+    """As after a kill: nothing is cleaned up, and only what was applied is saved."""
+
+    def breaks(_: int) -> Exception | None:
+        return RuntimeError("killed") if sum(one.body_bytes for one in buckets) >= after else None
+
+    buckets = [Counted(world.bucket, breaks) for _ in range(size)]
+    broken = late.run(lambda rank: windows.archive(buckets[rank]), size=size)
+    assert all(isinstance(one, GroupBroken) and "killed" in str(one) for one in broken), broken
+    assert late.window == saved
+    came = sum(one.body_bytes for one in buckets)
+    rest = [Counted(world.bucket) for _ in range(2)]
+
+    again = late.run(lambda rank: windows.archive(rest[rank]), size=2)
+
+    bodies = sum(made_of(windows.archive(world.bucket), k).body_bytes for k in range(3))
+    assert came + sum(one.body_bytes for one in rest) == bodies
+    assert (again[0].first, again[0].applied) == (saved, 3 - saved)
+    assert same(late.master, world.master) and late.prev == world.prev
+
+
+def test_bytes_of_an_earlier_life_that_prove_wrong_are_fetched_anew(world, late):
+    bucket = Counted(world.bucket, lambda came: RuntimeError("killed") if came > 9_000 else None)
+    late.run(lambda _: windows.archive(bucket))
+    made = made_of(windows.archive(world.bucket), 0)
+    path = late.home / "late" / made.body_sha256
+    data = bytearray(path.read_bytes())
+    data[3_456] ^= 1
+    path.write_bytes(data)
+
+    caught_up(late, world.bucket, size=2)
+
+    assert same(late.master, world.master)
+
+
+def test_memory_that_is_too_small_is_refused_with_the_number_that_is_enough(world, late):
+    with pytest.raises(ConfigError, match="at least"):
+        caught_up(late, world.bucket, memory_bytes=3 << 20, size=2)
+
+    assert late.window == 0 and not any(one.is_torn for one in late.replicas.values())
+
+
+def test_another_outer_lr_is_found_by_the_digest(world, late):
     with pytest.raises(StateDamaged, match="window 0"):
-        caught_up(windows.archive(world.bucket), replica, tmp_path, lr=0.2)
+        caught_up(late, world.bucket, lr=0.2)
 
     with pytest.raises(StateDamaged, match="load the weights"):
-        replica.check(0)
+        late.replicas[0].check(0)
 
 
-def test_gap_is_refused_by_its_number(world, tmp_path):
+def test_gap_is_refused_by_its_number(world, late):
     world.bucket.remove(key_of(1))
-    replica = newcomer()
 
     with pytest.raises(ObjectMissing, match="window 1 has no record"):
-        caught_up(windows.archive(world.bucket), replica, tmp_path)
+        caught_up(late, world.bucket, size=2)
 
-    assert replica.window == 0 and same(replica.master, gathers.start())
+    assert late.window == 0 and same(late.master, gathers.start())
 
 
-def test_whole_weights_are_taken_behind_a_gap(world, tmp_path):
-    archive = windows.archive(world.bucket)
-    path = tmp_path / "weights"
+def put_whole(world: World, home: Path) -> None:
+    path = home / "weights"
     path.write_bytes(world.master.numpy().tobytes())
-    archive.put_weights(world.digest, path)
-    world.bucket.remove(key_of(1))
-    replica = newcomer()
+    windows.archive(world.bucket).put_weights(world.digest, path)
 
-    found = caught_up(archive, replica, tmp_path)
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_whole_weights_are_taken_behind_a_gap(world, late, size):
+    put_whole(world, late.home)
+    world.bucket.remove(key_of(1))
+
+    found = caught_up(late, world.bucket, size=size)
 
     assert (found.weights_after, found.applied, found.bytes) == (2, 0, LAYOUT.nbytes)
-    assert same(replica.master, world.master) and replica.prev == world.prev
+    assert same(late.master, world.master) and late.prev == world.prev
 
 
-def test_whole_weights_are_not_taken_where_they_are_more_bytes(world, tmp_path):
-    archive = windows.archive(world.bucket)
-    path = tmp_path / "weights"
-    path.write_bytes(world.master.numpy().tobytes())
-    archive.put_weights(world.digest, path)
+def test_whole_weights_of_another_digest_are_refused(world, late):
+    put_whole(world, late.home)
+    world.bucket.remove(key_of(1))
+    key = f"archive/weights/{world.digest}"
+    world.bucket.put(key, bytes(LAYOUT.nbytes))
 
-    found = caught_up(archive, newcomer(), tmp_path)
+    with pytest.raises(FrameError, match="another digest"):
+        caught_up(late, world.bucket, size=2)
+
+    assert late.window == 0
+
+
+def test_whole_weights_are_not_taken_where_they_are_more_bytes(world, late):
+    put_whole(world, late.home)
+
+    found = caught_up(late, world.bucket)
 
     assert found.weights_after is None and found.bytes < LAYOUT.nbytes
 
 
-def test_restarted_group_applies_the_artifact_it_finds(tmp_path):
+def test_restarted_group_applies_the_artifact_it_finds(tmp_path, caplog):
     world = World(tmp_path)
     before = (world.master, world.window, world.prev)
     world.publish(*UIDS)
@@ -127,8 +208,12 @@ def test_restarted_group_applies_the_artifact_it_finds(tmp_path):
     for uid in UIDS:
         world.bucket.remove(f"peers/{uid}/statements/00000000.json")
 
-    again = world.run(3, life="b")
+    with caplog.at_level(logging.INFO, "atoll.gather.events"):
+        again = world.run(3, life="b")
 
+    [event] = caplog.records
+    assert (event.message, event.__dict__["window"]) == ("window replayed", 0)
+    assert event.__dict__["uids"] == list(UIDS)
     assert same(world.master, after) and world.prev == prev
     assert all(one == first[0] for one in again)
 
@@ -157,26 +242,23 @@ def test_record_by_another_key_or_changed_is_refused(world):
         archive.read(stands, 1)
 
 
-def test_changed_body_is_refused_before_it_is_applied(world, tmp_path):
-    archive = windows.archive(world.bucket)
-    made = made_of(archive, 0)
-    key = f"archive/bodies/{made.body_sha256}"
-    world.bucket.put(key, bytes(made.body_bytes))
-    replica = newcomer()
+def test_changed_body_is_refused_before_it_is_applied(world, late):
+    made = made_of(windows.archive(world.bucket), 0)
+    world.bucket.put(f"archive/bodies/{made.body_sha256}", bytes(made.body_bytes))
 
-    with pytest.raises(FrameError, match="sha256"):
-        caught_up(archive, replica, tmp_path)
+    with pytest.raises(FrameError, match="did not sign"):
+        caught_up(late, world.bucket, size=2)
 
-    assert same(replica.master, gathers.start()) and not replica.is_torn
+    assert late.window == 0 and not any(one.is_torn for one in late.replicas.values())
 
 
-def test_fork_is_refused(world, tmp_path):
+def test_fork_is_refused(world, late):
     archive = windows.archive(world.bucket)
     made = replace(made_of(archive, 2), prev="f" * 64)
     world.bucket.put(key_of(2), artifacts.signed(made, windows.EMITTER))
 
     with pytest.raises(StateDamaged, match="window 2 does not follow"):
-        caught_up(archive, newcomer(), tmp_path)
+        caught_up(late, world.bucket)
 
 
 def test_whole_weights_are_chosen_by_their_bytes():

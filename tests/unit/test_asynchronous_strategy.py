@@ -216,6 +216,9 @@ class Source:
     def tile(self, span):
         return self.values[span.start : span.stop]
 
+    def raw(self, span):
+        return self.tile(span).view(torch.uint8)
+
 
 def fresh(step: OuterStep) -> OuterState:
     start = Source(99).values.clone()

@@ -1,4 +1,4 @@
-"""The tables are made whole or not at all; those of another version are refused."""
+"""Tables are made whole or not at all, or added to; those of other versions are refused."""
 
 import hashlib
 import os
@@ -18,6 +18,7 @@ from atoll.ledger import engines, migrations
 from atoll.ledger.database import Database
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.postgres import epochs
+from atoll.ledger.records import AnnouncementRecord, PublisherRecord
 from atoll.ledger.sqlite import salvage, seals
 from atoll.ledger.tables import schema
 from tests import servers
@@ -142,8 +143,8 @@ def test_migrated_tables_are_those_that_statements_are_built_from(url: str):
 @pytest.mark.parametrize(
     ("dialect", "sha256"),
     [
-        (sqlite.dialect(), "5d77c9c578a1cf300e01ceaa7fd82511aceab6ff15d1b46788d85348cc12975b"),
-        (psycopg.dialect(), "ea314593bd21aea5b21d080809897f070e011e598cb99b5c06b58e9b399658a4"),
+        (sqlite.dialect(), "7ec5b53e79bd0a5c7090c372dfb4e2be4dec3c1b0d2e10d2a9fa2a4092602d9b"),
+        (psycopg.dialect(), "0b95147a52c5b2d22635ec341aa5ad2134af6ad5a7b417ce7513b91ce9fe1f96"),
     ],
     ids=["sqlite", "postgres"],
 )
@@ -151,7 +152,7 @@ def test_tables_change_only_with_the_version(dialect: Dialect, sha256: str):
     """A column follows from a record's field: whoever changes one must see that tables change."""
     made = "".join(migrations.statements(dialect)).encode()
 
-    assert (migrations.VERSION, hashlib.sha256(made).hexdigest()) == (10, sha256)
+    assert (migrations.VERSION, hashlib.sha256(made).hexdigest()) == (11, sha256)
 
 
 def test_migrate_again_changes_nothing(database: Database):
@@ -192,7 +193,7 @@ def other_version(url: str, stored: int) -> None:
             connection.change(schema.schema_version.update().values(version=stored))
 
 
-@pytest.mark.parametrize("stored", [migrations.VERSION - 1, migrations.VERSION + 1])
+@pytest.mark.parametrize("stored", [migrations.VERSION - 2, migrations.VERSION + 1])
 def test_ledger_of_another_version_is_refused_by_name_and_let_go(url: str, stored: int):
     other_version(url, stored)
 
@@ -211,3 +212,72 @@ def test_ledger_of_another_version_is_not_salvaged(tmp_path: Path):
 
     with pytest.raises(LedgerVersion, match=r"the ledger 'mine' has version"):
         salvage.salvage(tmp_path / "old.sqlite", tmp_path / "new.sqlite", name="'mine'")
+
+
+OLD = Path(__file__).parents[1] / "ledgers_of_old"
+ROWS_OF_10 = (
+    f"INSERT INTO runs VALUES ('run-1', 1.5, '{'1' * 64}')",
+    f"INSERT INTO manifests VALUES (1, '{'2' * 64}', '{{}}', 1)",
+    f"INSERT INTO workers VALUES ('a', '{'3' * 64}', 2, TRUE, 3.5)",
+    "INSERT INTO rounds (round, state, manifest_sha256, cursor, fragment, tokens) "
+    f"VALUES (1, 'open', '{'2' * 64}', 8, 0, 0)",
+)
+
+
+def made_by_version_10(url: str) -> None:
+    """A ledger with a worker and a round, as the program before this one left it."""
+    with closing(engines.open_database(url)) as database, database.writing() as connection:
+        text = (OLD / f"version_10.{connection.engine}.sql").read_text()
+        for statement in (*filter(str.strip, text.split(";\n")), *ROWS_OF_10):
+            connection.change(statement)
+        connection.change("INSERT INTO schema_version VALUES (10)")
+        database.made()
+
+
+def test_ledger_of_the_version_before_gets_what_it_lacks(url: str):
+    made_by_version_10(url)
+
+    with closing(engines.open_database(url)) as database:
+        migrations.migrate(database)
+        ledger = Ledger(database)
+        with ledger.writing() as t:
+            [worker], [held] = t.members.workers(), t.rounds.all()
+            t.publishers.add(PublisherRecord("a", "4" * 64, "main"))
+            t.announcements.add(AnnouncementRecord(1, "a", "{}", 2.5))
+            t.skips.add(1, "a", reason="SIZE", sentence="too long", wall=4.5)
+
+        assert (worker.incarnation, held.cursor, held.artifact_sha256) == (2, 8, None)
+        assert version(database) == migrations.VERSION
+        assert ledger.damage() == []
+    engine = create_engine(url if "://" in url else f"sqlite:///{url}", poolclass=NullPool)
+    with engine.begin() as connection:
+        migrated = description(connection)
+        schema.metadata.drop_all(connection)
+        schema.metadata.create_all(connection)
+        assert migrated == description(connection)
+
+
+def test_adding_that_dies_leaves_the_version_before(url: str, monkeypatch: pytest.MonkeyPatch):
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    made_by_version_10(url)
+    with closing(engines.open_database(url)) as database:
+        monkeypatch.setattr(database, "changed", die)  # the last of it
+        before = tables(database)
+
+        with pytest.raises(KeyboardInterrupt):
+            migrations.migrate(database)
+        assert (version(database), tables(database)) == (10, before)
+
+
+def test_damaged_ledger_of_the_version_before_is_not_sealed_anew(tmp_path: Path):
+    url = str(tmp_path / "ledger.db")
+    made_by_version_10(url)
+    with closing(engines.open_database(url)) as database, database.writing() as connection:
+        connection.change("UPDATE workers SET incarnation = 7")  # beside the seals
+
+    with closing(engines.open_database(url)) as database:
+        with pytest.raises(StateDamaged, match=r"table 'workers' .*are of version 10 and stay"):
+            migrations.migrate(database)
+        assert version(database) == 10

@@ -187,7 +187,9 @@ def export(options: ExportOptions) -> None:
 @app.command()
 def demo(
     run_file: RunFileArgument = Path("examples/quickstart.toml"),
-    islands: Annotated[int, typer.Option(help="Number of islands.")] = 2,
+    islands: Annotated[
+        int | None, typer.Option(help="Number of islands [2, or as many as a round needs].")
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where the run's state goes [a fresh one].")
     ] = None,
@@ -229,18 +231,33 @@ def publish(
     ],
     key: Annotated[Path, typer.Option("--key", help="This peer's signing key.")],
     samples: Annotated[str, typer.Option(help="sha256 of the rows trained on.")] = "0" * 64,
+    residual: Annotated[
+        Path | None,
+        typer.Option(help="Error feedback: what is not sent is kept in this file [not kept]."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Publish a peer's displacement for the window that its state waits for."""
     from atoll.cli import gather as command
 
-    command.publish(file, uid, displacement, secret=key, sample_digest=samples, as_json=as_json)
+    command.publish(
+        file,
+        uid,
+        displacement,
+        secret=key,
+        sample_digest=samples,
+        residual=residual,
+        as_json=as_json,
+    )
 
 
 @gather_app.command()
 def window(
     file: GatherFileArgument,
     ranks: Annotated[int, typer.Option(help="Ranks on this machine; or use torchrun.")] = 1,
+    metrics: Annotated[
+        Path | None, typer.Option(help="A file for the window's numbers, as Prometheus reads them.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     as_json: JsonOption = False,
 ) -> None:
@@ -248,19 +265,22 @@ def window(
     from atoll.cli import gather as command
 
     output.set_up_logs(log_level)
-    command.window(file, ranks=ranks, as_json=as_json)
+    command.window(file, ranks=ranks, metrics=metrics, log_level=log_level, as_json=as_json)
 
 
 @gather_app.command("catch-up")
 def catch_up(
     file: GatherFileArgument,
+    ranks: Annotated[int, typer.Option(help="Ranks on this machine; or use torchrun.")] = 1,
     stop: Annotated[int | None, typer.Option(help="The window to wait for [the newest].")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
     as_json: JsonOption = False,
 ) -> None:
     """Bring this machine's weights to the newest, by the artifacts."""
     from atoll.cli import gather as command
 
-    command.catch_up(file, stop=stop, as_json=as_json)
+    output.set_up_logs(log_level)
+    command.catch_up(file, ranks=ranks, stop=stop, log_level=log_level, as_json=as_json)
 
 
 def _version(asked: bool) -> None:

@@ -12,7 +12,7 @@ from atoll.cli.output import number
 from atoll.client.http import HttpClient
 from atoll.clock import SystemClock
 from atoll.errors import CoordinatorUnreachable
-from atoll.protocol.messages import Status, StatusRequest, WorkerStatus
+from atoll.protocol.messages import GatherStatus, Status, StatusRequest, WorkerStatus
 
 REFRESH_SECONDS = 1.0
 SHOWN_ROUNDS = 12
@@ -57,6 +57,7 @@ def view(found: Status) -> Group:
         f"all ranks have saved step {found.consistent}" if found.consistent else "",
         f"newest checkpoint at step {found.checkpoint}" if found.checkpoint else "",
         *found.notes,
+        *(_gather_notes(found.gather) if found.gather is not None else []),
         f"storage full: {found.storage_full}" if found.storage_full else "",
         f"damaged: {found.damaged}" if found.damaged else "",
         f"{found.stale_contributions} stale contributions" if found.stale_contributions else "",
@@ -70,6 +71,19 @@ def view(found: Status) -> Group:
         *([ranks_table(found)] if any(map(_has_stepped, found.workers)) else []),
         Text("; ".join(filter(None, notes))),
     )
+
+
+def _gather_notes(found: GatherStatus) -> list[str]:
+    """Who the round is made of, and what it goes on without."""
+    skips = ", ".join(f"{count} {reason}" for reason, count in sorted(found.skips.items()))
+    every = ", ".join(f"{count} {reason}" for reason, count in sorted(found.all_skips.items()))
+    return [
+        f"primaries {', '.join(found.primaries)}" if found.primaries else "",
+        f"reserves {', '.join(found.reserves)}" if found.reserves else "",
+        f"skipped in this round: {skips}" if skips else "",
+        f"skipped in all rounds: {every}" if every else "",
+        f"{output.size(found.pulled_bytes)} pulled" if found.pulled_bytes else "",
+    ]
 
 
 def history_table(found: Status) -> Table:

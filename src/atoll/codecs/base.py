@@ -33,8 +33,8 @@ class Fused(Protocol):
         ...
 
 
-class Codec(Protocol):
-    """How values travel. Implementations are frozen values without state, safe to share."""
+class Format(Protocol):
+    """What a payload's bytes are, and how many."""
 
     @property
     def name(self) -> str: ...
@@ -43,6 +43,14 @@ class Codec(Protocol):
     def format(self) -> str:
         """What frames say about their bytes: the name, and the settings that change them."""
         ...
+
+    def encoded_bytes(self, elements: int) -> int:
+        """Exact payload bytes of a span of `elements` that starts on a group boundary."""
+        ...
+
+
+class Codec(Format, Protocol):
+    """How values travel. Implementations are frozen values without state, safe to share."""
 
     @property
     def lossless(self) -> bool:
@@ -55,10 +63,6 @@ class Codec(Protocol):
         None where none are ready: numba is missing, they are still being compiled, or the tile is
         too small or badly aligned. The caller then encodes or decodes step by step.
         """
-        ...
-
-    def encoded_bytes(self, elements: int) -> int:
-        """Exact payload bytes of a span of `elements` that starts on a group boundary."""
         ...
 
     def encode(

@@ -1,8 +1,10 @@
 """A run's durable state: created once from a run file, opened again after every restart."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
+from atoll.blobs.bucket import Bucket
 from atoll.clock import Clock
 from atoll.config import RunFile
 from atoll.coordinator import initial, member_wiring
@@ -15,6 +17,7 @@ from atoll.coordinator.member_wiring import Opened
 from atoll.coordinator.members import dialback
 from atoll.coordinator.members.barriers import Barriers
 from atoll.coordinator.members.dialback import Dial
+from atoll.coordinator.pull.pulls import Pulls
 from atoll.coordinator.rounds import dispatch
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
@@ -44,6 +47,8 @@ from atoll.versions.replay import Replay
 
 log = logging.getLogger(__name__)
 
+NO_BUCKETS: Mapping[str, Bucket] = {}
+
 
 def create_or_check(
     stores: Stores, run_file: RunFile, clock: Clock, *, new_run_id: str, new_manifest: bool = False
@@ -65,23 +70,31 @@ def create_or_check(
     return _create(stores, run_file, clock, run_id=new_run_id)
 
 
-def open_run(stores: Stores, clock: Clock, *, threads: int = 1) -> Authority:
+def open_run(
+    stores: Stores, clock: Clock, *, threads: int = 1, buckets: Mapping[str, Bucket] = NO_BUCKETS
+) -> Authority:
     """The coordinator of the run in `stores`, of the kind that its strategy asks for."""
     if Manifests.of(stores.ledger).first.any_strategy.by_step:
         return open_sharded(stores, clock)
-    return open_coordinator(stores, clock, threads=threads)
+    return open_coordinator(stores, clock, threads=threads, buckets=buckets)
 
 
 def open_coordinator(
-    stores: Stores, clock: Clock, *, layout: Layout | None = None, threads: int = 1
+    stores: Stores,
+    clock: Clock,
+    *,
+    layout: Layout | None = None,
+    threads: int = 1,
+    buckets: Mapping[str, Bucket] = NO_BUCKETS,
 ) -> Coordinator:
     """The coordinator of a run in rounds, with its weights restored and its parts wired.
 
-    `layout` is the model's, where it cannot be built from its definition here. StateDamaged when
-    what is stored is not what was written: nobody serves from it unseen.
+    `layout` is the model's, where it cannot be built from its definition here; `buckets` are those
+    that the manifest names, where islands publish. StateDamaged when what is stored is not what was
+    written: nobody serves from it unseen.
     """
     opened = _opened(stores, layout)
-    return _wired(stores, clock, opened, threads=threads)
+    return _wired(stores, clock, opened, threads=threads, buckets=buckets)
 
 
 def open_sharded(
@@ -107,7 +120,14 @@ def _opened(stores: Stores, layout: Layout | None) -> Opened:
     return Opened(run, manifests, layout)
 
 
-def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coordinator:
+def _wired(
+    stores: Stores,
+    clock: Clock,
+    opened: Opened,
+    *,
+    threads: int,
+    buckets: Mapping[str, Bucket],
+) -> Coordinator:
     """Restores the weights of the run in `stores` and wires the parts together."""
     ledger, blobs, changed, counters = stores.ledger, stores.blobs, Changes(), Counters()
     run, manifests, layout = opened.run, opened.manifests, opened.layout
@@ -125,6 +145,15 @@ def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coo
     snapshots = Snapshots(
         ledger, blobs, weights, disk, manifests=manifests, in_flight=uploads.in_flight
     )
+    pulls = None
+    if manifests.newest.any_strategy.gathers:
+        pulls = Pulls(uploads, admission, buckets, clock, counters=counters, changed=changed)
+
+    def end_uploads() -> None:
+        uploads.drop_stale()
+        if pulls is not None:
+            pulls.drop_stale()
+
     return Coordinator(
         run_id=run.run_id,
         layout=layout,
@@ -152,9 +181,10 @@ def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coo
             weights,
             run=run,
             manifests=manifests,
-            end_uploads=uploads.drop_stale,
+            end_uploads=end_uploads,
             snapshots=snapshots,
             changed=changed,
+            measured=counters.measured.update,
         ),
         report=Report(
             run_id=run.run_id,
@@ -167,6 +197,7 @@ def _wired(stores: Stores, clock: Clock, opened: Opened, *, threads: int) -> Coo
             counters=counters,
             disk=disk,
         ),
+        pulls=pulls,
     )
 
 

@@ -6,7 +6,7 @@ In memory only, and only to be shown: nothing is decided by it.
 import threading
 from collections import Counter
 
-from atoll.errors import AtollError, StaleContribution
+from atoll.errors import AtollError, LeftOut, StaleContribution
 
 
 class Counters:
@@ -15,6 +15,7 @@ class Counters:
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
+        self.measured: dict[str, float] = {}  # the newest of each
         self._lock = threading.Lock()
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -26,5 +27,5 @@ class Counters:
         """Counts a message that was refused with `error`."""
         with self._lock:
             self.refusals[error.code] += 1
-            if isinstance(error, StaleContribution):
+            if isinstance(error, StaleContribution) and not isinstance(error, LeftOut):
                 self.counted["stale_contributions"] += 1

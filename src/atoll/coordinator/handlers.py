@@ -14,7 +14,7 @@ from atoll.coordinator.authority import Authority
 from atoll.coordinator.service import Coordinator
 from atoll.coordinator.sharded.service import ShardedCoordinator
 from atoll.errors import ProtocolError
-from atoll.protocol import control, messages, samples, sharded, work
+from atoll.protocol import control, gather, messages, samples, sharded, work
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Done
 
@@ -77,6 +77,8 @@ only(
     lambda c, m, arrival: c.assignment(m, begun=arrival.again),
 )
 only(Coordinator, messages.EvaluationReport, lambda c, m, _: c.evaluation(m))
+only(Coordinator, gather.AnnounceRequest, lambda c, m, a: c.announce(m, begun=a.again))
+only(Coordinator, gather.WindowRequest, lambda c, m, _: c.window(m))
 on(messages.BarrierRequest, lambda c, m, _: c.barrier(m))
 on(messages.LeaveRequest, lambda c, m, _: c.deregister(m.identity))
 on(samples.SamplesRequest, lambda c, m, _: c.keep_samples(m))

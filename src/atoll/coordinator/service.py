@@ -13,6 +13,8 @@ from functools import partial
 from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.authority import Authority
+from atoll.coordinator.pull import windows
+from atoll.coordinator.pull.pulls import Pulls
 from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.closing import Closing
 from atoll.coordinator.rounds.rounds import Rounds
@@ -21,8 +23,10 @@ from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.coordinator.rounds.spool import SpooledFrame
 from atoll.coordinator.shown.status import Report
 from atoll.data.parts import Part
+from atoll.errors import ProtocolError
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.control import OuterRateReply
+from atoll.protocol.gather import AnnounceReply, AnnounceRequest, WindowReply, WindowRequest
 from atoll.protocol.messages import (
     Assignment,
     AssignmentRequest,
@@ -46,6 +50,7 @@ class Coordinator(Authority):
     snapshots: Snapshots
     closing: Closing
     report: Report
+    pulls: Pulls | None = None  # where islands publish
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -111,8 +116,42 @@ class Coordinator(Authority):
             log.warning("lease expired", extra={"worker": worker_id})
             self.changed()
         self.rounds.admit()
+        if self.pulls is not None:
+            self.pulls.tick()
         self.snapshots.catch_up()
         return self.closing.close_due()
+
+    # What islands publish
+
+    def announce(self, request: AnnounceRequest, *, begun: bool = False) -> AnnounceReply:
+        """Pulls an announced contribution when it is its turn; the receipt once it is accepted.
+
+        `begun` as in `assignment`.
+        """
+        with self.refusals():
+            pulls = self._publishing(type(request).__name__)
+            if begun:
+                self.registry.check(request.identity)
+            else:
+                self.membership.enter(request.identity)
+            self.heartbeats.hear(request.identity.worker_id)
+            return pulls.announce(request)
+
+    def window(self, request: WindowRequest) -> WindowReply:
+        """What a published round folded, and where each of it was published."""
+        with self.refusals():
+            self._publishing(type(request).__name__)
+            self.membership.enter(request.identity)
+            return windows.window(self.rounds, self.weights, request.round)
+
+    def _publishing(self, name: str) -> Pulls:
+        """Refuses a message of runs in which islands publish."""
+        if self.pulls is None:
+            raise ProtocolError(
+                f"{name} is not a message of run {self.run_id!r}, in which contributions are "
+                f"uploaded; fetch /info and speak as its strategy asks"
+            )
+        return self.pulls
 
     # Transfers
 
@@ -120,15 +159,25 @@ class Coordinator(Authority):
         """Where an upload of this frame resumes."""
         with self.refusals():
             self.membership.enter(request.identity)
+            self._check_uploads()
             return self.uploads.offset(request)
 
     def begin_upload(self, request: UploadRequest) -> UploadStream | ContributionRecord:
         """Checks everything that can be checked without a body."""
         with self.refusals():
             self.membership.enter(request.identity)
+            self._check_uploads()
             found = self.uploads.begin(request)
             self.heartbeats.hear(request.identity.worker_id)
             return found
+
+    def _check_uploads(self) -> None:
+        """Refuses what nobody stated: other islands could not gather it."""
+        if self.pulls is not None:
+            raise ProtocolError(
+                f"contributions to run {self.run_id!r} are pulled from buckets; publish it and "
+                f"announce it"
+            )
 
     def write_upload(self, stream: UploadStream, chunk: bytes | memoryview) -> None:
         """Takes the next bytes of a frame; progress counts as a sign of life."""

@@ -1,27 +1,24 @@
 """The signed record of one window, and the body that it names: all that a late joiner needs.
 
 The record is canonical JSON, signed with a domain of its own, and names the sha256 of the record
-before it. The body holds the applied payloads regrouped by tile: for each group of 65,536 elements
-the bytes of all peers in uid order. Neither depends on the number of ranks or the memory budget.
+before it. It carries the statement of every applied peer, and the body their frames regrouped by
+tile, so nobody has to trust who signed it (`rebuild`). Neither depends on the number of ranks or
+the memory budget.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from atoll import canonical, files
-from atoll.compiled.arrays import Bytes
+from atoll import canonical
 from atoll.errors import FrameError
-from atoll.gather import clip, partial, supports
+from atoll.gather import body, clip, partial
 from atoll.gather.keys import SIGNATURE_BYTES, PublicKey, SecretKey
 from atoll.gather.merge import merge
 from atoll.gather.partial import Accepted, Partial, Skipped
 from atoll.gather.result import Merged
-from atoll.layout import GROUP_ELEMENTS, Layout, Span
+from atoll.layout import Layout
 from atoll.wire import schema
 
 MAX_BYTES = partial.LIMIT_BYTES
@@ -163,57 +160,10 @@ def _parsed(table: dict[str, Any], layout: Layout) -> Artifact:
         raise FrameError(f"{_OF} of window {found.window} has factors that its norms do not give")
     if len(found.weights) != len(found.accepted):
         raise FrameError(f"{_OF} of window {found.window} has not one weight for each peer")
-    nbytes = len(found.accepted) * supports.nbytes_of(Span(0, layout.size))
+    nbytes = body.nbytes_of(found.accepted, layout)
     if found.body_bytes != nbytes:
         raise FrameError(
             f"{_OF} of window {found.window} has body_bytes={found.body_bytes}; its "
-            f"{len(found.accepted)} payloads of this layout have {nbytes}"
+            f"{len(found.accepted)} frames of this layout make {nbytes}"
         )
     return found
-
-
-# The body
-
-
-def regrouped(tile: Bytes, span: Span) -> bytes:
-    """The bytes [peers, n] of a tile as the body has them: group by group, peers in order."""
-    parts = []
-    for group in groups(span):
-        first, stop = (supports.CODEC.encoded_bytes(e - span.start) for e in _ends(group))
-        parts.append(np.ascontiguousarray(tile[:, first:stop]).tobytes())
-    return b"".join(parts)
-
-
-def groups(span: Span) -> Iterator[Span]:
-    """The groups of a span that begins with one; the last may be short."""
-    for start in range(span.start, span.stop, GROUP_ELEMENTS):
-        yield Span(start, min(start + GROUP_ELEMENTS, span.stop))
-
-
-def _ends(span: Span) -> tuple[int, int]:
-    return span.start, span.stop
-
-
-class BodySlices:
-    """Payloads in a body on disk, read by uid; fulfils `SliceSource`. Checked as it was stored."""
-
-    def __init__(self, path: Path, artifact: Artifact, layout: Layout) -> None:
-        self._path, self._layout = path, layout
-        self._rows = {uid: row for row, uid in enumerate(artifact.uids)}
-
-    def read(self, uid: str, start: int, stop: int) -> bytes:
-        """The bytes [start, stop) of a payload, counted from its first chunk."""
-        made = bytearray(stop - start)
-        step = supports.CODEC.encoded_bytes(GROUP_ELEMENTS)
-        whole = supports.CODEC.encoded_bytes(self._layout.size)
-        fd = files.SYSTEM.open(self._path)
-        try:
-            for begin in range(start // step * step, stop, step):
-                length = min(step, whole - begin)  # of this group, for each peer
-                first, last = max(start, begin), min(stop, begin + length)
-                place = len(self._rows) * begin + self._rows[uid] * length + first - begin
-                room = memoryview(made)[first - start : last - start]
-                files.read_into(fd, place, room, path=self._path)
-        finally:
-            files.SYSTEM.close(fd)
-        return bytes(made)

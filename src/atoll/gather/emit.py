@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 from atoll import files
 from atoll.blobs.bucket import PIECE_BYTES
 from atoll.collectives.base import Collectives
-from atoll.gather import artifact, supports
+from atoll.gather import regrouped, supports
 from atoll.gather.consume import Consumed
 from atoll.gather.exchange import Routes
 from atoll.gather.findings import Findings
+from atoll.gather.partial import Accepted
+from atoll.gather.spool import SpoolSlices
 from atoll.gather.turns import Turns
 from atoll.layout import Span, byte_view
 
@@ -23,59 +26,86 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def collect(
-    ranks: Collectives, turns: Turns, routes: Routes, done: Consumed, body: Path
+    ranks: Collectives,
+    turns: Turns,
+    routes: Routes,
+    done: Consumed,
+    *,
+    accepted: Sequence[Accepted],
+    source: SpoolSlices,
+    path: Path,
 ) -> Exception | None:
-    """Writes the body to `body` on the emitter, a tile at a time; all ranks call it.
+    """Writes the body to `path` on the emitter, a preamble or a tile at a time; all ranks call it.
 
-    Trouble is returned and not raised, and the rank goes on to the end: the others wait for it.
+    `accepted` are those that were applied, `source` has what this rank fetched. Trouble is returned
+    and not raised, and the rank goes on to the end: the others wait for it.
     """
-    trouble: Exception | None = None
-    peers = len(done.uids)
-    if ranks.rank == EMITTER:
-        try:
-            with files.naming("write an artifact's body to", body):
-                body.write_bytes(b"")
-        except Exception as exc:  # whatever it is, the others must hear of it
-            trouble = exc
+    work = _Collect(ranks, turns, path)
+    before = 0
+    for one in accepted:
+        work.take(one.rank, partial(source.preamble, one.uid), one.payload_start, at=before)
+        before += one.payload_start
+    peers = len(accepted)
     for rank in range(ranks.size):
         for span in routes.tiles(rank) if peers else ():
             nbytes = peers * supports.nbytes_of(span)
-            parts = [_NOTHING] * ranks.size
-            if ranks.rank == rank:
-                parts[EMITTER], trouble = _own(done, span, nbytes, trouble)
-            sizes = [0] * ranks.size
-            if ranks.rank == EMITTER:
-                sizes[rank] = nbytes
-            came = ranks.exchange(turns.next("gather"), parts, sizes)
-            if ranks.rank == EMITTER and trouble is None:
-                trouble = _written(body, peers * supports.CODEC.encoded_bytes(span.start), came)
-    return trouble
+            at = before + peers * supports.CODEC.encoded_bytes(span.start)
+            work.take(rank, partial(_tile, done, span), nbytes, at=at)
+    return work.trouble
 
 
-def _own(
-    done: Consumed, span: Span, nbytes: int, trouble: Exception | None
-) -> tuple[Tensor, Exception | None]:
-    """The bytes of an own tile; zeros once there was trouble, which a vote tells of."""
-    if trouble is None:
-        try:
-            data = bytearray(artifact.regrouped(done.tile(span), span))
-            return torch.frombuffer(data, dtype=torch.uint8), None
-        except Exception as exc:  # whatever it is, the others must hear of it
-            trouble = exc
-    return torch.zeros(nbytes, dtype=torch.uint8), trouble
+def _tile(done: Consumed, span: Span) -> bytes:
+    return regrouped.flat(done.tile(span), span)
 
 
-def _written(body: Path, offset: int, came: Sequence[Tensor]) -> Exception | None:
-    try:
-        with files.naming("write an artifact's body to", body), body.open("r+b") as file:
+class _Collect:
+    """One rank's part: its bytes go to the emitter, which writes what comes."""
+
+    def __init__(self, ranks: Collectives, turns: Turns, path: Path) -> None:
+        self.trouble: Exception | None = None
+        self._ranks, self._turns, self._path = ranks, turns, path
+        if ranks.rank == EMITTER:
+            try:
+                with files.naming("write an artifact's body to", path):
+                    path.write_bytes(b"")
+            except Exception as exc:  # whatever it is, the others must hear of it
+                self.trouble = exc
+
+    def take(self, rank: int, read: Callable[[], bytes], nbytes: int, *, at: int) -> None:
+        """`rank` sends what it reads, so many bytes, for the place `at` in the body."""
+        parts, sizes = [_NOTHING] * self._ranks.size, [0] * self._ranks.size
+        if self._ranks.rank == rank:
+            parts[EMITTER] = self._own(read, nbytes)
+        if self._ranks.rank == EMITTER:
+            sizes[rank] = nbytes
+        came = self._ranks.exchange(self._turns.next("gather"), parts, sizes)
+        if self._ranks.rank == EMITTER and self.trouble is None:
+            try:
+                self._write(came, at)
+            except Exception as exc:  # whatever it is, the others must hear of it
+                self.trouble = exc
+
+    def _own(self, read: Callable[[], bytes], nbytes: int) -> Tensor:
+        """Zeros once there was trouble, which a vote tells of."""
+        if self.trouble is None:
+            try:
+                data = bytearray(read())
+                assert len(data) == nbytes, (len(data), nbytes)
+                return torch.frombuffer(data, dtype=torch.uint8)
+            except Exception as exc:  # whatever it is, the others must hear of it
+                self.trouble = exc
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def _write(self, came: Sequence[Tensor], offset: int) -> None:
+        with (
+            files.naming("write an artifact's body to", self._path),
+            self._path.open("r+b") as file,
+        ):
             for part in came:
                 view = byte_view(part)
                 while view:
                     count = os.pwrite(file.fileno(), view, offset)
                     view, offset = view[count:], offset + count
-    except Exception as exc:  # whatever it is, the others must hear of it
-        return exc
-    return None
 
 
 def sha256_of(path: Path) -> str:

@@ -3,10 +3,28 @@
 import logging
 from dataclasses import asdict
 
+from atoll.gather.archive import Recorded
 from atoll.gather.consume import Consumed
 from atoll.gather.quality import Quality
 
 log = logging.getLogger(__name__)
+
+
+def replayed(found: Recorded, *, seconds: float) -> None:
+    """Says that a window was applied from its artifact; called by one rank."""
+    made = found.artifact
+    log.info(
+        "window replayed",
+        extra={
+            "window": made.window,
+            "seconds": seconds,
+            "body_bytes": made.body_bytes,
+            "uids": list(made.uids),
+            "skipped": len(made.skipped),
+            "record_sha256": found.sha256,
+            "params_digest": made.digest,
+        },
+    )
 
 
 def applied(

@@ -41,12 +41,21 @@ class Routes:
 
     @classmethod
     def of(
-        cls, result: Merged | Sequence[Partial], layout: Layout, *, ranks: int, budget: Budget
+        cls,
+        result: Merged | Sequence[Partial],
+        layout: Layout,
+        *,
+        ranks: int,
+        budget: Budget,
+        owners: Sequence[Span] | None = None,
     ) -> Self:
-        """The routes of a window's accepted peers, from partials or what they were merged to."""
+        """The routes of a window's accepted peers, from partials or what they were merged to.
+
+        Owners are the plan's for the budget's tiles, unless they are given.
+        """
         return cls(
             layout,
-            tuple(plan.owners(layout, ranks, budget.tile_bytes)),
+            tuple(plan.owners(layout, ranks, budget.tile_bytes) if owners is None else owners),
             {one.uid: one.rank for one in accepted_of(result)},
             budget.tile_bytes,
             budget.tiles_per_exchange,

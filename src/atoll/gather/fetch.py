@@ -398,6 +398,7 @@ class _Fetch:
             stamp=record.tag.modified,
             payload_start=checked.payload_start,
             rank=self._by.rank,
+            statement=record.document.decode("ascii"),
         )
 
     # A server's answers

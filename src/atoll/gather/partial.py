@@ -11,6 +11,7 @@ from atoll import canonical
 from atoll.codecs.base import Codec
 from atoll.codecs.topk.chunks import CHUNK
 from atoll.errors import FrameError
+from atoll.gather.statement import MAX_BYTES as MAX_STATEMENT_BYTES
 from atoll.gather.words import Reason
 from atoll.layout import Layout, Span, TensorSpec
 from atoll.wire import schema
@@ -24,6 +25,10 @@ _OBJECT = schema.Rule("a JSON object", lambda value: isinstance(value, dict))
 _SENTENCE = schema.Rule(
     f"a string of at most {MAX_SENTENCE} characters",
     lambda value: isinstance(value, str) and len(value) <= MAX_SENTENCE,
+)
+_STATEMENT = schema.Rule(
+    f"a string of at most {MAX_STATEMENT_BYTES} ASCII characters",
+    lambda value: isinstance(value, str) and value.isascii() and len(value) <= MAX_STATEMENT_BYTES,
 )
 _NAME = schema.matching("[!-~]{1,64}", "1 to 64 printable ASCII characters without spaces")
 
@@ -39,6 +44,7 @@ class Accepted:
     stamp: float | None  # the object's time by its own server; None where it told none
     payload_start: int  # where the payload begins in the object
     rank: int = field(compare=False)  # who fetched it; says nothing about the peer
+    statement: str = ""  # what the peer signed, as it was read; an artifact carries it
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,10 @@ class Partial(Settled):
         """As JSON has it."""
         return {
             "accepted": [
-                [a.uid, a.sha256, a.nbytes, list(a.squares), a.stamp, a.payload_start]
+                [
+                    *(a.uid, a.sha256, a.nbytes, list(a.squares), a.stamp, a.payload_start),
+                    a.statement,
+                ]
                 for a in self.accepted
             ],
             "answered": list(self.answered),
@@ -204,7 +213,7 @@ def parsed(found: dict[str, object], *, layout: Layout) -> Partial:
 
 
 def _accepted(row: object, rank: int, layout: Layout) -> Accepted:
-    uid, sha256, nbytes, squares, stamp, payload_start = _row(row, 6, "accepted")
+    uid, sha256, nbytes, squares, stamp, payload_start, statement = _row(row, 7, "accepted")
     schema.WORKER_ID.check("accepted uid", uid, of=_OF)
     schema.SHA256.check("accepted sha256", sha256, of=_OF)
     schema.NATURAL.check("accepted nbytes", nbytes, of=_OF)
@@ -219,7 +228,8 @@ def _accepted(row: object, rank: int, layout: Layout) -> Accepted:
         schema.NORM.check("accepted square", square, of=_OF)
     if stamp is not None:
         schema.REAL.check("accepted stamp", stamp, of=_OF)
-    return Accepted(uid, sha256, nbytes, tuple(squares), stamp, payload_start, rank)
+    _STATEMENT.check("accepted statement", statement, of=_OF)
+    return Accepted(uid, sha256, nbytes, tuple(squares), stamp, payload_start, rank, statement)
 
 
 def _skipped(row: object) -> Skipped:

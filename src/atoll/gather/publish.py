@@ -69,6 +69,14 @@ def publish(
     return Published(placed, stated, removed)
 
 
+def stated(bucket: Bucket, prefix: str, window: int, *, deadline: float) -> Statement | None:
+    """What a peer finds in its own bucket for a window; None where nothing is stated."""
+    key = statement_key(prefix, window)
+    if bucket.look(key, deadline=deadline) is None:
+        return None
+    return _own(bucket, key, deadline=deadline)
+
+
 def remove_old(
     bucket: Bucket, prefix: str, window: int, keep: int, *, deadline: float
 ) -> tuple[str, ...]:

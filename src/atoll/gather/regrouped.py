@@ -19,7 +19,7 @@ from atoll import files
 from atoll.compiled.arrays import Bytes
 from atoll.errors import StoreError
 from atoll.gather import supports
-from atoll.layout import Span, byte_view
+from atoll.layout import GROUP_ELEMENTS, Span, byte_view
 
 
 class Regrouped:
@@ -81,6 +81,16 @@ class Regrouped:
     def _offset(self, span: Span) -> int:
         assert self.own.start <= span.start and span.stop <= self.own.stop, (span, self.own)
         return self.peers * supports.nbytes_of(Span(self.own.start, span.start))
+
+
+def flat(tile: Bytes, span: Span) -> bytes:
+    """The bytes [peers, n] of a tile as an artifact has them: group by group, peers in order."""
+    parts = []
+    for start in range(span.start, span.stop, GROUP_ELEMENTS):
+        stop = min(start + GROUP_ELEMENTS, span.stop)
+        own = slice(*(supports.CODEC.encoded_bytes(edge - span.start) for edge in (start, stop)))
+        parts.append(np.ascontiguousarray(tile[:, own]).tobytes())
+    return b"".join(parts)
 
 
 def _bytes(data: Bytes) -> memoryview:

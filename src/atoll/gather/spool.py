@@ -121,9 +121,13 @@ class Spool:
         """Whether a finished object has that name; whether its bytes do is for who reads it."""
         return (self._directory / sha256).is_file()
 
+    def path(self, sha256: str) -> Path:
+        """Where a finished object is."""
+        return self._directory / sha256
+
     def open(self, sha256: str) -> FileReader:
         """Reads a finished object by position."""
-        path = self._directory / sha256
+        path = self.path(sha256)
         with filesystem.naming("open", path):
             fd = self._files.open(path)
             nbytes = os.fstat(fd).st_size
@@ -218,6 +222,11 @@ class SpoolSlices:
         if uid not in self._readers:
             self._readers[uid] = self._spool.open(sha256)
         return self._readers[uid].read(begins + start, stop - start)
+
+    def preamble(self, uid: str) -> bytes:
+        """What stands in an object before its payload."""
+        sha256, begins = self._places[uid]
+        return self._spool.read(sha256, 0, begins)
 
     def close(self) -> None:
         while self._readers:

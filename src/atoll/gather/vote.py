@@ -6,11 +6,15 @@ name (MissingRanks).
 """
 
 import json
+from collections.abc import Callable
+from typing import TypeVar
 
 from atoll import canonical, errors
 from atoll.collectives.base import Collectives, Key
 from atoll.errors import AtollError, GroupBroken, ProtocolError
+from atoll.gather.turns import Turns
 
+T = TypeVar("T")
 LIMIT_BYTES = 4_096  # of one rank's word
 MAX_CHARACTERS = 500  # of its sentence: as ASCII a character takes at most 6 bytes
 
@@ -32,6 +36,17 @@ def vote(ranks: Collectives, key: Key, trouble: Exception | None) -> None:
     if troubled:
         sentences = "; ".join(f"rank {rank}: {sentence}" for rank, _, sentence in troubled)
         raise errors.from_code(troubled[0][1], sentences) from trouble
+
+
+def on_all(ranks: Collectives, turns: Turns, work: Callable[[], T]) -> T:
+    """`work` on every rank; what it raises on one reaches all."""
+    trouble: Exception | None = None
+    try:
+        done = work()
+    except Exception as exc:  # whatever it is, the others must hear of it
+        trouble = exc
+    vote(ranks, turns.next("control"), trouble)
+    return done
 
 
 def agree(ranks: Collectives, key: Key, flag: bool) -> bool:

@@ -6,109 +6,40 @@ deadline, which must be later than the window's `seconds`.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll import canonical
-from atoll import files as filesystem
 from atoll.blobs.bucket import Bucket
 from atoll.clock import Clock
 from atoll.collectives.base import Collectives
 from atoll.errors import AtollError, ConfigError, GroupBroken
-from atoll.gather import artifact as artifacts
 from atoll.gather import consume, emit, events, plan
 from atoll.gather.archive import Archive, Recorded
-from atoll.gather.artifact import Artifact
-from atoll.gather.budget import Budget
 from atoll.gather.consume import Consumed, Held
-from atoll.gather.errand import Pace
 from atoll.gather.exchange import Routes
 from atoll.gather.fetch import Fetched, Fetcher
 from atoll.gather.keys import SecretKey
 from atoll.gather.merge import merge, readable
+from atoll.gather.numbers import Numbers
 from atoll.gather.partial import Partial, Skipped, shortened
 from atoll.gather.peers import Peer, PeerList
 from atoll.gather.quality import quality
-from atoll.gather.replay import replay
+from atoll.gather.recorder import Recorder
 from atoll.gather.replica import Replica
 from atoll.gather.reserves import Gather
 from atoll.gather.result import Merged
 from atoll.gather.spool import Spool, SpoolSlices
 from atoll.gather.statement import Statement
 from atoll.gather.supports import CODEC
+from atoll.gather.terms import Terms
 from atoll.gather.turns import Turns
-from atoll.gather.validate import Expected, Validator
-from atoll.gather.vote import agree, vote
+from atoll.gather.validate import Validator
+from atoll.gather.vote import agree, on_all, vote
 from atoll.gather.words import Reason
-from atoll.layout import Layout, Span
-from atoll.optim.base import MAX_NORM, OuterOptimizer
 
 GROUP = 1  # of the collectives' keys: a group of ranks gathers one run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a run's windows are gathered by; the same on all ranks, which compare its hash."""
-
-    run_id: str
-    manifest_sha256: str
-    layout: Layout
-    peers: PeerList
-    optimizer: OuterOptimizer
-    seconds: float  # for fetching, with reserves
-    memory_bytes: int
-    weights: Mapping[str, int] = field(default_factory=dict)  # by uid; 1 for the others
-    scores: Mapping[str, float] = field(default_factory=dict)  # for the numbers of a window only
-    reserve_share: float = 0.3
-    norm_bound: float = MAX_NORM
-    pace: Pace = field(default_factory=Pace)
-    settings: consume.Settings = field(default_factory=consume.Settings)
-
-    def __post_init__(self) -> None:
-        if self.optimizer.slots:
-            raise ConfigError(
-                f"outer optimizer {self.optimizer.name!r} keeps state, which no artifact carries; "
-                f"a gather takes sgd"
-            )
-
-    def budget(self, ranks: int) -> Budget:
-        """The shares of a rank's memory."""
-        peers = len(self.peers.all)
-        return Budget.of(
-            self.memory_bytes, peers=peers, ranks=ranks, layout=self.layout, codec=CODEC
-        )
-
-    def owners(self, ranks: int) -> list[Span]:
-        """The part of the model that each rank holds."""
-        return plan.owners(self.layout, ranks, self.budget(ranks).tile_bytes)
-
-    def expected(self, uid: str, window: int, base_digest: str) -> Expected:
-        """What a window asks of a peer's object."""
-        return Expected(
-            run_id=self.run_id,
-            manifest_sha256=self.manifest_sha256,
-            uid=uid,
-            window=window,
-            base_digest=base_digest,
-            layout=self.layout,
-            codec=CODEC,
-            norm_bound=self.norm_bound,
-        )
-
-    def hash(self) -> str:
-        """Equal exactly where all that decides a window is."""
-        lists = (self.peers.primaries, self.peers.reserves)
-        told = (self.optimizer, self.seconds, self.memory_bytes, self.reserve_share)
-        return canonical.sha256(
-            {
-                "layout": self.layout.digest,
-                "manifest": [self.run_id, self.manifest_sha256],
-                "peers": [[[p.uid, p.key.hex, p.bucket, p.prefix] for p in some] for some in lists],
-                "settings": [repr(one) for one in (*told, self.norm_bound, self.settings)],
-                "weights": dict(self.weights),
-            }
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +57,7 @@ class Window:
     replica: Replica
     archive: Archive | None = None
     key: SecretKey | None = None
+    told: Callable[[Numbers], None] = lambda _: None  # of each window, on rank 0
 
     def run(self, window: int) -> Merged:
         """The window's result, equal on all ranks, once it is applied and recorded.
@@ -135,9 +67,11 @@ class Window:
         """
         turns, started = Turns(GROUP, window), self.clock.now()
         self._agree(turns, window)
-        found = self._recorded(turns, window)
-        if found is not None:
-            return self._replayed(turns, found)
+        found = None if self._recorder is None else self._recorder.find(turns, window)
+        if self._recorder is not None and found is not None:
+            merged = self._recorder.replay(turns, self.replica, found)
+            self._tell_replayed(found, self.clock.now() - started)
+            return merged
         spool = self._spool(turns, window)
         merged = self._gathered(turns, window, spool)
         with SpoolSlices(spool, self._places(merged)) as source:
@@ -162,71 +96,17 @@ class Window:
                     f"the replica has {replica.master.numel()} elements; rank {self.ranks.rank} "
                     f"of {self.ranks.size} owns {len(own)}"
                 )
-            if self.archive is not None and self.ranks.rank == emit.EMITTER:
-                self._check_key(self.archive)
+            if self._recorder is not None:
+                self._recorder.check_key()
             about = [terms.hash(), window, replica.digest, replica.prev, self.archive is None]
             return canonical.sha256(about), None
         except Exception as exc:  # whatever it is, the others must hear of it
             return "", exc
 
-    def _check_key(self, archive: Archive) -> None:
-        if self.key is None or self.key.public != archive.key:
-            raise ConfigError(
-                f"rank {emit.EMITTER} records windows and does not have the signing key of "
-                f"{archive.key.hex}; give it the file that `atoll gather keygen` made"
-            )
-
-    # An artifact that an earlier life has left
-
-    def _recorded(self, turns: Turns, window: int) -> Recorded | None:
-        """The window's record, where there is one, read by rank 0 and checked by every rank."""
-        if self.archive is None:
-            return None
-        document, trouble = b"", None
-        if self.ranks.rank == emit.EMITTER:
-            try:
-                document = self.archive.document(window) or b""
-            except Exception as exc:  # whatever it is, the others must hear of it
-                trouble = exc
-        vote(self.ranks, turns.next("control"), trouble)
-        limit = artifacts.MAX_BYTES + 1
-        said = self.ranks.all_gather_bytes(turns.next("control"), document, limit=limit)
-        return self.archive.read(said[emit.EMITTER], window) if said[emit.EMITTER] else None
-
-    def _replayed(self, turns: Turns, found: Recorded) -> Merged:
-        assert self.archive is not None, "a record is of an archive"
-        body, trouble = self._body_path, None
-        try:
-            self.replica.check_follows(found)
-            filesystem.make_directories(self.directory)
-            if self.ranks.rank == emit.EMITTER:
-                self.archive.fetch(found.artifact, body)
-        except Exception as exc:  # whatever it is, the others must hear of it
-            trouble = exc
-        vote(self.ranks, turns.next("control"), trouble)
-        replay(
-            self.ranks,
-            turns,
-            self.replica,
-            found,
-            body=body,
-            layout=self.terms.layout,
-            budget=self.terms.budget(self.ranks.size),
-            optimizer=self.terms.optimizer,
-        )
-        body.unlink(missing_ok=True)
-        return found.artifact.merged()
-
     # A window that is gathered
 
     def _spool(self, turns: Turns, window: int) -> Spool:
-        trouble: Exception | None = None
-        try:
-            spool = Spool(self._spools / f"{window:08d}")
-        except Exception as exc:  # whatever it is, the others must hear of it
-            trouble = exc
-        vote(self.ranks, turns.next("control"), trouble)
-        return spool
+        return on_all(self.ranks, turns, lambda: Spool(self._spools / f"{window:08d}"))
 
     def _gathered(self, turns: Turns, window: int, spool: Spool) -> Merged:
         terms, budget = self.terms, self.terms.budget(self.ranks.size)
@@ -289,50 +169,13 @@ class Window:
         ) as done:
             replica.is_torn = True
             final = _without(merged, done.copies, terms.peers)
-            prev = self._emitted(turns, window, routes, final, done)
+            if self._recorder is None:
+                self.ranks.barrier(turns.next("control")).wait()
+                prev = replica.prev
+            else:
+                prev = self._recorder.record(turns, replica, routes, final, done, source)
         replica.advance(done.digest.root, prev)
         return final, done
-
-    def _emitted(
-        self, turns: Turns, window: int, routes: Routes, final: Merged, done: Consumed
-    ) -> str:
-        """Records the window; the sha256 of its record, on all ranks."""
-        if self.archive is None:
-            self.ranks.barrier(turns.next("control")).wait()
-            return self.replica.prev
-        trouble = emit.collect(self.ranks, turns, routes, done, self._body_path)
-        vote(self.ranks, turns.next("control"), trouble)
-        prev, trouble = "", None
-        if self.ranks.rank == emit.EMITTER:
-            assert self.key is not None, "checked before the window"
-            try:
-                made = self._artifact(window, final, done)
-                prev = self.archive.create(made, self._body_path, self.key).sha256
-                self._body_path.unlink()
-            except Exception as exc:  # whatever it is, the others must hear of it
-                trouble = exc
-        vote(self.ranks, turns.next("control"), trouble)
-        said = self.ranks.all_gather_bytes(turns.next("control"), prev.encode(), limit=64)
-        return said[emit.EMITTER].decode()
-
-    def _artifact(self, window: int, final: Merged, done: Consumed) -> Artifact:
-        assert done.uids == final.uids, (done.uids, final.uids)
-        return Artifact(
-            run_id=self.terms.run_id,
-            manifest_sha256=self.terms.manifest_sha256,
-            window=window,
-            prev=self.replica.prev,
-            base_digest=self.replica.digest,
-            digest=done.digest.root,
-            primaries=final.primaries,
-            accepted=final.accepted,
-            skipped=final.skipped,
-            weights=tuple(self.terms.weights.get(uid, 1) for uid in final.uids),
-            factors=tuple(tuple(row) for row in done.factors.astype(float).tolist()),
-            findings=emit.told_of(done.findings),
-            body_bytes=self._body_path.stat().st_size,
-            body_sha256=emit.sha256_of(self._body_path),
-        )
 
     def _tell(self, window: int, final: Merged, done: Consumed, seconds: float) -> None:
         for old in sorted(self._spools.glob("[0-9]*")):
@@ -345,13 +188,18 @@ class Window:
                 reserves=[peer.uid for peer in self.terms.peers.reserves],
                 scores=self.terms.scores,
             )
-            events.applied(
-                window,
-                done=done,
-                quality=told,
-                seconds=seconds,
-                download_bytes=final.download_bytes,
+            nbytes = final.download_bytes
+            events.applied(window, done=done, quality=told, seconds=seconds, download_bytes=nbytes)
+            self.told(
+                Numbers.of_applied(
+                    window, done=done, quality=told, seconds=seconds, download_bytes=nbytes
+                )
             )
+
+    def _tell_replayed(self, found: Recorded, seconds: float) -> None:
+        if self.ranks.rank == emit.EMITTER:
+            events.replayed(found, seconds=seconds)
+            self.told(Numbers.of_replayed(found, seconds=seconds))
 
     def _places(self, merged: Merged) -> dict[str, tuple[str, int]]:
         """Where this rank's own payloads are in its spool."""
@@ -366,8 +214,16 @@ class Window:
         return self.directory / "spool"
 
     @property
-    def _body_path(self) -> Path:
-        return self.directory / "body"
+    def _recorder(self) -> Recorder | None:
+        if self.archive is None:
+            return None
+        return Recorder(
+            ranks=self.ranks,
+            archive=self.archive,
+            key=self.key,
+            directory=self.directory,
+            terms=self.terms,
+        )
 
 
 def _without(merged: Merged, copies: Mapping[str, str], peers: PeerList) -> Merged:

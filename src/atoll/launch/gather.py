@@ -1,45 +1,42 @@
 """Runs the steps of a gather on this machine: which ranks, buckets, archive and state they use."""
 
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
-from atoll import files
 from atoll.blobs import buckets
 from atoll.blobs.access import S3Access
 from atoll.blobs.bucket import Bucket
 from atoll.clock import Clock
-from atoll.codecs.topk.codec import TopK
 from atoll.collectives.base import Collectives
 from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
 from atoll.collectives.torch_dist import TorchRanks, gloo_group
 from atoll.errors import ConfigError
-from atoll.gather import leaves
-from atoll.gather import publish as publishing
+from atoll.gather import catch_up as catching_up
+from atoll.gather import leaves, retention
 from atoll.gather.archive import Archive
 from atoll.gather.catch_up import CatchUp
-from atoll.gather.emit import EMITTER, sha256_of
+from atoll.gather.emit import EMITTER
 from atoll.gather.keys import SecretKey
-from atoll.gather.statement import Statement
+from atoll.gather.numbers import Numbers
+from atoll.gather.replica import Replica
 from atoll.gather.turns import Turns
-from atoll.gather.vote import vote
+from atoll.gather.vote import on_all
 from atoll.gather.window import Window
 from atoll.launch import placement
 from atoll.launch.gather_file import GatherFile
 from atoll.launch.gather_state import GatherState, damaged
-from atoll.layout import byte_view
-from atoll.versions import weights_file
-from atoll.wire.frame import FrameWriter
-from atoll.wire.header import Told
+from atoll.layout import Span
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 _GROUP = 2  # of this module's own collectives; a window's have another
 
 
@@ -99,18 +96,22 @@ def opened(
 
 
 def window(
-    file: GatherFile, ranks: Collectives, *, clock: Clock, s3: S3Access | None
+    file: GatherFile,
+    ranks: Collectives,
+    *,
+    clock: Clock,
+    s3: S3Access | None,
+    told: Callable[[Numbers], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Gathers the next window on all ranks and saves the weights; the same on each of them."""
-    terms, state = file.terms(), GatherState(file.state, file.layout)
-    owners = terms.owners(ranks.size)
-    own = owners[ranks.rank]
+    """Gathers the next window on all ranks and saves the weights; the same on each of them.
+
+    Rank 0 gives `told` the window's numbers.
+    """
     turns = Turns(_GROUP, 0)
-    _first(ranks, turns, lambda: state.begin(file.start))
-    key, replica = _all(ranks, turns, lambda: (_signing_key(file, ranks.rank), state.replica(own)))
-    root = leaves.params_digest(ranks, turns, file.layout, owners=owners, own=replica.master).root
-    if root != replica.digest:
-        raise damaged(state.weights(replica.window), replica.digest)
+    terms = file.terms()
+    owners = terms.owners(ranks.size)
+    key = on_all(ranks, turns, lambda: _signing_key(file, ranks.rank))
+    state, replica = _loaded(file, ranks, turns, owners)
     number = replica.window
     with opened(file, clock=clock, s3=s3) as (found, archive):
         gathering = Window(
@@ -122,15 +123,16 @@ def window(
             replica=replica,
             archive=archive,
             key=key,
+            told=told,
         )
         merged = gathering.run(number)
-        _first(ranks, turns, lambda: state.reserve(replica.window))
-        _all(ranks, turns, lambda: state.write(replica.window, own, replica.master))
-        _first(ranks, turns, lambda: state.finish(replica))
-        every = file.table.snapshot_every
+        _save(state, ranks, turns, owners, replica)
+        every, keep = file.table.snapshot_every, file.table.keep_artifacts
         if every and replica.window % every == 0:
             path = state.weights(replica.window)
             _first(ranks, turns, lambda: archive.put_weights(replica.digest, path))
+        if keep:
+            _first(ranks, turns, lambda: _remove_old(archive, keep))
     return {
         "window": number,
         "uids": list(merged.uids),
@@ -144,87 +146,62 @@ def window(
     }
 
 
-def publish(
+def catch_up(
     file: GatherFile,
-    uid: str,
-    displacement: Path,
+    ranks: Collectives,
     *,
-    secret: Path,
-    sample_digest: str,
+    stop: int | None,
     clock: Clock,
     s3: S3Access | None,
 ) -> dict[str, Any]:
-    """Publishes a peer's displacement for the window that its own state waits for."""
-    peer = next((one for one in file.peers().all if one.uid == uid), None)
-    if peer is None:
-        raise ConfigError(f"uid {uid!r} is no peer of the run; list it in the gather file")
-    key = SecretKey.load(secret)
-    if key.public != peer.key:
-        raise ConfigError(
-            f"{str(secret)!r} is the key {key.public.hex}, the run lists {peer.key.hex} for "
-            f"{uid!r}; sign with that one"
-        )
-    state = GatherState(file.state, file.layout)
-    state.begin(file.start)
-    base = state.whole()
-    frame = file.state / "frame"
-    header = Told(
-        kind="contribution",
-        run_id=file.table.run_id,
-        manifest_sha256=file.manifest_sha256,
-        round=base.window,
-        worker_id=uid,
-        incarnation=1,
-        base_digest=base.digest,
-        weight=1,
-    ).header(file.layout, TopK())
-    flat = weights_file.read(displacement, file.layout)
-    with files.naming("write", frame), frame.open("wb") as out:
-        writer = FrameWriter(header, lambda piece: out.write(piece) and None)
-        writer.payload(byte_view(TopK().encode(flat, noise=None, first_group=0)))
-        writer.finish()
-    stated = Statement(
-        run_id=file.table.run_id,
-        manifest_sha256=file.manifest_sha256,
-        uid=uid,
-        window=base.window,
-        base_digest=base.digest,
-        sample_digest=sample_digest,
-        nbytes=frame.stat().st_size,
-        sha256=sha256_of(frame),
-    )
-    deadline = clock.now() + file.table.seconds
-    with buckets.opened(file.location(peer.bucket), clock=clock, s3=s3) as bucket:
-        done = publishing.publish(
-            bucket, peer.prefix, frame, stated, key, keep=file.table.keep, deadline=deadline
-        )
-    frame.unlink()
-    return {**stated.plain(), "removed": list(done.removed)}
+    """Brings this machine's weights behind the newest artifact, or to window `stop`, on all ranks.
 
-
-def catch_up(
-    file: GatherFile, *, stop: int | None, clock: Clock, s3: S3Access | None
-) -> dict[str, Any]:
-    """Brings this machine's weights behind the newest artifact, or to window `stop`."""
-    state = GatherState(file.state, file.layout)
-    state.begin(file.start)
-    replica = state.whole()
+    They are saved after each window, so one that is killed goes on from there.
+    """
+    turns = Turns(_GROUP, 0)
+    terms, own = file.terms(), catching_up.owners(file.layout, ranks.size)
+    state, replica = _loaded(file, ranks, turns, own)
     with opened(file, clock=clock, s3=s3) as (_, archive):
-        terms = file.terms()
         by = CatchUp(
-            ranks=LocalGroup(1, clock=clock).rank(0, Inline(), way="direct"),
+            ranks=ranks,
             archive=archive,
             optimizer=terms.optimizer,
+            trust=terms.trust,
             memory_bytes=terms.memory_bytes,
             directory=file.state / "catch-up",
         )
-        found = by.run(replica, stop=stop)
-    if found.stop != found.first:
-        whole = terms.owners(1)[0]
-        state.reserve(replica.window)
-        state.write(replica.window, whole, replica.master)
-        state.finish(replica)
-    return asdict(found)
+        found = by.run(
+            replica, stop=stop, applied=lambda moved: _save(state, ranks, turns, own, moved)
+        )
+    return {**asdict(found), "ranks": ranks.size}
+
+
+def _loaded(
+    file: GatherFile, ranks: Collectives, turns: Turns, owners: Sequence[Span]
+) -> tuple[GatherState, Replica]:
+    """The state, made where there is none, and each rank's part of its weights, which are whole."""
+    state = GatherState(file.state, file.layout)
+    _first(ranks, turns, lambda: state.begin(file.start))
+    replica = on_all(ranks, turns, lambda: state.replica(owners[ranks.rank]))
+    root = leaves.params_digest(ranks, turns, file.layout, owners=owners, own=replica.master).root
+    if root != replica.digest:
+        raise damaged(state.weights(replica.window), replica.digest)
+    return state, replica
+
+
+def _save(
+    state: GatherState, ranks: Collectives, turns: Turns, owners: Sequence[Span], replica: Replica
+) -> None:
+    """Puts all ranks' weights into the state, durably."""
+    own = owners[ranks.rank]
+    _first(ranks, turns, lambda: state.reserve(replica.window))
+    on_all(ranks, turns, lambda: state.write(replica.window, own, replica.master))
+    _first(ranks, turns, lambda: state.finish(replica))
+
+
+def _remove_old(archive: Archive, keep: int) -> None:
+    if gone := retention.remove_old(archive, keep):
+        log.info("old artifacts removed", extra={"windows": list(gone)})
 
 
 def _signing_key(file: GatherFile, rank: int) -> SecretKey | None:
@@ -235,15 +212,4 @@ def _signing_key(file: GatherFile, rank: int) -> SecretKey | None:
 
 def _first(ranks: Collectives, turns: Turns, work: Callable[[], None]) -> None:
     """`work` on one rank; what it raises reaches all."""
-    _all(ranks, turns, work if ranks.rank == EMITTER else lambda: None)
-
-
-def _all(ranks: Collectives, turns: Turns, work: Callable[[], T]) -> T:
-    """`work` on every rank; what it raises on one reaches all."""
-    trouble: Exception | None = None
-    try:
-        done = work()
-    except Exception as exc:  # whatever it is, the others must hear of it
-        trouble = exc
-    vote(ranks, turns.next("control"), trouble)
-    return done
+    on_all(ranks, turns, work if ranks.rank == EMITTER else lambda: None)

@@ -17,7 +17,7 @@ from atoll.gather.consume import Settings as ConsumeSettings
 from atoll.gather.errand import Pace
 from atoll.gather.keys import PublicKey
 from atoll.gather.peers import PeerList
-from atoll.gather.window import Terms
+from atoll.gather.terms import Terms
 from atoll.layout import Layout
 from atoll.optim.sgd import Sgd
 from atoll.settings import Count, Fraction, Limit, Positive, Settings
@@ -46,11 +46,13 @@ class GatherTable(Settings):
     reserve_share: Fraction = 0.3
     overlap_skip: bool = False
     snapshot_every: Limit = 0  # windows between whole weights in the archive; 0: none
+    keep_artifacts: Limit = 0  # windows that stay in the archive; 0: all
     keep: Count = 8  # windows whose objects a peer leaves in its bucket
     buckets: dict[str, str]
     archive: ArchiveTable
     primaries: list[dict[str, str]]
     reserves: list[dict[str, str]] = Field(default_factory=list)
+    former: dict[str, str] = Field(default_factory=dict)  # keys, by uid, of who was a peer once
     weights: dict[str, Count] = Field(default_factory=dict)
     scores: dict[str, float] = Field(default_factory=dict)
 
@@ -96,6 +98,7 @@ class GatherFile:
                 "outer_lr": self.table.outer_lr,
                 "run_id": self.table.run_id,
                 "start": emit.sha256_of(self.start),
+                "weights": self.table.weights,
             }
         )
 
@@ -115,6 +118,7 @@ class GatherFile:
             weights=table.weights,
             scores=table.scores,
             reserve_share=table.reserve_share,
+            former={uid: PublicKey.parse(key) for uid, key in table.former.items()},
             pace=Pace(patience_seconds=table.patience_seconds),
             settings=ConsumeSettings(overlap_skip=table.overlap_skip),
         )
@@ -132,4 +136,9 @@ def load(path: Path) -> GatherFile:
             f"gather file {str(path)!r}: {name}={first.get('input')!r:.100}: {first['msg']}; "
             f"docs/gather.md lists the settings"
         ) from exc
+    if found.keep_artifacts and not found.snapshot_every:
+        raise ConfigError(
+            f"gather file {str(path)!r}: keep_artifacts={found.keep_artifacts} without "
+            f"snapshot_every; artifacts go only where whole weights stand behind them"
+        )
     return GatherFile(found, path.parent)

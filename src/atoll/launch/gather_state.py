@@ -86,7 +86,9 @@ class GatherState:
     def finish(self, replica: Replica) -> None:
         """One rank, once all have written: from here on these are the machine's weights."""
         path = self.weights(replica.window)
-        files.put_in_place(files.part_of(path), path)
+        with files.naming("rename to", path):
+            files.SYSTEM.rename(files.part_of(path), path)  # whose bytes each rank has synced
+        files.sync(path.parent)
         self._write_head(replica.window, replica.digest, replica.prev)
         for old in (self.directory / "weights").glob("*.f32"):
             if old != path:

@@ -4,8 +4,9 @@
     hash_n  = H(hash_{n-1}, n, manifest, ordered contributions, digests of θ and θ̂)
 
 The hash of a round also covers its fragment, unless that is the first one; and of a contribution
-that was made for another round, or that holds rows of earlier ones, both round numbers. Wall times
-and norms are left out, so that a simulated and a real run of the same rounds have equal hashes.
+that was made for another round, or that holds rows of earlier ones, both round numbers. Where a
+round has an artifact, its hash covers that too. Wall times and norms are left out, so that a
+simulated and a real run of the same rounds have equal hashes.
 """
 
 import hashlib
@@ -54,8 +55,12 @@ def round_hash(record: RoundRecord, contributions: Sequence[ContributionRecord])
         "master": record.master_digest,
         "published": record.published_digest,
     }
-    # Left out for the first fragment, so that runs of one fragment keep the hashes they have.
-    return canonical.sha256(hashed | ({"fragment": record.fragment} if record.fragment else {}))
+    # Left out where there is none, so that runs of one fragment keep the hashes they have.
+    if record.fragment:
+        hashed["fragment"] = record.fragment
+    if record.artifact_sha256 is not None:
+        hashed["artifact"] = record.artifact_sha256
+    return canonical.sha256(hashed)
 
 
 def checkpoint_hash(record: RoundRecord, checkpoint: CheckpointRecord) -> str:

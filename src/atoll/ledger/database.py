@@ -69,6 +69,9 @@ class Database:
     def made(self) -> None:
         """Called in the transaction that has just made the tables."""
 
+    def changed(self) -> None:
+        """Called in the transaction that has just changed the tables themselves."""
+
     def migrated(self) -> None:
         """Called once the tables are there, outside any transaction."""
 

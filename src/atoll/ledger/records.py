@@ -56,6 +56,15 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PublisherRecord:
+    """Who signs what a worker publishes, and where it does; the same for as long as the run is."""
+
+    worker_id: str
+    public_key: str
+    bucket: str  # a name of the manifest's
+
+
+@dataclass(frozen=True, slots=True)
 class MemberRecord:
     """A worker's place in a generation."""
 
@@ -192,6 +201,28 @@ class ContributionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnouncementRecord:
+    """What a worker stated of a contribution that was pulled; recorded together with it."""
+
+    round: int
+    worker_id: str
+    statement: str  # the signed document
+    stamp: float | None = None  # its server's time of the object
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRecord:
+    """A contribution that a round did without, by its worker's fault."""
+
+    round: int
+    worker_id: str
+    number: int  # from 1, of this worker in this round
+    reason: str  # one word
+    sentence: str
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundTotals:
     """What a round folds, in sum."""
 
@@ -218,6 +249,7 @@ class RoundRecord:
     leaves: bytes | None = None  # hash of each leaf of the master, concatenated
     published_leaves: bytes | None = None  # the same for θ̂; None when it equals the master
     published_wall: float | None = None
+    artifact_sha256: str | None = None  # of the frame that its contributions make; None: none is
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +263,7 @@ class Published:
     leaves: bytes
     published_leaves: bytes | None
     published_wall: float
+    artifact_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from atoll.ledger.records import (
     RoundRecord,
     RoundState,
 )
-from atoll.proof import balance, checkpoints, pairs, residuals, retention
+from atoll.proof import artifacts, balance, checkpoints, pairs, residuals, retention, statements
 from atoll.proof import rows as row_checks
 from atoll.proof.report import AuditReport, Problem, Progress
 from atoll.strategies.base import Strategy
@@ -96,6 +96,9 @@ def audit(
     leases = [lease for given in held.values() for lease in given]
     row_checks.check_rows(report, leases, rounds)
     report.problems += misnamed
+    if manifests.first.any_strategy.gathers:
+        under = {record.round: record.manifest_sha256 for record in rounds}
+        statements.check(report, ledger, folded, held, under)
     row_checks.check_work(report, ledger, leases, newest=rounds[-1].round if rounds else 0)
     if with_replay:
         _replay(report, replay, start=start, progress=progress)
@@ -234,7 +237,7 @@ def _replay(report: AuditReport, replay: Replay, *, start: int, progress: Progre
     reached = start  # the round that an error below belongs to
     try:
         version = replay.restore(snapshots[start] if start else None)
-        reached = start + 1
+        reached, base = start + 1, version.digests.published.root
         for replayed in replay.onward(version):
             number = replayed.record.round
             progress("replay", number, report.rounds)
@@ -243,6 +246,8 @@ def _replay(report: AuditReport, replay: Replay, *, start: int, progress: Progre
             if difference is not None:
                 report.add(number, "replay", difference)
                 return
+            artifacts.check(report, replay, replayed, base=base)
+            base = version.digests.published.root
             if number in snapshots:
                 difference = replay.snapshot_difference(version, snapshots[number])
                 if difference is not None:

@@ -159,6 +159,29 @@ class ShardedSettings(Settings):
         return self.save_every * self.checkpoint_every
 
 
+class BucketSettings(Settings):
+    """Where a bucket is. Credentials are never here: each process has its own (AWS_*)."""
+
+    # "memory:" and a directory are for one machine alone.
+    url: Annotated[
+        str, Field(pattern=r"^(memory:|s3://[^/]{3,}|[^:]*[^:/][^:]*)$", max_length=1024)
+    ]
+    endpoint: Annotated[str, Field(pattern="^(https?://.*)?$", max_length=1024)] = (
+        ""  # of an S3 server; "": Amazon's own
+    )
+    region: Annotated[str, Field(max_length=64)] = ""  # "": us-east-1
+
+
+class GatherSettings(Settings):
+    """Whom a round of strategy "gather" folds, and where contributions lie; others ignore it."""
+
+    primaries: Limit = 0  # islands that a round folds; more of them are reserves; 0: all
+    primary_seconds: NotNegative = 0.0  # a primary not in by then is missing; 0: waits for all live
+    pull_seconds: Positive = 60.0  # the most that one object's pull takes
+    keep: Count = 8  # rounds that an island leaves in its bucket
+    buckets: dict[Word, BucketSettings] = Field(default_factory=dict, max_length=64)  # by name
+
+
 class Manifest(Settings):
     """The run's settings, whole."""
 
@@ -187,6 +210,7 @@ class Manifest(Settings):
     outer: SerializeAsAny[OuterSettings] = NesterovSettings()
     inner: InnerSettings = InnerSettings()
     sharded: ShardedSettings = ShardedSettings()
+    gather: GatherSettings = GatherSettings()
     model: ModelSettings
     data: DataSettings
     work: WorkSettings = WorkSettings()
@@ -281,7 +305,7 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Diff
     ours, others = dict(leaves(mine)), dict(leaves(theirs))
     names = {*ours, *others} - {*VERSION_FIELDS}
     # Where one side's section is empty, the other side's settings tell more than its name.
-    sections = {name.rpartition(".")[0] for name in names}
+    sections = {part for name in names for part in _sections(name)}
     # What both sides state comes first: another optimizer says more than the fields it lacks.
     both = ours.keys() & others.keys()
     return [
@@ -289,6 +313,12 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Diff
         for name in sorted(names - sections, key=lambda name: (name not in both, name))
         if name not in both or not _same(ours[name], others[name])
     ]
+
+
+def _sections(name: str) -> Iterator[str]:
+    """The sections that a setting stands in, by their dotted names."""
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def leaves(

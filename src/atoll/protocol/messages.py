@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field, model_validator
 from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
 from atoll.protocol.exchange import Ask, Route, Waiting
-from atoll.protocol.fields import Message, Number, RunName, Whole, WorkerName
-from atoll.protocol.manifest import Manifest, Sha256
+from atoll.protocol.fields import Message, NotNegative, Number, RunName, Whole, WorkerName
+from atoll.protocol.manifest import Manifest, Sha256, Word
 from atoll.rows import RowRange
 from atoll.settings import Choice
 
@@ -19,6 +19,7 @@ BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Ed25519
 
 
 class Done(Message):
@@ -47,6 +48,13 @@ class RegisterReply(Message):
     digest: Sha256
 
 
+class Publisher(Message):
+    """Who signs what an island publishes, and into which bucket of the run it publishes."""
+
+    key: PublicKey
+    bucket: Word
+
+
 class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register")):
     """A worker asks to take part; the island key proves a restarted one."""
 
@@ -64,6 +72,7 @@ class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register
     settings: dict[str, Any] = Field(default_factory=dict)
     # By name, of every codec it speaks; one it does not state is version 1.
     codec_versions: dict[str, Whole] = Field(default_factory=dict)
+    publishes: Publisher | None = None  # where islands publish into buckets; the same for good
 
 
 class Telemetry(Message):
@@ -335,6 +344,22 @@ class RoundStatus(Message):
     staleness: int = 0  # the highest of its contributions: rounds since the one it was made for
 
 
+class GatherStatus(Message):
+    """Of a run whose islands publish: the round that closes next, and counts.
+
+    Skips of all rounds are the ledger's; other counts are since the coordinator started.
+    """
+
+    primaries: tuple[WorkerName, ...]
+    reserves: tuple[WorkerName, ...]  # in the order in which they step in
+    skips: dict[str, int]  # of this round, by reason
+    all_skips: dict[str, int]  # of all rounds
+    accepted: Whole
+    reserves_used: Whole
+    pulled_bytes: Whole
+    overlap: NotNegative | None = None  # the highest of any two contributions to the newest version
+
+
 class Status(Message):
     """What an operator sees.
 
@@ -366,6 +391,7 @@ class Status(Message):
     consistent: Whole = 0  # the newest step that all of it have saved
     checkpoint: Whole = 0  # the step of the newest checkpoint
     notes: tuple[str, ...] = ()  # why ranks that ask are in no group, in words
+    gather: GatherStatus | None = None
 
 
 class StatusRequest(Ask[Status], route=Route("GET", "/status")):

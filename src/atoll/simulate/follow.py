@@ -143,7 +143,7 @@ class _Script:
                 for c, key in zip(contributions, keys, strict=True)
             ]
             found = self._replay.apply(self._version, record.round, again)
-            self._replay.moved(self._version, record.round, len(again), found)
+            self._replay.moved(self._version, record.round, len(again), found.digests)
             self._offer()
 
     def _offer(self) -> None:

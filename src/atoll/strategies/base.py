@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.layout import Fragment, Layout, Span, cut
+from atoll.strategies.bundle import Bundle
 from atoll.strategies.outer import OuterStep
+from atoll.wire.header import FrameHeader
 
 ALL = -1  # in place of a fragment's number: the whole model
 
@@ -26,6 +28,9 @@ class RoundView:
     planned: Set[str]  # workers with a lease of the round, or an older one that it would fold
     accepted: Set[str]  # workers whose contribution this round will fold
     live: Set[str]
+    ended: Set[str] = frozenset()  # whose lease of it ended without a contribution
+    announced: Set[str] = frozenset()  # whose contribution is ready to be pulled, or was
+    open_seconds: float = 0.0  # how long it has been open, as far as this process knows
 
 
 Lease = tuple[int, str]  # the round it was given for, and the worker_id
@@ -48,6 +53,13 @@ class AnyStrategy(Protocol):
     @property
     def dials(self) -> bool:
         """Whether islands dial each other; others only dial out, so they work behind NAT."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether contributions lie in buckets, from which everybody folds them.
+
+        Then islands publish there what they hand in, and a version travels as its contributions.
+        """
 
     @property
     def fixed(self) -> Collection[str]:
@@ -170,6 +182,15 @@ class Strategy(AnyStrategy, Protocol):
     def waiting_for(self, view: RoundView) -> Set[str]:
         """Live workers whose contribution the round still waits for."""
 
+    def reserves(self, view: RoundView) -> Sequence[str]:
+        """Workers of the round that step in for others, in order; the others are its primaries.
+
+        Where islands publish: only what `waiting_for` says now is pulled.
+        """
+
+    def places(self, view: RoundView) -> int:
+        """How many more contributions the round takes, counting those being pulled."""
+
     def is_short(self, view: RoundView) -> bool:
         """Whether the round cannot close by itself, so that a live island must be added to it."""
 
@@ -179,6 +200,15 @@ class Strategy(AnyStrategy, Protocol):
         """Which of the `leases` that no contribution has used end when round `closing` freezes."""
 
     # Weights
+
+    def bundle(self, layout: Layout, contributions: int) -> Bundle | None:
+        """What a version made of so many contributions travels in, where it travels as these.
+
+        None: it travels as weights, or as an update of them.
+        """
+
+    def bundle_in(self, header: FrameHeader, layout: Layout) -> Bundle | None:
+        """What the frame under `header` carries; None: no such one. FrameError where it cannot."""
 
     @property
     def follows(self) -> bool:

@@ -11,7 +11,7 @@ Owns no file, no ledger, no network; contributions are read and payloads are wri
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from atoll.codecs.base import Codec
 from atoll.codecs.noise import Noise
 from atoll.layout import TILE_BYTES, Fragment, Layout, Span
 from atoll.optim.base import OuterOptimizer
+from atoll.strategies.outcome import Measured, Outcome
 from atoll.sums import fold
 
 NOISE_LANE_DOWNLOAD = "download"
@@ -37,6 +38,9 @@ class DisplacementSource(Protocol):
 
     def tile(self, span: Span) -> Tensor:
         """The decoded displacement of `span`, fp32."""
+
+    def raw(self, span: Span) -> Tensor:
+        """The bytes of `span` as they were handed in, uint8."""
 
 
 class PayloadSink(Protocol):
@@ -106,6 +110,20 @@ class OuterStep:
     step: int  # counts from 1: how many steps this part of the weights has made with this one
     tile_bytes: int = TILE_BYTES
 
+    def prepared(
+        self,
+        layout: Layout,
+        sources: Sequence[DisplacementSource],
+        *,
+        watched: bool = False,
+    ) -> Self:
+        """The step with all it must know of `sources` before it moves the first tile.
+
+        Called once, before `apply`. When it is `watched`, it notes what people want to know.
+        """
+        del layout, sources, watched  # this one looks at a tile at a time
+        return self
+
     def apply(
         self,
         state: OuterState,
@@ -127,6 +145,11 @@ class OuterStep:
             if sink is not None:
                 sink(span, payload)
             reached(span.stop)
+
+    def report(self, outcome: Outcome) -> Measured:
+        """Tells what there is to tell of a round that this step, watched, has computed."""
+        del outcome  # a mean says nothing about its terms
+        return {}
 
     def _tile(self, state: OuterState, span: Span, sources: Sequence[DisplacementSource]) -> Tensor:
         return self._publish(state, self.moved(state, span, sources), span)

@@ -19,19 +19,21 @@ from atoll.strategies.base import AnyStrategy, Strategy
 from atoll.strategies.diloco.asynchronous import Asynchronous
 from atoll.strategies.diloco.streaming import Streaming
 from atoll.strategies.diloco.sync import Sync
+from atoll.strategies.gather.strategy import Gather
 from atoll.strategies.sharded import settings as sharded_settings
 from atoll.strategies.sharded.strategy import Sharded
 
 GROUP = "atoll.strategies"
-DILOCO, SHARDED = "diloco", "sharded"
-BUILT_IN = (DILOCO, SHARDED)
+DILOCO, GATHER, SHARDED = "diloco", "gather", "sharded"
+BUILT_IN = (DILOCO, GATHER, SHARDED)
+_SECTIONS = (GATHER, SHARDED)  # strategies with a section of their own, which is called like them
 _MODES: Mapping[str, Callable[[Manifest], Strategy]] = {
     "async": Asynchronous.of,
     "streaming": Streaming.of,
     "sync": Sync.of,
 }
 # What later versions will know; asking for it now is refused by name instead of as a typing error.
-_NOT_BUILT = {"strategy": ("gather", "pools")}
+_NOT_BUILT = {"strategy": ("pools",)}
 
 Factory = Callable[[Manifest], Strategy]
 
@@ -44,8 +46,9 @@ def any_of(manifest: Manifest) -> AnyStrategy:
 def of(manifest: Manifest) -> Strategy:
     """That of a run in rounds of contributions; ConfigError for any other."""
     factory = _factory(manifest.strategy, manifest.mode)
-    if manifest.sharded != Manifest.model_fields[sharded_settings.OWN].default:
-        raise _not_sharded(manifest.strategy)
+    for name in _sections_of_others(manifest.strategy):
+        if getattr(manifest, name) != Manifest.model_fields[name].default:
+            raise _foreign(name, manifest.strategy)
     with _naming(manifest.strategy):
         return factory(manifest)
 
@@ -76,16 +79,20 @@ def check_stated(settings: Mapping[str, Any]) -> None:
     if chosen == SHARDED:
         sharded_settings.refuse_foreign(settings)
         return
-    if sharded_settings.OWN in settings:
-        raise _not_sharded(chosen)
+    for name in _sections_of_others(chosen):
+        if name in settings:
+            raise _foreign(name, chosen)
     if "sync_every" not in settings:
         raise ConfigError("sync_every is missing; every run file sets it")
 
 
-def _not_sharded(chosen: object) -> ConfigError:
+def _sections_of_others(chosen: object) -> list[str]:
+    return [name for name in _SECTIONS if name != chosen]
+
+
+def _foreign(section: str, chosen: object) -> ConfigError:
     return ConfigError(
-        f"[{sharded_settings.OWN}] is not for strategy={chosen!r}; leave it out, or set "
-        f"strategy = {SHARDED!r}"
+        f"[{section}] is not for strategy={chosen!r}; leave it out, or set strategy = {section!r}"
     )
 
 
@@ -94,6 +101,13 @@ def _factory(strategy: str, mode: str) -> Factory:
         if mode not in _MODES:
             raise ConfigError(f"mode={mode!r} is not a mode of strategy 'diloco'; {_known()}")
         return _MODES[mode]
+    if strategy == GATHER:
+        if mode != "sync":
+            raise ConfigError(
+                f"mode={mode!r} is not a mode of strategy 'gather', in which every island hands in "
+                f"every round; leave it out"
+            )
+        return Gather.of
     if strategy == SHARDED:
         raise ConfigError(
             f"strategy={strategy!r} meets at every step and has no rounds of contributions; what "
@@ -132,5 +146,5 @@ def _installed() -> dict[str, EntryPoint]:
 def _known() -> str:
     others = "".join(f", and strategy {name!r}" for name in sorted(_installed()))
     *modes, last = map(repr, sorted(_MODES))
-    own = f"strategy {SHARDED!r}, strategy {DILOCO!r} in mode {', '.join(modes)} or {last}"
-    return f"it runs {own}{others}"
+    own = f"strategy {DILOCO!r} in mode {', '.join(modes)} or {last}"
+    return f"it runs strategy {GATHER!r} or {SHARDED!r}, {own}{others}"

@@ -6,7 +6,7 @@ there is one way from contributions to weights. Reads ledger and blobs; writes n
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -20,11 +20,14 @@ from atoll.layout import Fragment, Layout, Span
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, RoundRecord, RoundState, SnapshotRecord
 from atoll.strategies.base import ALL, Fragments
-from atoll.strategies.outer import OuterState, PayloadSink, fresh_state
+from atoll.strategies.bundle import Bundle
+from atoll.strategies.outer import OuterState, OuterStep, PayloadSink, fresh_state
 from atoll.sums import digest as digests
 from atoll.sums.digest import ParamsDigest, RunningDigest
 from atoll.versions import sources, weights
 from atoll.versions.manifests import Manifests
+from atoll.versions.sources import BlobSource
+from atoll.wire.header import FrameHeader
 
 T = TypeVar("T")
 
@@ -81,6 +84,14 @@ class Version:
 
 
 @dataclass(frozen=True)
+class Applied:
+    """One round that was computed."""
+
+    digests: Digests  # of its fragment
+    step: OuterStep  # the one that did it
+
+
+@dataclass(frozen=True)
 class Replayed:
     """One round that was computed again."""
 
@@ -88,6 +99,7 @@ class Replayed:
     fragment: Fragment
     contributions: list[ContributionRecord]
     digests: Digests  # of its fragment
+    step: OuterStep
 
     def difference(self) -> str | None:
         """Where it differs from its record: which weights, which tensor; None when it does not."""
@@ -144,8 +156,9 @@ class Replay:
                 contributions = t.contributions.of_round(record.round)
             with _naming(f"a contribution of round {record.round}"):
                 found = self.apply(version, record.round, contributions)
-            self.moved(version, record.round, len(contributions), found)
-            yield Replayed(record, self.carried(record.round), contributions, found)
+            self.moved(version, record.round, len(contributions), found.digests)
+            carried = self.carried(record.round)
+            yield Replayed(record, carried, contributions, found.digests, found.step)
 
     def follow(self, version: Version, *, last: int | None = None) -> None:
         """Moves `version` on to round `last`, or as far as rounds are published.
@@ -171,12 +184,14 @@ class Replay:
         round_number: int,
         contributions: Sequence[ContributionRecord],
         sink: PayloadSink | None = None,
-    ) -> Digests:
+        *,
+        watched: bool = False,
+    ) -> Applied:
         """Computes a round on the buffers of `version` in place from its frozen, ordered set.
 
-        Gives the digests of the round's fragment; `moved` then makes `version` the new one. With
-        several threads each makes a part of the weights and hashes it, and `sink` is called by all
-        of them. When this raises, all have ended and the buffers are torn between two versions.
+        `moved` then makes `version` the new one; `watched` is for its outer step. With several
+        threads each makes a part of the weights and hashes it, and `sink` is called by all of them.
+        When this raises, all have ended and the buffers are torn between two versions.
         """
         asked = self.manifests.of_round(round_number).round_strategy
         step = asked.outer(round_number, version.ticks)
@@ -194,19 +209,45 @@ class Replay:
             step.apply(state, opened, sink, part=part, reached=reached)
             return running
 
+        parts = state.layout.parts(self.threads, step.tile_bytes)
+        with self.opened(round_number, contributions) as opened:
+            step = step.prepared(state.layout, opened, watched=watched)
+            made = _each(make, parts)
+        found = [first.joined(others) for first, *others in zip(*made, strict=True)]
+        return Applied(Digests(found[0], found[-1]), step)
+
+    def bundle(
+        self, round_number: int, contributions: Sequence[ContributionRecord]
+    ) -> Bundle | None:
+        """What the version of a round travels in, where it travels as its contributions."""
+        asked = self.manifests.of_round(round_number).round_strategy
+        return asked.bundle(self.carried(round_number).layout, len(contributions))
+
+    def bundled(
+        self,
+        bundle: Bundle,
+        header: FrameHeader,
+        contributions: Sequence[ContributionRecord],
+        step: OuterStep,
+    ) -> Iterator[bytes]:
+        """The frame of a round in its `bundle`, from the first byte on; `step` has computed it."""
+        named = [c.sha256 for c in contributions]
+        with self.opened(header.round, contributions) as opened:
+            yield from bundle.pieces(header, step, named, opened)
+
+    def opened(
+        self, round_number: int, contributions: Sequence[ContributionRecord]
+    ) -> AbstractContextManager[list[BlobSource]]:
+        """What a round folds, in order, to be read inside the `with`."""
+        asked = self.manifests.of_round(round_number).round_strategy
+
         def codec_of(made_for: int) -> Codec:
             return self.manifests.of_round(made_for).manifest.upload.build()
 
         def factor_of(c: ContributionRecord) -> float:
             return asked.factor(staleness=round_number - c.round, tokens=c.tokens)
 
-        parts = state.layout.parts(self.threads, step.tile_bytes)
-        with sources.opened(
-            self.blobs, contributions, codec_of=codec_of, factor_of=factor_of
-        ) as opened:
-            made = _each(make, parts)
-        found = [first.joined(others) for first, *others in zip(*made, strict=True)]
-        return Digests(found[0], found[-1])
+        return sources.opened(self.blobs, contributions, codec_of=codec_of, factor_of=factor_of)
 
     def moved(self, version: Version, round_number: int, folded: int, found: Digests) -> None:
         """The buffers hold the round that `apply` computed out of so many contributions.

@@ -25,10 +25,13 @@ class BlobSource:
     factor: float
 
     def tile(self, span: Span) -> Tensor:
+        return self.codec.decode(self.raw(span), len(span))
+
+    def raw(self, span: Span) -> Tensor:
         offset, nbytes = frame.locate(self.payload_offset, self.codec, span)
         payload = torch.empty(nbytes, dtype=torch.uint8)
         self.reader.read_into(offset, byte_view(payload))
-        return self.codec.decode(payload, len(span))
+        return payload
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
-from atoll.codecs.base import Codec
+from atoll.codecs.base import Format
 from atoll.errors import FrameError, FrameTooLarge, LayoutMismatch, VersionMismatch
 from atoll.layout import GROUP_ELEMENTS, Layout, Span
 from atoll.wire.header import FrameHeader
@@ -69,6 +69,11 @@ def preamble(header: FrameHeader, *, digest_checked: bool = False) -> bytes:
             f"so give it fewer row ranges"
         )
     return _FIXED.pack(MAGIC, VERSION, DIGEST_CHECKED * digest_checked, len(text)) + text
+
+
+def digest_checked_trailer(start: bytes) -> bytes:
+    """The trailer of a frame flagged DIGEST_CHECKED, whose preamble is `start`."""
+    return hashlib.sha256(start).digest()
 
 
 def frame_bytes(header: FrameHeader) -> int:
@@ -133,7 +138,7 @@ def _fixed_part(fixed: bytes) -> tuple[int, int]:
     return flags, header_bytes
 
 
-def expect(header: FrameHeader, *, layout: Layout, codec: Codec, kind: str) -> None:
+def expect(header: FrameHeader, *, layout: Layout, codec: Format, kind: str) -> None:
     """Raises unless the frame carries exactly this layout in exactly this codec.
 
     FrameError for kind, codec and a payload too small, LayoutMismatch naming the first tensor that
@@ -160,7 +165,7 @@ def expect(header: FrameHeader, *, layout: Layout, codec: Codec, kind: str) -> N
         )
 
 
-def locate(payload_offset: int, codec: Codec, span: Span) -> tuple[int, int]:
+def locate(payload_offset: int, codec: Format, span: Span) -> tuple[int, int]:
     """Offset and size of a span's bytes in a frame; the span must start on a group boundary."""
     first = span.first_group * codec.encoded_bytes(GROUP_ELEMENTS)
     return payload_offset + first, codec.encoded_bytes(len(span))

@@ -9,7 +9,7 @@ import reprlib
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Annotated, Any, Self, get_type_hints
 
-from atoll.codecs.base import Codec
+from atoll.codecs.base import Format
 from atoll.errors import FrameError
 from atoll.layout import Layout
 from atoll.rows import RowRange
@@ -63,7 +63,7 @@ class Told:
     loss_sum: Annotated[float, schema.REAL] = 0.0
     ranges: tuple[RowRange, ...] = ()
 
-    def header(self, layout: Layout, codec: Codec) -> "FrameHeader":
+    def header(self, layout: Layout, codec: Format) -> "FrameHeader":
         """The header of a frame of all of `layout` in `codec`, with the table where it fits."""
         told = {field.name: getattr(self, field.name) for field in fields(Told)}
         told["loss_sum"] = float(self.loss_sum)  # a sum of nothing may be a plain 0

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.codecs.base import Codec
+from atoll.codecs.base import Format
 from atoll.errors import FrameError
 from atoll.layout import TILE_BYTES, Layout, Span
 
@@ -22,7 +22,7 @@ class PayloadTiles:
 
     def __init__(
         self,
-        codec: Codec,
+        codec: Format,
         layout: Layout,
         take: Callable[[Span, Tensor], object],
         *,

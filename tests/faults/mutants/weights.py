@@ -15,7 +15,7 @@ from atoll.simulate.faults import run as simulation
 from atoll.simulate.faults.scenario import Scenario
 from atoll.strategies.outer import OuterState
 from atoll.sums import fold
-from atoll.versions.replay import Digests, Replay, Version
+from atoll.versions.replay import Applied, Replay, Version
 from tests.faults.mutants.mutant import Mutant, Patch, adding_to, answering, during, having
 
 MUTANTS: list[Mutant] = []
@@ -80,10 +80,10 @@ def every_contribution_weighs_the_same(patch: Patch) -> None:
 def momentum_is_not_carried_on(patch: Patch) -> None:
     real = Replay.apply
 
-    def apply(self: Replay, version: Version, *args: Any) -> Digests:
+    def apply(self: Replay, version: Version, *args: Any, **named: Any) -> Applied:
         for slot in version.state.slots.values():
             slot.zero_()
-        return real(self, version, *args)
+        return real(self, version, *args, **named)
 
     patch.setattr(Replay, "apply", apply)
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.power import machines
+from tests.faults.power import gatherers, machines
 from tests.faults.power.check_coordinator import check_coordinator
 from tests.faults.power.check_damaged import check_repaired, check_reset
+from tests.faults.power.check_gather import GathererCheck, check_bucket
 from tests.faults.power.check_machines import IslandCheck, check_addresses, check_blobs, check_kept
 from tests.faults.power.check_rank import RankCheck
 from tests.faults.power.images import Image
@@ -20,10 +21,13 @@ class Checker:
 
     def __init__(self, marks: Sequence[Mark]) -> None:
         self.final_digest = next(m["finished"] for m in marks if "finished" in m)
+        self.gathered_digest = next(m["gathered"] for m in marks if "gathered" in m)
         self._checks: dict[str, Check] = {
             "coordinator": check_coordinator,
             **{name: IslandCheck(name, marks) for name in machines.ISLANDS},
             "rank": RankCheck(marks),
+            "gatherer": GathererCheck(marks),
+            "bucket": check_bucket,
             "operator": check_kept,
             "store": check_blobs,
             "elsewhere": check_addresses,
@@ -53,6 +57,9 @@ class Checker:
         image.write(scratch)
         with naming("the continued run"):
             same("final params digest", machines.run(scratch).digest, self.final_digest)
+        with naming("the continued gather"):
+            found = gatherers.run(scratch, gatherers.Unmarked())
+            same("digest after the last window", found, self.gathered_digest)
 
     @property
     def started(self) -> int:

@@ -41,6 +41,7 @@ class Image:
                 (root / path).mkdir()
             else:
                 (root / path).write_bytes(content)
+                (root / path).chmod(0o600)  # modes are not in the trace; a key must have this one
 
 
 # What becomes of one file's unsure bytes, given those that a rule lets through.

@@ -35,7 +35,7 @@ from atoll.simulate.cluster import Outage
 from atoll.simulate.link import MemoryLink
 from atoll.versions import recorded, weights_file
 from atoll.wire import certificate
-from tests.faults.power import damaged, machines, ranks, sites
+from tests.faults.power import damaged, gatherers, machines, ranks, sites
 from tests.faults.power.marks import Marks
 from tests.faults.power.promises import sha256_of
 
@@ -137,6 +137,7 @@ def run(root: Path, marks: Marks) -> None:
     marks.write(machine="coordinator", finished=simulated.digest)
     keep_things(root, marks)
     ranks.save_steps(root, marks)
+    marks.write(machine="gatherer", gathered=gatherers.run(root, marks))
     blobs_alone(root, marks)
     ledger_elsewhere(root, marks)
     damaged.repair_twice(root, marks)
@@ -206,6 +207,7 @@ def main() -> None:
     setattr(shutil, "_USE_CP_SENDFILE", False)  # noqa: B010  no stub knows it
     with tempfile.TemporaryDirectory() as elsewhere:
         machines.run(Path(elsewhere))  # what is imported at first use is of no interest
+        gatherers.run(Path(elsewhere), gatherers.Unmarked())
     print("ready", flush=True)
     sys.stdin.readline()
     marks = Marks(Path(path))

@@ -6,6 +6,8 @@ Every mark names the machine whose disk has to keep it:
     island-N      identity, saved, promoted
     operator      exported, streamed, copied
     rank          held, dropping
+    gatherer      key, stands, left, gathered
+    bucket        stated, recorded
     store         stored
     elsewhere     placed
     repaired      damaged, noted, repaired

@@ -18,7 +18,7 @@ SOURCE = Path(atoll.__file__).parent
 _SYSTEM = {"fsync", "fdatasync"}
 _WRAPPERS = {"sync", "sync_file", "sync_directory"}
 _STEPPED = {"put_in_place", "write_whole"}  # the second calls the first
-_MODULES = {"filesystem", "os"}  # `run.sync()` of something else is no site
+_MODULES = {"files", "filesystem", "os"}  # `run.sync()` of something else is no site
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from atoll.codecs.base import Codec
 from atoll.coordinator.accept.admission import Admission, UploadRequest
 from atoll.errors import ContributionError, FrameError, NotFinite
 from atoll.layout import TILE_BYTES, Layout, Span
-from atoll.ledger.records import ContributionRecord
+from atoll.ledger.records import AnnouncementRecord, ContributionRecord
 from atoll.optim.base import MAX_NORM
 from atoll.protocol.messages import Identity
 from atoll.strategies.base import Lease
@@ -133,7 +133,9 @@ class Uploads:
     blobs: Blobs
     admission: Admission
     clock: Clock
-    record: Callable[[ContributionRecord, FrameHeader], ContributionRecord]
+    record: Callable[
+        [ContributionRecord, FrameHeader, AnnouncementRecord | None], ContributionRecord
+    ]
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -192,7 +194,9 @@ class Uploads:
                 self._forget(upload)
                 raise
 
-    def commit(self, stream: UploadStream) -> ContributionRecord:
+    def commit(
+        self, stream: UploadStream, announcement: AnnouncementRecord | None = None
+    ) -> ContributionRecord:
         """Validates, stores, records; the returned record carries the receipt."""
         upload = stream.upload
         with upload.lock:
@@ -203,11 +207,17 @@ class Uploads:
                 with self._lock:
                     self._recording.add(upload.request.sha256)
                 norm = upload.finish()
-                return self.record(self._contribution(upload.request, norm), upload.request.header)
+                made = self._contribution(upload.request, norm)
+                return self.record(made, upload.request.header, announcement)
             finally:
                 self._forget(upload)
                 with self._lock:
                     self._recording.discard(upload.request.sha256)
+
+    def abandon(self, stream: UploadStream) -> None:
+        """Drops an upload that will not be finished; harmless when it is over."""
+        with stream.upload.lock:
+            self._forget(stream.upload)
 
     def in_flight(self) -> frozenset[str]:
         """Blobs that are stored, or about to be, and not recorded yet: not garbage."""

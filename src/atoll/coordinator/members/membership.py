@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
 from atoll.clock import Clock
-from atoll.coordinator.members import agreement
+from atoll.coordinator.members import agreement, publishers
 from atoll.coordinator.members.control import Control
 from atoll.coordinator.members.dialback import Dialback
 from atoll.coordinator.members.presence import Presence, Stream
@@ -51,9 +51,14 @@ class Membership:
         agreement.check(request, in_force, self.manifests, layout=self.layout)
         if in_force.any_strategy.dials:
             self.dialback.check(request.worker_id, request.ip_address or peer, request.port)
-        record = self.registry.register(
-            request, peer=peer, check=lambda: self.control.check(request.worker_id)
-        )
+        publisher = publishers.stated(request, in_force)
+
+        def check() -> None:
+            self.control.check(request.worker_id)
+            if publisher is not None:
+                publishers.check(publisher, self.registry.publishers)
+
+        record = self.registry.register(request, peer=peer, check=check, publisher=publisher)
         # A stream of an earlier life says nothing about this one.
         self.presence.forget(request.worker_id, record.incarnation - 1)
         return record

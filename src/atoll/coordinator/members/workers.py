@@ -22,7 +22,7 @@ from atoll.errors import (
     WorkerTaken,
 )
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import GenerationRecord, WorkerRecord
+from atoll.ledger.records import GenerationRecord, PublisherRecord, WorkerRecord
 from atoll.protocol.messages import Identity, RegisterRequest
 
 # Every name costs memory, a row and a line of /workers for as long as the run lasts.
@@ -51,6 +51,8 @@ class Registry:
             self._workers = {w.worker_id: w for w in t.members.workers()}
             # The newest: who is in, by rank. Replaced whole, so it is read without the lock.
             self.generation = t.members.generation()
+            # Where islands publish: who signs what a worker publishes. Replaced whole.
+            self.publishers = {p.worker_id: p for p in t.publishers.all()}
         self._hostnames: dict[str, str] = {}
         self._evictions: dict[str, str] = {}  # why, of those that have not come back
         for worker in self._workers.values():
@@ -82,13 +84,15 @@ class Registry:
         *,
         peer: str = "",
         check: Callable[[], None] = lambda: None,
+        publisher: PublisherRecord | None = None,
     ) -> WorkerRecord:
         """Registers a worker under its next incarnation.
 
         The island key that holds the name takes it over at once; with another key the name is free
         only when its holder has left or has not been heard within the heartbeat timeout. `peer` is
         where the request came from: the address of a worker that advertises none. `check` refuses
-        by raising; nobody is removed between it and the registration.
+        by raising; nobody is removed between it and the registration. With the worker goes its
+        `publisher`, for good.
         """
         self.check_run(request.run_id, request.manifest_sha256)
         name, hashed = request.worker_id, key_hash(request.island_key)
@@ -118,9 +122,13 @@ class Registry:
                     port=request.port,
                     certificate=request.certificate,
                 )
+                if publisher is not None:
+                    t.publishers.add(publisher)
                 generation = t.members.generation()
             self.generation = generation
             self._workers[name] = record
+            if publisher is not None:
+                self.publishers = {**self.publishers, name: publisher}
             self._evictions.pop(name, None)
             self._hostnames[name] = request.hostname
             self.heartbeats.hear(name)

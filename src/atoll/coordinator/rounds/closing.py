@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
 from atoll.clock import Clock
+from atoll.coordinator.rounds import outcomes
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import RunWeights
 from atoll.coordinator.rounds.snapshots import Snapshots
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, Published, RunRecord
+from atoll.strategies.outcome import Measured
 from atoll.versions.manifests import Manifests
 from atoll.versions.replay import Digests
 
@@ -35,6 +37,7 @@ class Closing:
     end_uploads: Callable[[], None]
     snapshots: Snapshots
     changed: Callable[[], None]
+    measured: Callable[[Measured], None]  # numbers to be shown
 
     def is_due(self) -> bool:
         """Whether a round is due or being computed."""
@@ -67,6 +70,7 @@ class Closing:
         with self.ledger.reading() as t:
             contributions = t.contributions.of_round(round_number)
         digests = self.weights.compute(round_number, contributions)
+        step = self.weights.computed_step
         computed = self.clock.now()
         self._publish(round_number, self._link(round_number, contributions, digests))
         self.rounds.refresh()
@@ -79,6 +83,17 @@ class Closing:
                 "compute_seconds": round(computed - began, 4),
                 "record_seconds": round(self.clock.now() - computed, 4),
             },
+        )
+        self.measured(
+            step.report(
+                outcomes.of_round(
+                    self.rounds,
+                    round_number,
+                    contributions,
+                    digest=digests.published,
+                    seconds=computed - began,
+                )
+            )
         )
         self.changed()
         self.snapshots.published(round_number, is_last=self.rounds.is_finished())
@@ -101,8 +116,13 @@ class Closing:
         prev_hash = before[0].hash if before else genesis
         assert prev_hash is not None, "rounds are published in order"
         master, published = digests.master, digests.published
+        artifact = self.weights.computed_artifact
         linked = replace(
-            record, prev_hash=prev_hash, master_digest=master.root, published_digest=published.root
+            record,
+            prev_hash=prev_hash,
+            master_digest=master.root,
+            published_digest=published.root,
+            artifact_sha256=artifact,
         )
         return Published(
             prev_hash=prev_hash,
@@ -112,4 +132,5 @@ class Closing:
             leaves=master.leaves,
             published_leaves=None if published is master else published.leaves,
             published_wall=self.clock.wall(),
+            artifact_sha256=artifact,
         )

@@ -20,7 +20,15 @@ from atoll.coordinator.rounds.leases import Deadlines
 from atoll.coordinator.rounds.under_way import UnderWay
 from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
-from atoll.ledger.records import ContributionRecord, LeaseRecord, RoundPlan, RoundRecord, RoundState
+from atoll.ledger.records import (
+    AnnouncementRecord,
+    ContributionRecord,
+    LeaseRecord,
+    RoundPlan,
+    RoundRecord,
+    RoundState,
+    SkipRecord,
+)
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Manifest
 from atoll.strategies.base import Lease, RoundView, Strategy
@@ -49,6 +57,8 @@ class Rounds:
         self._deadlines = Deadlines(self.clock)
         self._lock = threading.RLock()
         self._quorum_since: dict[int, float] = {}  # by open round: since when enough are in
+        self._open_since: dict[int, float] = {}  # by open round, as far as this life knows
+        self._announced: dict[Lease, AnnouncementRecord] = {}  # in this life; replaced whole
         self.newest: RoundRecord | None = None  # the last one that was planned, whatever its state
         self.under_way: tuple[UnderWay, ...] = ()  # not published, oldest first
         self._outliving: tuple[Lease, ...] = ()  # still to be used, of rounds that are published
@@ -77,6 +87,9 @@ class Rounds:
             self._deadlines.hold(
                 {(r.number, worker) for r in begun for worker in r.holding} | {*self._outliving}
             )
+            since, now = self._open_since, self.clock.now()
+            self._open_since = {r.number: since.get(r.number, now) for r in self.open_rounds}
+            self._announced = {x: a for x, a in self._announced.items() if x[0] in self._open_since}
             self._reach()
 
     def _reach(self) -> None:
@@ -195,15 +208,28 @@ class Rounds:
             return False
         return self._ends_with(newest, self.tokens)
 
+    def view(self, round_number: int) -> RoundView | None:
+        """What the strategy may know about a round that is open; None where it is not."""
+        found = self.find(round_number)
+        return self._view(found) if found is not None and found.is_open else None
+
     def _view(self, seen: UnderWay) -> RoundView:
-        number, live = seen.number, self.registry.live()
+        number, live, now = seen.number, self.registry.live(), self.clock.now()
         older = {
             worker_id
             for made_for, worker_id in self._unused()
             if made_for < number and self.destination(made_for) == number
         }
         planned = seen.holding | older
-        return RoundView(round=number, planned=planned, accepted=seen.accepted, live=live)
+        return RoundView(
+            round=number,
+            planned=planned,
+            accepted=seen.accepted,
+            live=live,
+            ended=seen.ended,
+            announced={worker_id for made_for, worker_id in self._announced if made_for == number},
+            open_seconds=now - self._open_since.get(number, now),
+        )
 
     def _unused(self) -> set[Lease]:
         """Leases that no contribution has used."""
@@ -367,8 +393,15 @@ class Rounds:
         is_last = self._is_enough(round_number, tokens + self.dispatch.tokens_of(plan.leases))
         return replace(plan, fragment=asked.fragment(round_number, is_last=is_last))
 
-    def accept(self, contribution: ContributionRecord, header: FrameHeader) -> ContributionRecord:
+    def accept(
+        self,
+        contribution: ContributionRecord,
+        header: FrameHeader,
+        announcement: AnnouncementRecord | None = None,
+    ) -> ContributionRecord:
         """Records a validated contribution; returns the first one of its key.
+
+        With it what was announced of it, where it was pulled.
 
         Under the same lock as `freeze`, so that the plan a freeze makes knows the whole set, and
         as `expire`: the leases that the header names are the ones that become done.
@@ -382,6 +415,8 @@ class Rounds:
                 contribution = replace(contribution, applied=applied)
             with self.ledger.writing() as t:
                 accepted = t.contributions.accept(contribution)
+                if announcement is not None and accepted is contribution:
+                    t.announcements.add(announcement)
             self.under_way = tuple(
                 r.with_contribution(accepted) if r.number == accepted.applied else r
                 for r in self.under_way
@@ -389,6 +424,45 @@ class Rounds:
             # Now: the thread that closes rounds may be computing one, and would look later.
             self._time_quorums()
             return accepted
+
+    def announce(self, made: AnnouncementRecord) -> None:
+        """A worker's contribution to an open round is ready to be pulled."""
+        with self._lock:
+            self._announced = {**self._announced, (made.round, made.worker_id): made}
+
+    def announcement(self, round_number: int, worker_id: str) -> AnnouncementRecord | None:
+        """What a worker has announced in this life, while the round is open."""
+        return self._announced.get((round_number, worker_id))
+
+    def skip(self, round_number: int, worker_id: str, *, reason: str, sentence: str) -> bool:
+        """An open round goes on without the worker, whose rows are open again; with a record.
+
+        False, and nothing is done, where the worker holds no rows of it or its contribution is in.
+        """
+        with self._lock:
+            found = self.find(round_number)
+            if found is None or not found.is_open or worker_id not in found.holding:
+                return False
+            if self.contribution(round_number, worker_id) is not None:
+                return False
+            work = self.manifests.of_round(round_number).manifest.work
+            wall = self.clock.wall()
+            with self.ledger.writing() as t:
+                t.skips.add(round_number, worker_id, reason=reason, sentence=sentence, wall=wall)
+                t.rounds.expire(round_number, [worker_id], reissue=work.policy == "exactly_once")
+            # What it states of other rows, should it be given some, is no second statement.
+            self._announced = {
+                lease: made
+                for lease, made in self._announced.items()
+                if lease != (round_number, worker_id)
+            }
+            self.refresh()
+            return True
+
+    def skips(self, round_number: int) -> list[SkipRecord]:
+        """What a round goes on without, or did."""
+        with self.ledger.reading() as t:
+            return t.skips.of_round(round_number)
 
     def expire(self) -> list[str]:
         """Ends the leases that were held for too long, and gives the workers that held them.

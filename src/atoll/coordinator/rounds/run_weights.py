@@ -20,8 +20,10 @@ from atoll.errors import Diverged, NotReady
 from atoll.layout import TILE_BYTES, Fragment, Span
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
 from atoll.strategies.base import ALL
+from atoll.strategies.bundle import Bundle
+from atoll.strategies.outer import OuterStep
 from atoll.versions import weights
-from atoll.versions.replay import Digests, Replay, Version
+from atoll.versions.replay import Applied, Digests, Replay, Version
 from atoll.wire.header import FrameHeader, Told
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class RunWeights:
         self._strategy = self._manifests.run_strategy
         # So that its loops are compiled with the others
         self._manifests.newest.manifest.upload.build()
+        self._manifests.newest.round_strategy.outer(1, 0)
         compiled.prepare(self._layout.size)
         self._version = self._restore()
         self._show()
@@ -133,27 +136,49 @@ class RunWeights:
         more: the round stays frozen.
         """
         if self._computed is not None and self._computed.round == round_number:
-            return self._computed.digests
+            return self._computed.applied.digests
         download = self._manifests.of_round(round_number).manifest.download.build()
         with self.replay.ledger.reading() as t:
             carried = t.rounds.fragment(round_number)
         fragment = self.replay.fragments[carried]
-        header = self._header_of_round(round_number, carried, download)
+        bundle = self.replay.bundle(round_number, contributions)
+        header = self._header_of_round(round_number, carried, download, bundle)
         with self._lock:
             self._mend()
-            with self.spool.spooler(download, header) as spooler:
+            with self.spool.spooler(bundle or download, header) as spooler:
                 self._torn = True
 
                 def checked(span: Span, payload: Tensor) -> None:
                     self._check_finite(round_number, fragment, span)
-                    spooler(span, payload)
+                    if bundle is None:
+                        spooler(span, payload)
 
-                digests = self.replay.apply(self._version, round_number, contributions, checked)
-                frame = spooler.finish(result_digest=digests.published.root)
+                applied = self.replay.apply(
+                    self._version, round_number, contributions, checked, watched=True
+                )
+                published = applied.digests.published.root
+                if bundle is None:
+                    frame = spooler.finish(result_digest=published)
+                else:
+                    final = replace(header, result_digest=published)
+                    pieces = self.replay.bundled(bundle, final, contributions, applied.step)
+                    frame = spooler.stream(final, pieces)
             # In this order: whoever asks without the lock never finds it settled in between.
-            self._computed = _Computed(round_number, len(contributions), digests, frame)
+            self._computed = _Computed(round_number, len(contributions), applied, frame)
             self._torn = False
-            return digests
+            return applied.digests
+
+    @property
+    def computed_step(self) -> OuterStep:
+        """The outer step of the round that is computed and not published yet."""
+        assert self._computed is not None, "asked between `compute` and `publish`"
+        return self._computed.applied.step
+
+    @property
+    def computed_artifact(self) -> str | None:
+        """The sha256 of that round's frame, where its version travels as its contributions."""
+        assert self._computed is not None, "asked between `compute` and `publish`"
+        return self._computed.frame.sha256
 
     def _mend(self) -> None:
         """Restores `current` where a compute that found no room has left the buffers half done."""
@@ -182,15 +207,18 @@ class RunWeights:
         with self._lock:
             done = self._computed
             assert done is not None, "only what was computed is published"
-            self.replay.moved(self._version, done.round, done.folded, done.digests)
+            self.replay.moved(self._version, done.round, done.folded, done.applied.digests)
             # What is left to follow is always smaller than the whole.
             whole = Fp32().encoded_bytes(self._layout.size)
             self.spool.put(done.frame, keep_below=whole if self._strategy.follows else 0)
             self._show()
             self._computed = None
 
-    def _header_of_round(self, version: int, carried: int, download: Codec) -> FrameHeader:
-        lossless = download.lossless
+    def _header_of_round(
+        self, version: int, carried: int, download: Codec, bundle: Bundle | None
+    ) -> FrameHeader:
+        """Of the frame that brings an island to the version; its result is not known yet."""
+        lossless = download.lossless and bundle is None
         return Told(
             kind="weights" if lossless else "update",
             run_id=self.run_id,
@@ -199,7 +227,7 @@ class RunWeights:
             fragment=carried,
             base_digest=None if lossless else self.base_digest(version),
             result_digest=STAND_IN_DIGEST,
-        ).header(self.replay.fragments[carried].layout, download)
+        ).header(self.replay.fragments[carried].layout, bundle or download)
 
     def frame_for(self, *, round_number: int, have_digest: str) -> SpooledFrame:
         """The frame of a round for an island that lacks it, or the current weights whole.
@@ -296,5 +324,5 @@ class _Computed:
 
     round: int
     folded: int  # contributions
-    digests: Digests
+    applied: Applied
     frame: SpooledFrame

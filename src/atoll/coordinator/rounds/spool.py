@@ -4,16 +4,16 @@ Spool files can be computed again from the ledger, so they are neither synced no
 restart. A file that is being read outlives its removal until the last reader closes it.
 """
 
-import hashlib
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from atoll import files as filesystem
-from atoll.codecs.base import Codec
+from atoll.codecs.base import Format
 from atoll.errors import StoreError
 from atoll.layout import Layout, Span, byte_view
 from atoll.wire import frame
@@ -23,8 +23,11 @@ from atoll.wire.header import FrameHeader
 class SpooledFrame:
     """One complete frame; positioned reads from any thread."""
 
-    def __init__(self, path: Path, fd: int, header: FrameHeader, nbytes: int) -> None:
+    def __init__(
+        self, path: Path, fd: int, header: FrameHeader, nbytes: int, *, sha256: str | None = None
+    ) -> None:
         self.path = path
+        self.sha256 = sha256  # of all its bytes, where they were hashed
         self.header = header
         self.nbytes = nbytes
         self.tag = f"{header.kind}-{header.round}-{header.result_digest}"
@@ -52,7 +55,7 @@ class FrameSpooler:
     """
 
     path: Path
-    codec: Codec
+    codec: Format
     header: FrameHeader  # result_digest is a stand-in of the right length until `finish`
 
     def __post_init__(self) -> None:
@@ -85,10 +88,26 @@ class FrameSpooler:
         assert len(preamble) == self._payload_offset, (len(preamble), self._payload_offset)
         nbytes = frame.frame_bytes(header)
         self._write(memoryview(preamble), 0)
-        trailer = hashlib.sha256(preamble).digest()
+        trailer = frame.digest_checked_trailer(preamble)
         self._write(memoryview(trailer), nbytes - len(trailer))
+        return self._finished(header, nbytes)
+
+    def stream(self, header: FrameHeader, pieces: Iterable[bytes]) -> SpooledFrame:
+        """The frame is what `pieces` give, from its first byte to its last; it is hashed."""
+        offset, passed = 0, frame.Hashing()
+        for piece in pieces:
+            passed.write(memoryview(piece))
+            self._write(memoryview(piece), offset)
+            offset += len(piece)
+        nbytes = frame.frame_bytes(header)
+        assert offset == nbytes, (offset, nbytes)
+        return self._finished(header, nbytes, sha256=passed.digest())
+
+    def _finished(
+        self, header: FrameHeader, nbytes: int, *, sha256: str | None = None
+    ) -> SpooledFrame:
         fd, self._fd = self._fd, -1
-        return SpooledFrame(self.path, fd, header, nbytes)
+        return SpooledFrame(self.path, fd, header, nbytes, sha256=sha256)
 
     def _write(self, data: memoryview, offset: int) -> None:
         assert self._fd >= 0, "this spooler was left"
@@ -123,7 +142,7 @@ class Spool:
         self._frames: dict[tuple[str, str], list[SpooledFrame]] = {}
         self._serial = 0
 
-    def spooler(self, codec: Codec, header: FrameHeader) -> FrameSpooler:
+    def spooler(self, codec: Format, header: FrameHeader) -> FrameSpooler:
         """A new file to fill."""
         with self._lock:
             self._serial += 1

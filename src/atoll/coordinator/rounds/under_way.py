@@ -44,6 +44,11 @@ class UnderWay:
         return frozenset(worker_id for _, worker_id in self.contributions)
 
     @property
+    def ended(self) -> frozenset[str]:
+        """Workers whose lease of the round ended without a contribution."""
+        return frozenset(lease.worker_id for lease in self.leases) - self.holding
+
+    @property
     def held(self) -> tuple[LeaseRecord, ...]:
         """Leases that are under way or done: none that ended without a contribution."""
         return tuple(lease for lease in self.leases if _is_held(lease))

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from atoll.protocol.messages import Status, WorkerStatus
+from atoll.protocol.messages import GatherStatus, Status, WorkerStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,6 +26,8 @@ class _StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from _run(self.found)
+        if self.found.gather is not None:
+            yield from _gather(self.found.gather)
         yield from _workers(self.found)
 
 
@@ -61,6 +63,25 @@ def _run(found: Status) -> Iterator[Metric]:
     for code, number in sorted(found.refusals.items()):
         refused.add_metric([code], number)
     yield refused
+
+
+def _gather(found: GatherStatus) -> Iterator[Metric]:
+    counters = {
+        "accepted": ("Contributions pulled and accepted.", found.accepted),
+        "reserves_used": ("Of these, by reserves.", found.reserves_used),
+        "pulled_bytes": ("Bytes from buckets.", found.pulled_bytes),
+    }
+    for name, (text, count) in counters.items():
+        yield CounterMetricFamily(f"atoll_gather_{name}", text, value=count)
+    skipped = CounterMetricFamily(
+        "atoll_gather_skipped", "Contributions that rounds did without.", labels=["reason"]
+    )
+    for reason, number in sorted(found.all_skips.items()):
+        skipped.add_metric([reason], number)
+    yield skipped
+    if found.overlap is not None:
+        text = "Highest share of places that two contributions to the newest version both send."
+        yield GaugeMetricFamily("atoll_gather_overlap", text, value=found.overlap)
 
 
 def _workers(found: Status) -> Iterator[Metric]:

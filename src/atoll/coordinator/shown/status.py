@@ -11,6 +11,7 @@ from atoll.coordinator.rounds.assignments import Assignments
 from atoll.coordinator.rounds.disk_space import DiskSpace
 from atoll.coordinator.rounds.rounds import Rounds
 from atoll.coordinator.rounds.run_weights import RunWeights
+from atoll.coordinator.shown import gathers
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import RoundState, RoundTotals
 from atoll.proof import losses
@@ -77,6 +78,9 @@ class Report:
             bytes_sent=counted["bytes_sent"],
             refused_queues=self.rounds.dispatch.refused,
             storage_full=self.disk.reason,
+            gather=gathers.status(self.rounds, self.counters)
+            if in_force.any_strategy.gathers
+            else None,
         )
 
     def _begun(self, missing: Iterable[str]) -> tuple[str, ...]:

@@ -20,10 +20,11 @@ from atoll.island.state import local_weights
 from atoll.layout import TILE_BYTES, Fragment, Layout, Span
 from atoll.strategies import outer
 from atoll.strategies.base import ALL, Fragments, Strategy
+from atoll.strategies.bundle import Bundle, Change
 from atoll.sums import digest as digests
 from atoll.sums.digest import ParamsDigest, RunningDigest
 from atoll.wire import frame
-from atoll.wire.frame import FrameReader
+from atoll.wire.frame import FrameReader, Sink
 from atoll.wire.header import FrameHeader
 from atoll.wire.tiles import PayloadTiles
 
@@ -72,10 +73,15 @@ class IslandWeights:
         self._writes_through = False
         self._is_trained = True  # whether the local weights are not those of version `merged`
         if group.is_leader:
+            strategy.bundle(layout, 1)  # so that its loops are compiled with the others
             compiled.prepare(layout.size)
         # Followers hold no published copy: theirs is the leader's.
         self._published = self.layout.zeros() if group.is_leader else torch.empty(0)
         self._local = local_weights.of(model, self.layout, group)
+
+    def bundle_in(self, header: FrameHeader, layout: Layout) -> Bundle | None:
+        """The contributions that a frame carries in place of what they came to."""
+        return self._strategy.bundle_in(header, layout)
 
     @property
     def version(self) -> int | None:
@@ -227,14 +233,11 @@ class IslandWeights:
         is_whole = header.layout_digest == self.layout.digest
         return ALL if is_whole else header.fragment
 
-    def store(self, fragment: Fragment, span: Span, payload: Tensor, header: FrameHeader) -> None:
-        """Takes a tile of a fragment's frame into the published weights."""
+    def store(self, fragment: Fragment, span: Span, change: Change) -> None:
+        """Does to a tile of the published weights what a fragment's frame says."""
         where = fragment.place(span)
         published = where.of(self._published)
-        if header.kind == "weights":
-            published.copy_(payload.view(torch.float32))
-        else:
-            outer.apply_update(published, payload, codec=self.download)
+        change(published)
         if self._writes_through and self._is_part(fragment):
             self._local.write(where, published)
 
@@ -289,10 +292,29 @@ class Receiver:
             self._header = self._begin()
         self._tiles(piece)
 
-    def _store(self, span: Span, payload: Tensor) -> None:
-        assert self._header is not None
-        self._weights.store(self._fragment, span, payload, self._header)
+    def _store(self, span: Span, change: Change) -> None:
+        self._weights.store(self._fragment, span, change)
         self._digest.reached(span.stop)
+
+    def _copy(self, span: Span, payload: Tensor) -> None:
+        self._store(span, lambda tile: tile.copy_(payload.view(torch.float32)))
+
+    def _add(self, span: Span, payload: Tensor) -> None:
+        codec = self._weights.download
+        self._store(span, lambda tile: outer.apply_update(tile, payload, codec=codec))
+
+    def _sink(self, header: FrameHeader) -> Sink:
+        """What takes the payload; FrameError or LayoutMismatch unless it is one of the run's."""
+        layout, download = self._fragment.layout, self._weights.download
+        if header.kind == "weights":
+            frame.expect(header, layout=layout, codec=Fp32(), kind="weights")
+            return PayloadTiles(Fp32(), layout, self._copy)
+        bundle = self._weights.bundle_in(header, layout)
+        if bundle is not None:
+            frame.expect(header, layout=layout, codec=bundle, kind="update")
+            return bundle.tiles(self._store, round_number=header.round)
+        frame.expect(header, layout=layout, codec=download, kind="update")
+        return PayloadTiles(download, layout, self._add)
 
     def _begin(self) -> FrameHeader:
         header = self._reader.header
@@ -307,11 +329,8 @@ class Receiver:
         self._fragment = weights.fragment(self._number)
         held = weights.held[0]
         base = "" if held is None else weights.base_digest(self._number)
-        is_full = header.kind == "weights"
-        self._codec: Codec = Fp32() if is_full else weights.download
-        kind = "weights" if is_full else "update"
-        frame.expect(header, layout=self._fragment.layout, codec=self._codec, kind=kind)
-        if not is_full and header.base_digest != base:
+        tiles = self._sink(header)
+        if header.kind != "weights" and header.base_digest != base:
             raise FrameError(
                 f"the update applies to weights {header.base_digest}, the island holds "
                 f"{base or None}; it fetches the weights whole"
@@ -321,7 +340,7 @@ class Receiver:
                 f"the frame brings a fragment of version {header.round}, the island holds version "
                 f"{held}; it fetches the weights whole"
             )
-        self._tiles = PayloadTiles(self._codec, self._fragment.layout, self._store)
+        self._tiles = tiles
         # Hashed as it comes in, so that the network's time is used.
         self._digest = weights.digest_of(self._fragment)
         return header

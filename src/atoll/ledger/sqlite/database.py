@@ -55,6 +55,9 @@ class SqliteDatabase(Database):
     def made(self) -> None:
         seals.make(self.connection)
 
+    def changed(self) -> None:
+        seals.renew(self.connection)
+
     def migrated(self) -> None:
         with self.bare() as connection:
             seals.watch(connection)

@@ -26,6 +26,9 @@ OF_OTHERS = {
     "credentials": "role",
     "control": "name",
     "generations": "number",
+    "publishers": "worker_id",  # told again when it registers
+    "announcements": "round",  # the audit then says that there is no statement
+    "skips": "round",
     "datasets": "dataset_id",  # made again from the manifest
     "queues": "name",  # made again from the leases
     "groups": "number",

@@ -27,6 +27,8 @@ _DROP = tuple(
         (schema.snapshots, schema.snapshots.c.version),
         (_CONTRIBUTIONS, _CONTRIBUTIONS.c.applied),
         (_LEASES, _LEASES.c.round),
+        (schema.announcements, schema.announcements.c.round),
+        (schema.skips, schema.skips.c.round),
         (schema.parts, schema.parts.c.round),
         (schema.checkpoints, schema.checkpoints.c.round),
         (schema.rounds, schema.rounds.c.round),

@@ -80,6 +80,7 @@ schema_version = sa.Table(
 runs = _of(records.RunRecord, "runs", ("run_id",))
 manifests = _of(records.ManifestRecord, "manifests", ("version",), unique="sha256")
 workers = _of(records.WorkerRecord, "workers", ("worker_id",))
+publishers = _of(records.PublisherRecord, "publishers", ("worker_id",), unique="public_key")
 generations = _of(records.GenerationRecord, "generations", ("number",))
 rounds = _of(records.RoundRecord, "rounds", ("round",))
 datasets = _of(records.DatasetRecord, "datasets", ("dataset_id",))
@@ -96,6 +97,8 @@ contributions = _of(
     "first <= round AND round <= applied",
 )
 sa.Index("contributions_by_applied", contributions.c.applied)
+announcements = _of(records.AnnouncementRecord, "announcements", ("round", "worker_id"))
+skips = _of(records.SkipRecord, "skips", ("round", "worker_id", "number"))
 leases = _of(
     records.LeaseRecord,
     "leases",

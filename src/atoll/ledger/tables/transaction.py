@@ -9,6 +9,7 @@ from atoll.ledger.tables.contributions import ContributionTable
 from atoll.ledger.tables.groups import CheckpointTable, GroupTable, SaveTable
 from atoll.ledger.tables.leases import LeaseTable
 from atoll.ledger.tables.members import MemberTable
+from atoll.ledger.tables.pulled import AnnouncementTable, PublisherTable, SkipTable
 from atoll.ledger.tables.queues import DatasetTable, QueueTable
 from atoll.ledger.tables.rounds import RoundTable
 from atoll.ledger.tables.run import ManifestTable, NamedValues, RunTable
@@ -32,6 +33,9 @@ class Transaction:
         self.contributions = ContributionTable(connection, self.members, self.leases)
         self.rounds = RoundTable(connection, self.leases, self.contributions)
         self.manifests = ManifestTable(connection, self.rounds)
+        self.publishers = PublisherTable(connection)
+        self.announcements = AnnouncementTable(connection)
+        self.skips = SkipTable(connection)
         self.groups = GroupTable(connection)
         self.saves = SaveTable(connection)
         self.checkpoints = CheckpointTable(connection)

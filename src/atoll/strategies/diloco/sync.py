@@ -12,8 +12,10 @@ from atoll.codecs.noise import Noise
 from atoll.layout import Layout
 from atoll.protocol.manifest import Manifest
 from atoll.strategies.base import Lease, RoundView
+from atoll.strategies.bundle import Bundle
 from atoll.strategies.diloco import of_mode
 from atoll.strategies.outer import NOISE_LANE_DOWNLOAD, OuterStep
+from atoll.wire.header import FrameHeader
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Sync:
     by_step = False
     dials = False
     follows = False
+    gathers = False
 
     @property
     def lead(self) -> int:
@@ -116,6 +119,12 @@ class Sync:
     def waiting_for(self, view: RoundView) -> Set[str]:
         return (view.planned & view.live) - view.accepted
 
+    def reserves(self, view: RoundView) -> Sequence[str]:
+        return ()
+
+    def places(self, view: RoundView) -> int:
+        return len(view.planned - view.accepted)
+
     def is_short(self, view: RoundView) -> bool:
         """Whether `min_workers` is out of reach even if every live planned worker sent."""
         reachable = view.accepted | (view.planned & view.live)
@@ -125,6 +134,12 @@ class Sync:
         self, leases: Collection[Lease], *, closing: int, live: Collection[str]
     ) -> set[Lease]:
         return {lease for lease in leases if lease[0] == closing}
+
+    def bundle(self, layout: Layout, contributions: int) -> Bundle | None:
+        return None
+
+    def bundle_in(self, header: FrameHeader, layout: Layout) -> Bundle | None:
+        return None
 
     def evaluators(
         self, asks: str, planned: Sequence[str], live: Collection[str], *, is_last: bool

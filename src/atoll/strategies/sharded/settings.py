@@ -26,6 +26,7 @@ FOREIGN = {
     "upload": f"{_NO_ROUNDS}; sharded.gradients says how gradients travel",
     "download": f"{_NO_ROUNDS}; sharded.parameters says how parameters travel",
     "outer": f"{_NO_ROUNDS}; the optimizer is inner's",
+    "gather": f"{_NO_ROUNDS}; nothing lies in a bucket",
     "membership.quorum": f"{_NO_ROUNDS}; sharded.commit says who a step waits for",
     "membership.grace_seconds": f"{_NO_ROUNDS}; sharded.deadline_seconds bounds a step",
     "work.lease_seconds": "rows are leased to the group until their checkpoint",

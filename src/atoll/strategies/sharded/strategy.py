@@ -27,6 +27,7 @@ class Sharded:
     by_step = True
     lead = 1  # the next round's rows are leased while this one trains
     dials = True
+    gathers = False
     # Recorded steps, shards and rows depend on them, and a group trains under one set.
     fixed = tuple(f"sharded.{name}" for name in ShardedSettings.model_fields if name not in _FREE)
 

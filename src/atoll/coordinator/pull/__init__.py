@@ -1,0 +1,1 @@
+"""Contributions pulled from buckets, through the ordinary accept path."""

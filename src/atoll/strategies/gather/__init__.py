@@ -1,0 +1,1 @@
+"""Strategy by pull: contributions lie in buckets, versions are made of contributions."""
