@@ -34,13 +34,18 @@ TILE_BYTES = GROUP_ELEMENTS * ELEMENT_BYTES
 LR = 0.3
 
 
-def payload(seed: int, *, scale: float = 1e-2, size: int = LAYOUT.size) -> bytes:
-    """What a peer sends. Peers agree in part, so that places have several senders, and chunks and
-    peers differ in size: the order of adding shows."""
+def displacement(seed: int, *, scale: float = 1e-2, size: int = LAYOUT.size) -> Tensor:
+    """What a peer has to send. Peers agree in part, so that places have several senders, and chunks
+    and peers differ in size: the order of adding shows."""
     rng, common = np.random.default_rng(seed), np.random.default_rng(1_000)
     sizes = np.ldexp(scale, rng.integers(-6, 6, -(-size // 4096)))
     values = rng.standard_normal(size) + 0.6 * common.standard_normal(size)
-    flat = torch.from_numpy((values * np.repeat(sizes, 4096)[:size]).astype(np.float32))
+    return torch.from_numpy((values * np.repeat(sizes, 4096)[:size]).astype(np.float32))
+
+
+def payload(seed: int, *, scale: float = 1e-2, size: int = LAYOUT.size) -> bytes:
+    """What a peer sends."""
+    flat = displacement(seed, scale=scale, size=size)
     return TopK().encode(flat, noise=None, first_group=0).numpy().tobytes()
 
 

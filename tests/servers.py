@@ -52,6 +52,10 @@ class Servers:
         """PostgreSQL 18 on a local socket; `url` is that of its own first database."""
         return self._shared("postgres", _start_postgres)
 
+    def restarted_s3(self) -> contextlib.AbstractContextManager[None]:
+        """Kills the S3 server for as long as the block takes, then starts it again on its data."""
+        return _restarted(Launch(self._directory, "s3", owner_pid=self._owner_pid))
+
     def stop(self) -> None:
         """Ends every server by pid and removes what they wrote."""
         for pid_file in self._directory.glob("*.pid"):
@@ -159,6 +163,28 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _restarted(launch: Launch) -> Iterator[None]:
+    running = Path("/proc") / str(launch.pid())
+    words = [os.fsdecode(word) for word in (running / "cmdline").read_bytes().split(b"\0")[:-1]]
+    home = (running / "cwd").readlink()
+    _end(launch.pid(), gently=False)
+    try:
+        yield
+    finally:
+        with (home / "log").open("ab") as log:
+            process = subprocess.Popen(
+                words,
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        launch.record(process.pid)
+        process.returncode = 0  # ended by pid later
 
 
 def _end(pid: int, *, gently: bool) -> None:

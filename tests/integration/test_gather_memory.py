@@ -1,28 +1,47 @@
-"""How much a rank holds to apply a window: its budget, whatever the payloads weigh together."""
+"""How much a rank holds in a whole window, fetched from S3 and applied: never its payloads."""
 
-import json
-import os
-import subprocess
-import sys
+import pytest
 
-from benchmarks.gather import HELD_ALONE
+from atoll.blobs.s3_bucket import S3Bucket
+from benchmarks import gather_group as groups
+from benchmarks import gather_rank
+from benchmarks.gather_world import CLOCK, World, access
+from tests.servers import BUCKET
 
-BUDGET_MB = 16
-WINDOW = {"peers": 4, "budget_mb": BUDGET_MB, "megabytes": 2.5}  # 10 MB of payloads
+BUDGET_MB, PEERS = 12, 12
+MEGABYTES = 0.3  # of one payload
 
 
-def test_update_stays_within_its_budget_and_one_exchange_of_all_tiles_would_not():
-    """In one process, the control last: the highest mark is forgotten between the two."""
-    windows = [WINDOW, {**WINDOW, "tiles_per_exchange": 10_000}]
+@pytest.fixture(scope="module")
+def worlds(s3_server) -> tuple[World, World]:
+    """What is measured, and a tiny one before it, for whatever loads late."""
+    sizes = {"gather-memory": MEGABYTES, "gather-memory-warm": 0.02}
+    made = [
+        World.of(folder=folder, peers=PEERS, megabytes=size, budget_mb=BUDGET_MB)
+        for folder, size in sizes.items()
+    ]
+    with S3Bucket(BUCKET, access(s3_server.url), CLOCK) as bucket:
+        for world in made:
+            world.publish(bucket)
+    return made[0], made[1]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gather_memory", json.dumps(windows)],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **HELD_ALONE},
-        timeout=120,
-    )
 
-    kept, hoarded = (one["peak_mb"] for one in json.loads(done.stdout))
-    assert kept < BUDGET_MB < hoarded
+def test_window_stays_within_its_budget_and_one_that_holds_payloads_is_found(worlds, s3_server):
+    world, warm = worlds
+
+    def peak(mutant: str) -> float:
+        [[found]] = groups.ran(
+            world,
+            [s3_server.url],
+            warm=warm,
+            measures_memory=True,
+            mutant=mutant,
+            preload=gather_rank.__name__,  # compiling takes longer than it saves here
+        )
+        assert found["accepted"] == PEERS
+        return float(found["peak_mb"])
+
+    kept, hoarded = peak(""), peak("holds payloads")
+
+    assert kept < BUDGET_MB
+    assert hoarded - kept > 0.6 * PEERS * MEGABYTES

@@ -10,7 +10,7 @@ import pytest
 from atoll.blobs.bucket import Tag
 from atoll.errors import ConfigError, DiskFailed, StoreError
 from atoll.files import SystemFiles
-from atoll.gather import publish
+from atoll.gather import places, publish
 from atoll.gather.errand import Pace
 from atoll.gather.fetch import Fetched
 from atoll.gather.settle import settled
@@ -109,6 +109,34 @@ def test_third_of_the_peers_at_a_kilobyte_a_second_leaves_the_others_their_time(
     # The control: a slow peer that keeps its place until it is cut.
     held = Pace(turn_seconds=60.0)
     assert seconds("held", slow[:3] + quick, pace=held) > 1.2 * alone
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+@pytest.mark.parametrize("order", ["first", "between", "more than are tried at once"])
+def test_slow_peers_hold_nobodys_place_with_few_slots_or_many(tmp_path, monkeypatch, slots, order):
+    """The others take a second or two alone. The control: places without a trial before them."""
+    uids = [f"w{k:02d}" for k in range(24 if order != "first" else 21)]
+    slow = {"first": uids[:7], "between": uids[::3]}.get(order, uids[:17])
+
+    def seconds(name: str, asked: list[str]) -> float:
+        world = World(tmp_path / name, asked)
+        world.bucket.manners = {u: Manner(rate=1e3 if u in slow else 2e6) for u in asked}
+        done: dict[str, float] = {}
+
+        class Timed(PlayedValidator):
+            def finish(self) -> Any:
+                done[self._statement.uid] = world.scheduler.now()
+                return super().finish()
+
+        found = world.fetch(seconds=20.0, slots=slots, validator_of=Timed)
+        assert reasons(found) == {uid: Reason.SLOW for uid in asked if uid in slow}
+        return max(done.values())
+
+    alone = seconds("alone", [uid for uid in uids if uid not in slow])
+    # A trial that takes longer than its grace, a quarter of a second, lets the next one begin.
+    assert seconds("together", uids) <= max(1.2 * alone, alone + 0.3)
+    monkeypatch.setattr(places, "TRIALS", 1)
+    assert seconds("control", uids) > max(1.2 * alone, alone + 0.3)
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -34,6 +34,8 @@ class Errand:
     ready_at: float = 0.0
     moved_at: float = 0.0  # when its turn began, or its last piece came
     is_slow: bool = False
+    is_known: bool = False  # how quick it is: a piece of it has come, or did not in time
+    is_on_trial: bool = False  # taken before that was known
     has_begun: bool = False
     was_missing: bool = False  # its statement was looked for and not there
     found_in_spool: bool = False  # bytes of an earlier life are part of it

@@ -34,17 +34,24 @@ from atoll.gather import statement as statements
 from atoll.gather.errand import Errand, Pace
 from atoll.gather.partial import Accepted, Partial, Skipped, shortened
 from atoll.gather.peers import Peer
-from atoll.gather.places import WIDTH, Places, Run, in_threads
+from atoll.gather.places import (
+    FIRST_PIECE_BYTES,
+    TRIALS,
+    WIDTH,
+    Places,
+    Run,
+    in_threads,
+)
 from atoll.gather.spool import Part, Record, Spool
 from atoll.gather.statement import Statement
 from atoll.gather.words import Reason, Skip
 
 log = logging.getLogger(__name__)
 
-FIRST_PIECE_BYTES = 16 << 10  # while nothing is known of a server
 LEAST_PIECE_BYTES = 512
 _GROWTH = 4
 _OBJECT = "object where its statement points"
+_LATE = 4  # so many times what a quick peer's piece should take, before it is cut
 _OF_A_TURN = 4  # quick is who takes a quarter of what a call may
 
 
@@ -148,7 +155,7 @@ class _Fetch:
         self._received: dict[str, int] = {}  # by uid
 
     def done(self) -> Fetched:
-        count = min(WIDTH * self._by.slots, len(self._errands))
+        count = min(WIDTH * (self._by.slots + TRIALS), len(self._errands))
         if count:
             self._by.run([self._work] * count)
         if self._places.error is not None:
@@ -216,6 +223,7 @@ class _Fetch:
         except StoreLate:
             # Cut by the end of its turn: that it is slow is known now. At the deadline it is not.
             errand.is_slow = errand.is_slow or self._clock.now() < self._deadline
+            errand.is_known = True
             return False
         except StorageFull as exc:
             return self._skip(errand, Skip(Reason.DISK_FULL, str(exc)))
@@ -325,6 +333,8 @@ class _Fetch:
         key = publish.frame_key(peer.prefix, statement.sha256)
         turn_ends = self._clock.now() + self._by.pace.turn_seconds
         while part.offset < part.nbytes:
+            if not self._places.may_go_on(errand):
+                return False
             now, limit = self._clock.now(), errand.limit_seconds
             if errand.is_slow and now >= turn_ends and self._places.is_wanted():
                 return False
@@ -332,7 +342,8 @@ class _Fetch:
             stop = min(start + errand.piece_bytes, part.nbytes)
             is_cut = False
             try:
-                with self._call(errand) as until:
+                expected = self._places.expected_seconds(errand)
+                with self._call(errand, _LATE * expected) as until:
                     for piece in bucket.pieces(key, record.tag, start, stop, deadline=until):
                         with _guarded(peer):
                             validator.feed(piece)
@@ -367,8 +378,8 @@ class _Fetch:
         spool, sha256 = self._by.spool, statement.sha256
         try:
             with spool.open(sha256) as reader, _guarded(errand.peer):
-                for start in range(0, reader.nbytes, self._by.piece_bytes):
-                    length = min(self._by.piece_bytes, reader.nbytes - start)
+                for start in range(0, reader.nbytes, FIRST_PIECE_BYTES):  # it is on trial
+                    length = min(FIRST_PIECE_BYTES, reader.nbytes - start)
                     validator.feed(memoryview(reader.read(start, length)))
                 checked = validator.finish()
         except Skip:
@@ -393,9 +404,10 @@ class _Fetch:
     # A server's answers
 
     @contextmanager
-    def _call(self, errand: Errand) -> Iterator[float]:
+    def _call(self, errand: Errand, least_seconds: float = 0.0) -> Iterator[float]:
         """Until when a call may take; one that says nothing in time may take longer next time."""
-        until = min(self._deadline, self._clock.now() + errand.limit_seconds)
+        seconds = max(errand.limit_seconds, least_seconds)
+        until = min(self._deadline, self._clock.now() + seconds)
         try:
             yield until
         except StoreLate as exc:

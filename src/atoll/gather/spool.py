@@ -18,7 +18,7 @@ from typing import Any
 
 from atoll import canonical
 from atoll import files as filesystem
-from atoll.blobs.bucket import PIECE_BYTES, Tag
+from atoll.blobs.bucket import Tag
 from atoll.blobs.drafts import FileReader, hash_file
 from atoll.errors import FrameError, StoreError
 from atoll.files import SystemFiles
@@ -26,6 +26,7 @@ from atoll.gather.statement import MAX_BYTES
 from atoll.wire import schema
 
 _MARK_BYTES = 8
+_READ_BYTES = 16 << 10  # of what is there, at a time: many peers are read at once
 _RECORD_BYTES = 4 * MAX_BYTES
 _OF = "spool record"
 
@@ -185,7 +186,7 @@ class Part:
 
     def written(self) -> Iterator[memoryview]:
         """What is there, in pieces; each is good until the next one."""
-        buffer = memoryview(bytearray(min(PIECE_BYTES, max(1, self.offset))))
+        buffer = memoryview(bytearray(min(_READ_BYTES, max(1, self.offset))))
         for start in range(0, self.offset, len(buffer)):
             piece = buffer[: min(len(buffer), self.offset - start)]
             filesystem.read_into(self.fd, start, piece, path=self.path)
