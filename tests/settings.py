@@ -50,6 +50,7 @@ OTHERS: dict[str, object] = {
     "work.policy": "at_most_once",
     "work.lease_seconds": 60.0,
     "gather.primary_seconds": 5.0,
+    "gather.buckets": {"another-1": {"url": "memory:", "endpoint": "", "region": ""}},
     "sharded.transport": "torch_dist",
     "sharded.bulk": "tcp",
     "sharded.exchange": "direct",
@@ -96,7 +97,7 @@ def changes(settings: dict[str, Any]) -> list[Change]:
 def leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Every setting by its dotted name; definitions and identities are whole."""
     for name, item in value.items():
-        if isinstance(item, dict) and name not in ("definition", "identity"):
+        if isinstance(item, dict) and item and name not in ("definition", "identity"):
             yield from leaves(item, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", item

@@ -130,9 +130,9 @@ def test_round_that_a_request_has_read_does_not_change_under_it(cluster, monkeyp
     accept = Rounds.accept
     read: list[UnderWay] = []
 
-    def accept_while_read(self, contribution, header):
+    def accept_while_read(self, *given):
         read.extend(self.under_way)
-        accepted = accept(self, contribution, header)
+        accepted = accept(self, *given)
         read.extend(self.under_way)
         return accepted
 

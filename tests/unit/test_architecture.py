@@ -42,6 +42,21 @@ def loaded_by(code: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+def test_runs_of_rounds_load_no_loops_that_only_a_gather_uses():
+    """All loops that are imported are compiled before a large run uses any of them."""
+    code = (
+        "import atoll.cli.serve, atoll.cli.join, atoll.coordinator.boot, atoll.island.run, sys\n"
+        "ours = ('atoll.gather.loops', 'atoll.codecs.topk.loops', 'atoll.codecs.topk.codec')\n"
+        "sys.exit(', '.join(name for name in ours if name in sys.modules) or 0)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_import_contracts_hold():
     done = subprocess.run(
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"],

@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
     "stop": {"rounds": 15, "tokens": 10**6},
 }
 # It is stamped on every message of a run: another value for the same settings is a new protocol.
-GOLDEN = "52094e5bb79e8a77ef60167e901f2972b2b539d3635fba8d981f64e2165794f5"
+GOLDEN = "9629aa8f459b5d97ec64347dfab3a211d5a9ac1b886104f89ed70c95cb5ac718"
 
 
 WHOLE = Manifest.model_validate(BASE).model_dump(mode="json")

@@ -5,19 +5,22 @@ With a median clip norms decide bits of the model, so their sums have one order:
 """
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from atoll.codecs.topk.codec import TopK
 from atoll.compiled.arrays import Integers
 from atoll.layout import Layout, Span
+
+if TYPE_CHECKING:  # its loops are compiled where it is used, not where it is named
+    from atoll.codecs.topk.codec import TopK
 
 
 class Norms:
     """The sums so far. Tiles come in their order; one thread at a time."""
 
-    def __init__(self, layout: Layout, codec: TopK) -> None:
+    def __init__(self, layout: Layout, codec: "TopK") -> None:
         self._codec = codec
         self._ends: Integers = np.array([t.span.stop for t in layout.tensors], np.int64)
         self._squares = np.zeros(len(layout.tensors))  # fp64, [parameters]

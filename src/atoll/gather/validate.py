@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from atoll.codecs.topk.chunks import CHUNK, FAULTS, MAGNITUDES
-from atoll.codecs.topk.codec import TopK
 from atoll.codecs.topk.magnitudes import NOT_FINITE
 from atoll.errors import ConfigError, FrameError, ProtocolError
 from atoll.gather import statement as statements
@@ -29,6 +29,9 @@ from atoll.wire import frame
 from atoll.wire.frame import BytesLike, FrameReader, Tee
 from atoll.wire.header import FrameHeader
 from atoll.wire.tiles import PayloadTiles
+
+if TYPE_CHECKING:  # its loops are compiled where it is used, not where it is named
+    from atoll.codecs.topk.codec import TopK
 
 # A sentence shows what a peer wrote, and stands in results and logs.
 MAX_SENTENCE = 500
@@ -45,7 +48,7 @@ class Expected:
     window: int
     base_digest: str
     layout: Layout
-    codec: TopK
+    codec: "TopK"
     norm_bound: float = MAX_NORM  # the accept path's
     sample_digest: str | None = None  # where it is known which rows the peer trains on
 

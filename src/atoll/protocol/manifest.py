@@ -305,7 +305,7 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Diff
     ours, others = dict(leaves(mine)), dict(leaves(theirs))
     names = {*ours, *others} - {*VERSION_FIELDS}
     # Where one side's section is empty, the other side's settings tell more than its name.
-    sections = {name.rpartition(".")[0] for name in names}
+    sections = {part for name in names for part in _sections(name)}
     # What both sides state comes first: another optimizer says more than the fields it lacks.
     both = ours.keys() & others.keys()
     return [
@@ -313,6 +313,12 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Diff
         for name in sorted(names - sections, key=lambda name: (name not in both, name))
         if name not in both or not _same(ours[name], others[name])
     ]
+
+
+def _sections(name: str) -> Iterator[str]:
+    """The sections that a setting stands in, by their dotted names."""
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def leaves(

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from atoll.blobs.bucket import Bucket
 from atoll.clock import Clock
-from atoll.codecs.topk.codec import TopK
+from atoll.codecs.topk.settings import TopKSettings
 from atoll.coordinator.accept.admission import Admission, UploadRequest
 from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.counters import Counters
@@ -132,8 +132,7 @@ class Pulls:
         with pulling.skipping(worker_id):
             self.admission.check(request)
         header = request.header
-        codec, layout = self.admission.expected(header.round)
-        assert isinstance(codec, TopK), "the strategy takes no other"
+        _, layout = self.admission.expected(header.round)
         expected = Expected(
             run_id=header.run_id,
             manifest_sha256=header.manifest_sha256,
@@ -141,7 +140,7 @@ class Pulls:
             window=header.round,
             base_digest=header.base_digest or "",
             layout=layout,
-            codec=codec,
+            codec=TopKSettings().build(),  # the strategy takes no other
             sample_digest=gather.sample_digest(header.ranges),
         )
         known = self.rounds.announcement(*lease)
