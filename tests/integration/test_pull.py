@@ -288,12 +288,16 @@ def test_round_goes_on_without_a_worker_at_fault(cluster, without_a, name):
     b.contribute_by_pull()
     sent = a.publish(a.frame())
     changes = spoil(a, sent)
+    before = len(cluster.held["main"].looked)
 
     with pytest.raises(LeftOut, match=f"^{reason}: .*go on with the next assignment"):
         a.announce(sent, **changes)
 
     assert cluster.reasons() == {"a": reason}
     assert states(cluster, 2, "a") == {LeaseState.REOPENED}
+    assert cluster.drafts() == []
+    looked = any("/a/" in key for key in cluster.held["main"].looked[before:])
+    assert looked == (reason not in (Reason.STATEMENT, Reason.SIGNATURE))
     with pytest.raises(LeftOut, match=f"^{reason}: "):
         a.announce(sent, **changes)
     assert a.assignment().action == "wait"

@@ -222,10 +222,7 @@ class Pulls:
         if opened is None:
             tag = pull.source.look(deadline=deadline)
             self.servers.answered(pull.source.name, lease)
-            stream = self.uploads.begin(pull.request)
-            if isinstance(stream, ContributionRecord):
-                return stream
-            opened = pull.open(tag, stream)
+            opened = pull.open(tag, lambda: self._begun(pull.request))
         view = self.rounds.view(number)
         pull.receive(opened, self._write, deadline=deadline)
         self.servers.answered(pull.source.name, lease)
@@ -241,6 +238,12 @@ class Pulls:
             extra={"round": number, "worker": worker_id, "norm": record.norm},
         )
         return record
+
+    def _begun(self, request: UploadRequest) -> UploadStream:
+        found = self.uploads.begin(request)
+        # One pull of a worker and round at a time, and no uploads beside them.
+        assert isinstance(found, UploadStream), found
+        return found
 
     def _write(self, stream: UploadStream, piece: memoryview) -> None:
         self.uploads.write(stream, piece)
