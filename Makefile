@@ -8,7 +8,8 @@ QUICK := tests/unit tests/contract
 
 .PHONY: demo test check format bench proto wheel clean
 
-# STRATEGY=sharded: two ranks that hold a part of the model each.
+# STRATEGY=sharded: two ranks that hold a part of the model each. STRATEGY=gather: three islands
+# that publish into a bucket of an S3 server, which the demo starts.
 STRATEGY ?= quickstart
 demo: $(STAMP)
 	$(BIN)/atoll demo examples/$(STRATEGY).toml

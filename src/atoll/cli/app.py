@@ -187,7 +187,9 @@ def export(options: ExportOptions) -> None:
 @app.command()
 def demo(
     run_file: RunFileArgument = Path("examples/quickstart.toml"),
-    islands: Annotated[int, typer.Option(help="Number of islands.")] = 2,
+    islands: Annotated[
+        int | None, typer.Option(help="Number of islands [2, or as many as a round needs].")
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where the run's state goes [a fresh one].")
     ] = None,

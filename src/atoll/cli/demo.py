@@ -1,9 +1,10 @@
 """`atoll demo`: a coordinator and islands as real processes of this machine, watched to the end."""
 
+import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from atoll import config
+from atoll.blobs.access import S3Access
 from atoll.cli import audit as auditing
 from atoll.cli import output
 from atoll.cli.join import RANK_FIGURES
@@ -23,13 +25,15 @@ from atoll.clock import SystemClock
 from atoll.data import base as data
 from atoll.data import registry as datasets
 from atoll.errors import AtollError, ConfigError, CoordinatorUnreachable
-from atoll.launch import local
+from atoll.launch import local, seaweed
 from atoll.launch.local import LocalCoordinator, LocalIsland, Tokens
 from atoll.proof import audit, losses
+from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import Status, StatusRequest, Telemetry
 from atoll.simulate.cluster import worker_name
 from atoll.strategies import registry
 
+DEFAULT_ISLANDS = 2
 POLL_SECONDS = 0.25
 LIMIT_SECONDS = 900.0
 
@@ -56,11 +60,16 @@ class Summary:
     audit_clean: bool
     audit_replayed_rounds: int
     audit_checkpoints: int  # of a sharded run: those whose weights were read and compared
+    islands_agree: bool  # whether all ended in the same published weights
+    bucket_bytes_sent: int  # of a gather run: into buckets, by all islands
+    bucket_bytes_received: int
+    gathered_versions: int  # of a gather run: that islands made of contributions themselves
+    skips: dict[str, int]  # of a gather run: contributions that rounds did without, by reason
 
 
-def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool) -> None:
+def demo(run_file: Path, *, islands: int | None, directory: Path | None, as_json: bool) -> None:
     """Trains, audits, and ends in a table; exit code 1 when anything does not hold."""
-    _check(run_file, islands)
+    islands = _number(run_file, islands)
     # A demo that is told to end takes its processes along, as it does after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
@@ -68,14 +77,19 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
         clock = SystemClock()
         began = clock.now()
         tokens = Tokens(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
-        coordinator = local.start_coordinator(run_file, home, tokens=tokens, options=["--stay"])
+        variables = _s3_server(run_file, home, stack)
+        coordinator = local.start_coordinator(
+            run_file, home, tokens=tokens, options=["--stay"], variables=variables
+        )
         stack.callback(coordinator.kill)
         output.stderr.print(f"coordinator starts; state and logs in {str(home)!r}")
         coordinator.wait_ready()
         started: list[LocalIsland] = []
         for name in map(worker_name, range(islands)):
             place = home / "islands" / name
-            island = local.start_island(coordinator.url, place, worker_id=name, tokens=tokens)
+            island = local.start_island(
+                coordinator.url, place, worker_id=name, tokens=tokens, variables=variables
+            )
             stack.callback(island.kill)
             started.append(island)
         output.stderr.print(f"{islands} islands join {coordinator.url}")
@@ -90,18 +104,50 @@ def demo(run_file: Path, *, islands: int, directory: Path | None, as_json: bool)
         output.print_json(asdict(summary))
     else:
         _show(summary, kept=directory)
-    if not summary.audit_clean:
+    if not summary.audit_clean or not summary.islands_agree:
         raise typer.Exit(1)
 
 
-def _check(run_file: Path, islands: int) -> None:
-    """Refuses a run file that cannot be read, and too few islands for a round to begin."""
+def _number(run_file: Path, islands: int | None) -> int:
+    """How many islands; refuses a run file that cannot be read, and too few for a round."""
     membership = config.load(run_file).settings.get("membership", {})
     needed = max(1, membership.get("min_workers", 1))
+    if islands is None:
+        return int(max(DEFAULT_ISLANDS, needed))
     if islands < needed:
         raise ConfigError(
             f"--islands {islands} is below membership.min_workers={needed}; start at least {needed}"
         )
+    return islands
+
+
+def _s3_server(run_file: Path, home: Path, stack: ExitStack) -> dict[str, str]:
+    """Starts a server for buckets that lie on none of their own; how processes find it."""
+    places = config.load(run_file).settings.get("gather", {}).get("buckets", {}).values()
+    names = [
+        place["url"].removeprefix("s3://")
+        for place in places
+        if place["url"].startswith("s3://") and not place.get("endpoint")
+    ]
+    if not names:
+        return {}
+    s3 = S3Access(access_key_id="atoll", secret_access_key=secrets.token_hex(16))
+    output.stderr.print("S3 server starts")
+
+    def started(pid: int) -> None:
+        stack.callback(_kill, pid)
+
+    url = seaweed.start(home / "s3", names[0], s3, started=started)
+    return {
+        "AWS_ACCESS_KEY_ID": s3.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": s3.secret_access_key,
+        "AWS_ENDPOINT_URL": url,
+    }
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _watch(coordinator: LocalCoordinator, islands: list[LocalIsland], tokens: Tokens) -> None:
@@ -174,6 +220,7 @@ def _summary(
         report = audit.audit(run.ledger, run.blobs, layout=run.layout, with_replay=True)
         with run.ledger.reading() as t:
             held_out = losses.held_out_losses(t)
+            skips = t.skips.by_reason()
         by_step = registry.any_of(run.manifest).by_step
         steps = report.tokens // (run.manifest.inner.batch * dataset.block)
         # What one island sends in one ring all-reduce of fp32 gradients.
@@ -198,7 +245,23 @@ def _summary(
         audit_clean=report.clean,
         audit_replayed_rounds=report.replayed_rounds,
         audit_checkpoints=report.checkpoints_read or 0,
+        islands_agree=by_step or _agree(run.manifest, report.digest, results),
+        bucket_bytes_sent=_total(results, "bucket_bytes_sent"),
+        bucket_bytes_received=_total(results, "bucket_bytes_received"),
+        gathered_versions=_total(results, "gathered_versions"),
+        skips=skips,
     )
+
+
+def _agree(manifest: Manifest, digest: str | None, results: list[dict[str, Any]]) -> bool:
+    """Whether all islands ended in one digest, the run's where it publishes its own weights."""
+    found = {str(result["digest"]) for result in results}
+    return len(found) == 1 and (manifest.download.codec != "fp32" or found == {digest})
+
+
+def _total(results: list[dict[str, Any]], name: str) -> int:
+    """Of all islands; 0 in a run whose islands tell no such thing."""
+    return sum(result.get(name, 0) for result in results)
 
 
 def _communication(told: list[Telemetry]) -> float | None:
@@ -222,6 +285,7 @@ def _show(summary: Summary, *, kept: Path | None) -> None:
         ("tokens/s", rates),
         *_traffic(summary),
         ("audit", clean if summary.audit_clean else "NOT clean; run `atoll audit --replay`"),
+        *([] if summary.islands_agree else [("islands", "NOT of one digest; see their logs")]),
         ("params digest", (summary.digest or "")[:16] + "…"),
         ("time", f"{summary.seconds:.0f} s"),
     ]
@@ -240,10 +304,24 @@ def _traffic(summary: Summary) -> list[tuple[str, str | None]]:
         ]
     saved = summary.all_reduce_bytes / max(1, summary.bytes_sent)
     return [
+        *_buckets(summary),
         ("sent by islands", output.size(summary.bytes_sent)),
         ("received by islands", output.size(summary.bytes_received)),
         (
             "all-reduce every step would send",
             f"{output.size(summary.all_reduce_bytes)} ({saved:.0f}x)",
         ),
+    ]
+
+
+def _buckets(summary: Summary) -> list[tuple[str, str | None]]:
+    """What went through buckets, which is a part of what islands sent and received."""
+    if not summary.bucket_bytes_sent:
+        return []
+    left_out = ", ".join(f"{reason} {count}" for reason, count in summary.skips.items())
+    return [
+        ("published into buckets", output.size(summary.bucket_bytes_sent)),
+        ("gathered from buckets", output.size(summary.bucket_bytes_received)),
+        ("versions made by islands", str(summary.gathered_versions)),
+        ("contributions skipped", left_out or "none"),
     ]

@@ -13,6 +13,7 @@ from atoll import torch_threads
 from atoll.cli import factory, output
 from atoll.cli.link import required_token
 from atoll.cli.options import JoinOptions
+from atoll.cli.s3 import s3_access
 from atoll.errors import ConfigError, GroupBroken
 from atoll.island import trainer
 from atoll.island.participant import Participant
@@ -48,6 +49,8 @@ def join(options: JoinOptions) -> None:
         group_timeout=options.group_timeout,
         listen=options.listen,
         advertise=options.advertise,
+        bucket=options.bucket,
+        s3=s3_access(),
     )
     _heed_signals(run)
     try:
@@ -131,6 +134,8 @@ def _tell(run: Run | ShardedRun, *, as_json: bool) -> None:
         ended = f"ended at step {telemetry.step}, checkpoint {run.version}"
     else:
         about = {"version": run.version, "digest": run.digest, "stale_rounds": run.stale_rounds}
+        if run.buckets is not None:
+            about |= run.buckets.told()
         ended = f"ended at version {run.version}, published weights {run.digest}"
     summary = {
         "worker_id": run.worker_id,

@@ -124,6 +124,11 @@ class JoinOptions(Target):
         "In a sharded run: the address told to them, if it is another.",
         metavar="HOST[:PORT]",
     )
+    bucket: str | None = _option(
+        None,
+        "In a gather run: the bucket of the run that this island publishes in [the only one].",
+        metavar="NAME",
+    )
     log_level: str = _option("info", _LOG_LEVELS)
 
 

@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import config, torch_threads
@@ -23,7 +24,7 @@ from atoll.coordinator.planes import access
 from atoll.coordinator.planes.access import Access, Role
 from atoll.coordinator.planes.server import STOP_SIGNALS, Address, Listen, Server
 from atoll.errors import ConfigError
-from atoll.launch import memory, state
+from atoll.launch import memory, run_buckets, state
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ManifestRecord
 from atoll.versions import weights_file
@@ -52,6 +53,7 @@ def serve(
     memory.keep_freed_tiles()
     torch_threads.use(1)
     with (
+        ExitStack() as opened,
         repair.explaining(directory),
         state.held(
             directory,
@@ -75,7 +77,12 @@ def serve(
             _tell_manifest(_manifests(stores.ledger), recorded_before=before)
         tokens, hashes = _tokens(stores.ledger, renew=options.new_tokens)
         secured = certificate_for(options, directory)
-        coordinator = boot.open_run(stores, clock, threads=min(4, os.cpu_count() or 1))
+        buckets = opened.enter_context(
+            run_buckets.opened(manifest.gather, clock=clock, s3=s3_access())
+        )
+        coordinator = boot.open_run(
+            stores, clock, threads=min(4, os.cpu_count() or 1), buckets=buckets
+        )
         listen = Listen(
             host=options.host,
             port=options.port,

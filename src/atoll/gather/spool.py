@@ -120,9 +120,13 @@ class Spool:
         """Whether a finished object has that name; whether its bytes do is for who reads it."""
         return (self._directory / sha256).is_file()
 
+    def path(self, sha256: str) -> Path:
+        """Where a finished object is."""
+        return self._directory / sha256
+
     def open(self, sha256: str) -> FileReader:
         """Reads a finished object by position."""
-        path = self._directory / sha256
+        path = self.path(sha256)
         with filesystem.naming("open", path):
             fd = self._files.open(path)
             nbytes = os.fstat(fd).st_size

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from atoll.clock import Clock
 from atoll.island.conversation import intents
 from atoll.island.conversation.intents import Steps, Train
+from atoll.island.gather.base import Buckets, Collect, Publish
 from atoll.island.link.base import Download, Link
 from atoll.island.ranks.group import SOLO, Group
 
@@ -32,6 +33,7 @@ class Driver:
         self.is_over: Callable[[], bool] = lambda: False  # whether they are to end
         self.evaluate: Callable[[intents.Evaluate], Any] = lambda _: None
         self.foresee: Callable[[intents.Foresee], None] = lambda _: None
+        self.buckets: Buckets | None = None  # where the run has some
         self._clock = clock
         self._group = group
 
@@ -75,6 +77,10 @@ class Driver:
                 return self.link.upload(identity, frame, before_commit=before_commit)
             case Download():
                 return self.link.download(intent)
+            case Publish() if self.buckets is not None:
+                return self.buckets.publish(intent)
+            case Collect() if self.buckets is not None:
+                return self.buckets.collect(intent)
             case intents.Attend(identity):
                 return self.link.attend(identity)
             case intents.Pause(seconds):

@@ -27,6 +27,7 @@ from atoll.island.conversation.intents import Partial, Trained
 from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.transfers import Transfers
 from atoll.island.driver import Driver
+from atoll.island.gather.base import Buckets
 from atoll.island.link.base import Link
 from atoll.island.participant import Participant, Spawn, in_a_thread
 from atoll.island.prefetch import RowPrefetch
@@ -85,10 +86,14 @@ class Run(Participant):
         jitter: random.Random,
         group: Group = SOLO,
         spawn: Spawn = in_a_thread,
+        buckets: Buckets | None = None,
     ) -> None:
         super().__init__(link, clock, identity=identity, jitter=jitter, group=group, spawn=spawn)
         self._store = store
+        self.buckets = buckets  # the leader's, where islands publish into some
         self._beside_driver = Driver(link, clock, alone=True)
+        self._beside_driver.buckets = buckets
+        self._session.signing = None if buckets is None else buckets.signing
         self._rounds: Rounds | None = None
         self._loaded: _Loaded | None = None
         self._round: _Round | None = None

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from atoll import ids
+from atoll.blobs.access import S3Access
 from atoll.clock import Clock, SystemClock
 from atoll.errors import ConfigError, StateHeld
 from atoll.island.conversation.session import look
@@ -24,7 +25,7 @@ from atoll.island.sharded.host import Host
 from atoll.island.sharded.run import ShardedRun
 from atoll.island.sharded.torch_host import TorchHost
 from atoll.island.state.store import IslandIdentity, IslandStore
-from atoll.launch import memory, placement
+from atoll.launch import memory, placement, run_buckets
 from atoll.protocol.manifest import Manifest, ShardedSettings
 from atoll.strategies import registry
 
@@ -44,6 +45,8 @@ def join(
     group_timeout: float | None = None,
     listen: str | None = None,
     advertise: str | None = None,
+    bucket: str | None = None,
+    s3: S3Access | None = None,
 ) -> Run | ShardedRun:
     """Takes part in the run at `url`; nothing that must match can be set here.
 
@@ -57,6 +60,9 @@ def join(
     by default) and tells them `advertise` (HOST[:PORT]), where that is another address. There
     torchrun is for `transport = "torch_dist"`: each of its processes is a rank, which talks to the
     coordinator itself and has a state directory below the island's.
+
+    In a gather run the island publishes into `bucket`, a name of the run's, by default the only
+    one; `s3` are the credentials for those that lie on an S3 server.
     """
     if worker_id is not None:
         ids.worker_id(worker_id)
@@ -71,6 +77,7 @@ def join(
         info = Driver(link, clock, group).run(look(jitter))
         is_rank = registry.any_of(info.manifest()).by_step
         check_place(info.manifest(), group, is_rank=is_rank, listen=listen, advertise=advertise)
+        run_buckets.check(info.manifest(), bucket)
         base = home.expanduser() / info.run_id
         store, identity = _hold_state(group, state, base=base, worker_id=worker_id)
         held.callback(store.close)
@@ -98,7 +105,19 @@ def join(
                 link, store.directory, clock, identity=identity, jitter=jitter, host=host
             )
         else:
-            run = Run(link, store, clock, identity=identity, jitter=jitter, group=group)
+            buckets = None
+            if group.is_leader:
+                opened = run_buckets.of_island(
+                    info.manifest().gather, store.directory, link.traffic, clock, s3, bucket=bucket
+                )
+                buckets = held.enter_context(opened)
+            run = Run(
+                *(link, store, clock),
+                identity=identity,
+                jitter=jitter,
+                group=group,
+                buckets=buckets,
+            )
         if run.group.is_leader:
             for beside in (pulse(run), presence(run)):
                 beside.start()

@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from atoll import files as filesystem
@@ -106,9 +107,13 @@ def start_coordinator(
     *,
     tokens: Tokens,
     options: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
     program: Sequence[str] = PROGRAM,
 ) -> LocalCoordinator:
-    """Starts `atoll serve` on a free loopback port; its log is `directory`/coordinator.log."""
+    """Starts `atoll serve` on a free loopback port; its log is `directory`/coordinator.log.
+
+    `variables` are of its environment, beside those of this process.
+    """
     with filesystem.naming("make", directory):
         directory.mkdir(parents=True, exist_ok=True)
     ready_path = directory / "ready.json"
@@ -116,9 +121,8 @@ def start_coordinator(
     words = [*program, "serve", str(run_file), "--dir", str(directory), "--port", "0"]
     words += ["--ready-file", str(ready_path), *options]
     log_path = directory / "coordinator.log"
-    popen = _start(
-        words, log_path, ATOLL_WORKER_TOKEN=tokens.worker, ATOLL_ADMIN_TOKEN=tokens.admin
-    )
+    secrets = {"ATOLL_WORKER_TOKEN": tokens.worker, "ATOLL_ADMIN_TOKEN": tokens.admin}
+    popen = _start(words, log_path, None, **variables, **secrets)
     return LocalCoordinator("coordinator", popen, log_path, ready_path=ready_path)
 
 
@@ -129,6 +133,7 @@ def start_island(
     worker_id: str,
     tokens: Tokens,
     options: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
     program: Sequence[str] = PROGRAM,
 ) -> LocalIsland:
     """Starts `atoll join`; its log and its result are beside its state directory."""
@@ -136,7 +141,9 @@ def start_island(
     words = [*program, "join", url, "--worker-id", worker_id, "--state", str(state), *options]
     log_path = state.with_name(state.name + ".log")
     result_path = state.with_name(state.name + ".json")
-    popen = _start([*words, "--json"], log_path, result_path, ATOLL_TOKEN=tokens.worker)
+    popen = _start(
+        [*words, "--json"], log_path, result_path, **variables, ATOLL_TOKEN=tokens.worker
+    )
     return LocalIsland(worker_id, popen, log_path, result_path=result_path)
 
 

@@ -23,6 +23,7 @@ from atoll.island.sharded.run import ShardedRun
 from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.protocol.messages import Status
 from atoll.protocol.sharded import Launch
+from atoll.simulate import buckets
 from atoll.simulate.coordinator import SimulatedCoordinator, stores_in
 from atoll.simulate.fibers import Fiber, Scheduler
 from atoll.simulate.link import MemoryLink
@@ -249,8 +250,16 @@ class SimulatedCluster:
         identity, jitter = _identity(index), random.Random(index)
         spawn = partial(self._spawn, worker_name(index))
         if not self.coordinator.by_step:
+            made = buckets.of_island(
+                *(self.coordinator.buckets, identity.worker_id, store.directory / "gather"),
+                *(self.scheduler, link.traffic),
+            )
             return Run(
-                *(link, store, self.scheduler), identity=identity, jitter=jitter, spawn=spawn
+                *(link, store, self.scheduler),
+                identity=identity,
+                jitter=jitter,
+                spawn=spawn,
+                buckets=made,
             )
         sea = self._sea = self._sea or Sea(self.scheduler, latencies=_by_name(self.latencies))
         return ShardedRun(

@@ -12,6 +12,7 @@ from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.stores import Stores
 from atoll.errors import CoordinatorUnreachable
 from atoll.ledger import engines
+from atoll.simulate import buckets
 from atoll.strategies import registry
 
 
@@ -26,12 +27,13 @@ class SimulatedCoordinator:
         manifest = boot.create_or_check(self._stores, run_file, clock, new_run_id="simulated")
         self.manifest = manifest
         self.by_step = registry.any_of(manifest).by_step
+        self.buckets = buckets.made_for(manifest.gather, clock)  # they outlive the coordinator
         self.now = self._open()  # the present life
 
     def _open(self) -> Authority:
         if self.by_step:
             return boot.open_sharded(self._stores, self._clock, dial=_dial)
-        return boot.open_coordinator(self._stores, self._clock)
+        return boot.open_coordinator(self._stores, self._clock, buckets=self.buckets)
 
     def reach(self) -> Authority:
         """The coordinator; CoordinatorUnreachable while it is away."""

@@ -18,6 +18,7 @@ from atoll.errors import (
     WrongBase,
     WrongRound,
 )
+from atoll.island.conversation.announcing import announced
 from atoll.island.conversation.intents import Persist, Steps, Trained, Upload
 from atoll.island.conversation.session import Session
 from atoll.island.link.base import Work
@@ -153,9 +154,14 @@ def _settled(
         receipt: str = yield Upload(session.standing.identity(), frame, saved)
         return receipt
 
+    def deliver() -> Steps[str]:
+        if session.signing is not None:
+            return announced(session, session.signing, frame, saved)
+        return session.call(upload)
+
     try:
         try:
-            receipt = yield from session.call(upload)
+            receipt = yield from deliver()
         finally:
             frame.close()
             saved()  # nothing is rolled back, and nobody goes, while it is still being saved

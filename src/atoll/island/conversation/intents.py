@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
+from atoll.island.gather.base import Collect, Publish
 from atoll.island.link.base import Attendance, Download, FrameSource, Work
 from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import Assignment, EvaluationTask, Identity
@@ -112,9 +113,8 @@ class Trained(Partial):
         return Trained(loss_sum, tokens, self.rows + other.rows)
 
 
-Intent = (
-    Send | Upload | Download | Attend | Pause | Until | Persist | Lead | Foresee | Evaluate | Train
-)
+Said = Send | Upload | Download | Attend | Publish | Collect
+Intent = Said | Pause | Until | Persist | Lead | Foresee | Evaluate | Train
 Steps = Generator[Intent, Any, T]
 
 

@@ -18,6 +18,7 @@ from atoll.island.conversation import adoption
 from atoll.island.conversation.backoff import repeated
 from atoll.island.conversation.intents import Pause, Steps, decided, led, send
 from atoll.island.conversation.standing import Adopted, Standing
+from atoll.island.gather.signing import Signing
 from atoll.island.ranks.group import SOLO, Group
 from atoll.island.state.store import IslandIdentity
 from atoll.protocol.messages import Done, Info, InfoRequest, LeaveRequest
@@ -54,6 +55,7 @@ class Session:
         self.adopted = Adopted.of(info)
         self.jitter = jitter
         self.group = group
+        self.signing: Signing | None = None  # of the leader, where islands publish into buckets
         self._joins_as: dict[str, Any] | None = None  # the model and data it registers with
         self._is_away = False  # whether the last call found nobody
 
@@ -68,9 +70,12 @@ class Session:
     ) -> Steps[None]:
         """Takes part from now on; the coordinator refuses another model or other data by name.
 
-        A worker that others dial says where it `listens`, and with which certificate.
+        A worker that others dial says where it `listens`, and with which certificate. One that
+        publishes says into which bucket, and with which key it signs.
         """
         self._joins_as = {"layout_digest": layout_digest, "data_identity": data_identity, **listens}
+        if self.signing is not None:
+            self._joins_as["publishes"] = self.signing.publisher()
         yield from self._join(self.standing.incarnation)
 
     def register_again(self) -> Steps[None]:

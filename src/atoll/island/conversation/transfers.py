@@ -274,7 +274,7 @@ class Transfers:
                 return
             self._is_receiving = True
         try:
-            yield from receive(self._session, self._weights)
+            yield from receive(self._session, self._weights, newest=self._published)
         finally:
             with self._changing():
                 self._is_receiving = False

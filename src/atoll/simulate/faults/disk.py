@@ -103,6 +103,7 @@ class Disk:
     """A worker's disk, and beside it what the checks remember of the island that it belongs to."""
 
     key: str
+    signing: bytes  # the seed of the key that signs what it publishes
     store: MemoryStore = field(default_factory=MemoryStore)
     memory: Memory = field(default_factory=Memory)
 

@@ -1,9 +1,11 @@
 """The workers' machines: processes that run, stop, die and are started again."""
 
+import hashlib
 from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
 from atoll.island.conversation.intents import Until
+from atoll.simulate.faults.buckets import Servers
 from atoll.simulate.faults.calls import Answer, Call
 from atoll.simulate.faults.disk import Disk
 from atoll.simulate.faults.host import Host
@@ -19,6 +21,7 @@ class Fleet:
     world: World
     network: Network
     host: Host
+    servers: Servers
     newest: dict[str, Process] = field(default_factory=dict)
     # Replaced ones that are still there, and impostors.
     others: list[Process] = field(default_factory=list)
@@ -34,9 +37,10 @@ class Fleet:
     def start(self, worker_id: str, disk: Disk | None = None, *, is_extra: bool = False) -> Process:
         """A new process of a worker; `is_extra`: nobody restarts it."""
         self._count += 1
-        disk = disk or Disk(self._rng.randbytes(32).hex())
+        disk = disk or self._new_disk()
         reference = self.host.checker.reference
-        process = Process(self.world, worker_id, self._count, disk, reference)
+        process = Process(self.world, worker_id, self._count, disk, reference, self.servers)
+        process.home = self.host.home / "islands" / process.name
         if is_extra:
             self.others.append(process)
         else:
@@ -45,6 +49,11 @@ class Fleet:
         for thread in process.threads():
             self.world.after(self._rng.uniform(0, 0.5), self._resume, process, thread, Answer())
         return process
+
+    def _new_disk(self, signing: bytes = b"") -> Disk:
+        key = self._rng.randbytes(32).hex()
+        # Drawn apart: what else a seed draws stays.
+        return Disk(key, signing or hashlib.sha256(key.encode()).digest())
 
     def join(self, worker_id: str) -> None:
         """A worker comes that was not there before."""
@@ -131,7 +140,9 @@ class Fleet:
     def restart(self, process: Process, *, keeps_disk: bool = True) -> None:
         """Starts the worker again, unless somebody has meanwhile or it is gone for good."""
         if self._is_wanted(process):
-            self.start(process.worker_id, process.disk if keeps_disk else None)
+            # Who loses the key that signs as well is nobody that a run with buckets takes back.
+            disk = process.disk if keeps_disk else self._new_disk(process.disk.signing)
+            self.start(process.worker_id, disk)
 
     def retire(self, worker_id: str) -> None:
         """A machine is lost for good."""

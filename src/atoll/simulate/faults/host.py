@@ -16,6 +16,7 @@ from atoll.proof import audit as auditing
 from atoll.proof.report import Problem
 from atoll.protocol.manifest import Manifest
 from atoll.simulate.faults import seams, standin
+from atoll.simulate.faults.buckets import Servers
 from atoll.simulate.faults.calls import Answer, Call
 from atoll.simulate.faults.durable import View, Watched
 from atoll.simulate.faults.invariants.base import Violation
@@ -39,6 +40,7 @@ class Host:
     world: World
     home: Path
     checker: Checker
+    servers: Servers
     life: int = 0
     coordinator: Coordinator | None = None
     seams: Seams = field(default_factory=Seams)
@@ -104,7 +106,10 @@ class Host:
         self.clock = ProcessClock(self.world, started=started, wall_offset=wall_offset)
         ledger = seams.SteppedLedger(database, self.seams)
         self._stores = Stores(ledger, blobs, Spool(self.home / "spool"))
-        coordinator = boot.open_coordinator(self._stores, self.clock, layout=standin.LAYOUT)
+        buckets = self.servers.seen_by(self.clock)
+        coordinator = boot.open_coordinator(
+            self._stores, self.clock, layout=standin.LAYOUT, buckets=buckets
+        )
         coordinator.on_change(self._wake)
         return coordinator
 

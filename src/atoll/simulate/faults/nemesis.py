@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from atoll.coordinator.service import Coordinator
 from atoll.protocol.control import Action
+from atoll.simulate.faults.buckets import Servers
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.fleet import Fleet
 from atoll.simulate.faults.host import Host
@@ -15,6 +17,7 @@ from atoll.simulate.faults.scenario import HEARTBEAT_TIMEOUT
 from atoll.simulate.faults.world import World
 
 DAY_SECONDS = 86_400.0
+SPOILING = ("object lost", "object swapped", "object cut")
 _WAYS = (frozenset({"to"}), frozenset({"from"}), frozenset({"to", "from"}))
 
 
@@ -26,6 +29,7 @@ class Nemesis:
     host: Host
     network: Network
     fleet: Fleet
+    servers: Servers
 
     def __post_init__(self) -> None:
         self._rng = self.world.stream("nemesis")
@@ -44,6 +48,8 @@ class Nemesis:
             "operator": self._operate,
             "corrupt weights": self._corrupt_weights,
             "outer lr": self._change_rate,
+            "bucket away": self._bucket_away,
+            **{kind: partial(self.servers.spoil, kind) for kind in SPOILING},
         }
         self._actions = [(name, known[name]) for name in known if self.world.has(name)]
         self._pause()
@@ -67,6 +73,7 @@ class Nemesis:
         self.world.is_faulty = False
         self.world.note("faults end")
         self.network.cut.clear()
+        self.world.away.clear()
         self.host.seams.dies_at = math.inf
         self.fleet.heal()
         may_go = scenario.islands - scenario.settings["membership"]["min_workers"]
@@ -152,6 +159,11 @@ class Nemesis:
         elif running := self.fleet.running():
             jump = self._rng.choice((0.0, 3.0))
             self._rng.choice(running).jump = jump
+
+    # Buckets
+
+    def _bucket_away(self) -> None:
+        self.servers.go_away(self._rng.uniform(0.5, 2 * HEARTBEAT_TIMEOUT))
 
     # The operator
 

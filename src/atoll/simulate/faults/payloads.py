@@ -143,15 +143,34 @@ def _encode_topk(values: Floats) -> bytes:
     return b"".join(_packed(numbers, width) for numbers, width in parts) + bytes(codes)
 
 
-def _decode_topk(payload: bytes, size: int) -> Floats:
+class Sent(NamedTuple):
+    """What a topk payload says: places, ascending, and for each which magnitude and which sign."""
+
+    places: Integers
+    larger: Integers  # 1: the second magnitude
+    below: Integers  # not 0: a value below 0
+    magnitudes: tuple[float, float]
+
+    def values(self) -> Floats:
+        sizes = np.array(self.magnitudes)[self.larger]
+        return np.where(self.below, -sizes, sizes).astype(np.float32)
+
+
+def sent(payload: bytes, size: int) -> Sent:
+    """What a topk payload of so many values says."""
     kept = -(-size // _ROW)
     low, wide = -(-6 * kept // 8), -(-2 * kept // 8)
     high = np.flatnonzero(_unpacked(payload[low : low + wide], 1, 2 * kept))
     places = (high - np.arange(kept)) * _ROW + _unpacked(payload[:low], 6, kept)
     told = _unpacked(payload[low + wide : -2], 2, kept)
-    sizes = np.array([_magnitude(code) for code in payload[-2:]])[told & 1]
+    first, second = (_magnitude(code) for code in payload[-2:])
+    return Sent(places, told & 1, told & 2, (first, second))
+
+
+def _decode_topk(payload: bytes, size: int) -> Floats:
+    found = sent(payload, size)
     values = np.zeros(size, np.float32)
-    values[places] = np.where(told & 2, -sizes, sizes)
+    values[found.places] = found.values()
     return values
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from atoll.coordinator import handlers
@@ -16,12 +17,18 @@ from atoll.coordinator.accept.admission import UploadRequest
 from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.service import Coordinator
 from atoll.errors import AtollError, FrameError, StaleGeneration
+from atoll.gather import publish
+from atoll.gather.keys import SecretKey
 from atoll.island.conversation import hand_in, intents
 from atoll.island.conversation import session as sessions
 from atoll.island.conversation.beside import Beside
 from atoll.island.conversation.intents import Steps, Trained
 from atoll.island.conversation.rounds import Rounds
 from atoll.island.conversation.session import Session
+from atoll.island.gather import signing as signings
+from atoll.island.gather.base import Collect, Publish
+from atoll.island.gather.buckets import IslandBuckets
+from atoll.island.gather.signing import Signing
 from atoll.island.link.base import Download
 from atoll.island.state.continuity import Continuity
 from atoll.island.state.store import IslandIdentity
@@ -29,8 +36,11 @@ from atoll.island.state.weights import IslandWeights
 from atoll.island.telemetry import Samples
 from atoll.ledger.records import ContributionRecord
 from atoll.protocol.exchange import Ask, Waiting
-from atoll.protocol.messages import Assignment, AssignmentRequest, Telemetry
+from atoll.protocol.gather import AnnounceRequest, prefix_of
+from atoll.protocol.messages import Assignment, AssignmentRequest, Identity, Telemetry
+from atoll.simulate.buckets import in_turn
 from atoll.simulate.faults import standin
+from atoll.simulate.faults.buckets import LeapingClock, Servers
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.disk import Disk
 from atoll.simulate.faults.invariants.islands import IslandCheck, ThreadCheck
@@ -39,13 +49,13 @@ from atoll.simulate.faults.scenario import BLOCK
 from atoll.simulate.faults.standin import Frame, Inner
 from atoll.simulate.faults.world import ProcessClock, World
 from atoll.sums.digest import ParamsDigest
+from atoll.traffic import Traffic
 from atoll.wire.header import FrameHeader
 
 CHUNK_BYTES = 900  # so small that the stand-in's frames have several, to be cut off between
 WAIT_SECONDS = 0.7  # how long a question waits for something to tell
 
 Events = Generator[Call | float | intents.Until, Any, Any]
-Said = intents.Send | intents.Upload | Download | intents.Attend
 
 
 class _Weights(IslandWeights):
@@ -72,6 +82,8 @@ class Process:
     number: int
     disk: Disk
     reference: Reference
+    servers: Servers
+    home: Path = Path()  # of what it fetches; a later life has another
     slowness: float = 1.0
     is_alive: bool = True
     stopped_until: float = 0.0
@@ -84,6 +96,7 @@ class Process:
     _attends: int = 0  # the incarnation whose presence stream is open
     _given: Assignment | None = None  # what it trained last
     _sent: list[Frame] = field(default_factory=list)
+    _published: Frame | None = None  # what it announces
 
     def __post_init__(self) -> None:
         self.name = f"{self.worker_id}#{self.number}"
@@ -140,6 +153,7 @@ class Process:
     def _live(self) -> Steps[None]:
         info = yield from sessions.look(self._rng)
         session = Session(IslandIdentity(self.worker_id, self.disk.key), info, self._rng)
+        session.signing = self._signing
         adopted, layout = session.adopted, standin.LAYOUT
         weights = _Weights(self._model, layout, strategy=adopted.asked, download=adopted.download)
         weights.on_arrived, weights.on_reset = self._flip, self._check.sets_out
@@ -224,15 +238,21 @@ class Process:
         newest = store.pending(store.rounds()[1][-1])
         self._check.makes(store.frame(newest), self._rounds.session.adopted.manifest)
 
-    def _say(self, intent: Said, check: ThreadCheck) -> Events:
+    def _say(self, intent: intents.Said, check: ThreadCheck) -> Events:
         """What a thing that is said to the coordinator comes to; `check` is told of both."""
         said = intent.message if isinstance(intent, intents.Send) else intent
         identity = getattr(said, "identity", None)
         check.says(said, identity)
         try:
             match intent:
+                case intents.Send(AnnounceRequest() as message):
+                    return (yield from self._announce(message))
                 case intents.Send(message):
                     return (yield from self._send(message))
+                case Publish():
+                    return (yield from self._publish(intent))
+                case Collect():
+                    return (yield from self._collect(intent))
                 case intents.Upload():
                     return (yield from self._hand_in(intent))
                 case Download():
@@ -324,12 +344,72 @@ class Process:
         except AtollError as error:
             self._check.refused(error)
             raise
-        self._sent.append(intent.frame)
+        yield from self._accepted(intent.frame)
+        return "receipt"
+
+    # Buckets
+
+    @property
+    def _signing(self) -> Signing | None:
+        names = self.servers.names
+        if not names:
+            return None
+        key = SecretKey(self.disk.signing)
+        return Signing(key, names[key.public.data[0] % len(names)])
+
+    def _with_buckets(self, work: Callable[[IslandBuckets], None]) -> Events:
+        """What `work` does with buckets; the time that it would take passes after it."""
+        signing, clock = self._signing, LeapingClock(self.world)
+        assert signing is not None, "a run with buckets"
+        seen = self.servers.seen_by(clock)
+        error = None
+        try:
+            work(IslandBuckets(seen, signing, self.home, clock, Traffic(), run=in_turn))
+        except AtollError as exc:
+            error = exc
+        yield clock.leapt
+        if error is not None:
+            raise error
+
+    def _publish(self, wanted: Publish) -> Events:
+        assert isinstance(wanted.frame, Frame)
+        self._published = wanted.frame
+        yield from self._with_buckets(lambda buckets: buckets.publish(wanted))
+        self.world.note("published", self.name)
+
+    def _collect(self, wanted: Collect) -> Events:
+        made = bytearray()
+
+        def sink(piece: bytes | memoryview) -> None:
+            wanted.sink(piece)
+            made.extend(piece)
+
+        yield from self._with_buckets(lambda buckets: buckets.collect(replace(wanted, sink=sink)))
+        self._check.fetched(bytes(made))
+        self.world.note("met: gathered", f"{self.name} {wanted.window.round}")
+
+    def _announce(self, message: AnnounceRequest) -> Events:
+        """The island's contribution, where it is pulled."""
+        frame = self._published
+        assert frame is not None
+        self._check.sends(frame)
+        try:
+            reply = yield replace(self._message(message), frame=frame)
+        except AtollError as error:
+            self._check.refused(error)
+            raise
+        if not reply.receipt:
+            yield WAIT_SECONDS
+            return reply
+        yield from self._accepted(frame)
+        return reply
+
+    def _accepted(self, frame: Frame) -> Events:
+        self._sent.append(frame)
         if self._errs("duplicate", 3 * self.world.scenario.duplicate):
             yield from self._add(self._rng.choice(self._sent))
         yield from self._misbehave()
         self._check.received()
-        return "receipt"
 
     def _upload(self, intent: intents.Upload) -> Events:
         frame = intent.frame
@@ -376,13 +456,32 @@ class Process:
         standing = self._rounds.session.standing
         for _ in range(2):
             try:
-                yield from self._upload(intents.Upload(standing.identity(), frame, lambda: None))
+                yield from self._offer(standing.identity(), frame)
             except StaleGeneration as stale:
                 standing.told(stale.present)
                 continue
             except AtollError:
                 pass
             return
+
+    def _offer(self, identity: Identity, frame: Frame) -> Events:
+        """Hands a frame in, or announces it; nothing is published that would replace its own."""
+        signing = self._signing
+        if signing is None:
+            yield from self._upload(intents.Upload(identity, frame, lambda: None))
+            return
+        stated = signings.statement_of(frame)
+        place = publish.frame_key(prefix_of(stated.run_id, stated.uid), stated.sha256)
+        bucket = self.servers.seen_by(LeapingClock(self.world))[signing.bucket]
+        bucket.put(place, frame.data)
+        said = AnnounceRequest.of(
+            identity,
+            preamble=frame.preamble,
+            sha256=frame.sha256,
+            nbytes=frame.nbytes,
+            statement=signing.document(stated),
+        )
+        yield replace(self._message(said), frame=frame)
 
 
 def _trained(given: Assignment) -> Trained:

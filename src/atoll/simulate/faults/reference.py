@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from atoll.layout import Fragment, Layout
-from atoll.simulate.faults import payloads, standin
+from atoll.simulate.faults import clipped, payloads, standin
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.payloads import Floats, Lane
 from atoll.simulate.faults.rules import Rules
-from atoll.simulate.faults.scenario import BLOCK
+from atoll.simulate.faults.scenario import BLOCK, GATHER
 from atoll.strategies.base import ALL, Fragments, Strategy
 from atoll.sums import digest as digests
 from atoll.wire import frame
@@ -99,11 +99,12 @@ class Reference:
         before, fragment = self.newest, self.fragment(number)
         where = slice(fragment.span.start, fragment.span.stop)
         assert before.number == number - 1, (before.number, number)
-        deltas, folded = [], []
+        deltas, folded, raw = [], [], []
         for row in view.accepted(number):
             header, payload = self.frame(row.sha256)
             folded.append((row, header))
             upload = view.terms(row.round).settings["upload"]
+            raw.append(payload)
             deltas.append(payloads.decode(payload, upload, len(fragment.span)))
         assert deltas, f"round {number} has no contribution"
         slots = {name: values.copy() for name, values in before.slots.items()}
@@ -113,7 +114,11 @@ class Reference:
         def slot(name: str) -> Floats:
             return slots.setdefault(name, np.zeros_like(master))[where]
 
-        if asked.one_by_one:
+        if settings["strategy"] == GATHER:
+            counts = [1 if settings["weighting"] == "equal" else row.tokens for row, _ in folded]
+            mean = clipped.mean(raw, counts, standin.LAYOUT)
+            _step(master[where], mean, slot, settings["outer"], number)
+        elif asked.one_by_one:
             for tick, (row, delta) in enumerate(
                 zip(view.accepted(number), deltas, strict=True), start=self._ticks + 1
             ):

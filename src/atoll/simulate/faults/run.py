@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from atoll import torch_threads
 from atoll.simulate.faults import scenario as scenarios
 from atoll.simulate.faults import standin
+from atoll.simulate.faults.buckets import Servers
 from atoll.simulate.faults.fleet import Fleet
 from atoll.simulate.faults.host import Host
 from atoll.simulate.faults.invariants.base import Violation, check
@@ -75,11 +76,12 @@ class _Simulation:
         made = standin.manifest(world.scenario.settings, world.scenario.data)
         self.world = world
         self.checker = Checker(world, home, registry.of(made))
-        self.host = Host(world, home, self.checker)
+        servers = Servers(world)
+        self.host = Host(world, home, self.checker, servers)
         self.host.create(made)
         network = Network(world, self.host)
-        self.fleet = Fleet(world, network, self.host)
-        self.nemesis = Nemesis(world, self.host, network, self.fleet)
+        self.fleet = Fleet(world, network, self.host, servers)
+        self.nemesis = Nemesis(world, self.host, network, self.fleet, servers)
         self.joiners = Joiners(world, self.host, self.fleet)
 
     def run(self) -> Outcome:

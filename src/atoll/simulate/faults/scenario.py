@@ -16,6 +16,8 @@ BLOCK = 4  # tokens of a row
 _SHORT = (7, 23, 40)  # rows of an epoch that ends within a run
 _IN_BLOCKS = ("int8", "int4", "sign")
 _BY_CHANCE = ("bf16", "int8", "int4")  # codecs that may round so
+GATHER = "gather"
+BUCKET_KINDS = ("bucket away", "bucket flaky", "object lost", "object swapped", "object cut")
 KINDS = (
     "loss",
     "duplicate",
@@ -106,11 +108,17 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     _add_islands(settings, random.Random(f"islands {seed}"))
     _add_codecs(settings, random.Random(f"codecs {seed}"))
     schedule = None
-    if wanted.strategy_name is not None:
+    kinds_of_strategy: tuple[str, ...] = ()
+    if wanted.strategy_name == GATHER:
+        settings, kinds_of_strategy = {"strategy": GATHER, **settings}, BUCKET_KINDS
+        schedule = _add_gather(settings, random.Random(f"gather {seed}"), islands)
+    elif wanted.strategy_name is not None:
         settings = {"strategy": wanted.strategy_name, **settings}
     else:
         schedule = _mode(settings, random.Random(f"mode {seed}"), wanted.mode_name)
     kinds = frozenset(kind for kind in KINDS if rng.random() < 0.6)
+    others = random.Random(f"kinds {seed}")
+    kinds |= {kind for kind in kinds_of_strategy if others.random() < 0.6}
     made = Scenario(
         seed=seed,
         islands=islands,
@@ -173,6 +181,25 @@ def _add_async(settings: dict[str, Any], rng: random.Random) -> Schedule:
     settings["membership"] |= {"quorum": 0, "grace_seconds": rng.choice((0.0, 0.5, 2.0, 5.0))}
     steps, bound = settings["sync_every"], settings["max_staleness"]
     return Schedule(steps=steps, bound=bound, collecting=1)
+
+
+def _add_gather(settings: dict[str, Any], rng: random.Random, islands: int) -> Schedule:
+    """Contributions by pull, from one server or two; of some runs not all islands are primaries."""
+    least = settings["membership"]["min_workers"]
+    decay = rng.choice((1.0, 0.95, 0.5))
+    settings |= {
+        "upload": {"codec": "topk", "error_feedback": rng.random() < 0.8, "decay": decay},
+        "download": {"codec": "fp32"},
+        "outer": {"optimizer": "sgd", "lr": rng.choice((0.5, 1.0))},
+        "gather": {
+            "primaries": rng.choice((0, 0, least, rng.randint(least, islands))),
+            "primary_seconds": rng.choice((0.0, 0.0, 3.0, 8.0)),
+            "pull_seconds": rng.choice((1.0, 4.0)),
+            "keep": rng.choice((1, 2, 8)),
+            "buckets": {name: {"url": "memory:"} for name in rng.choice((("a",), ("a", "b")))},
+        },
+    }
+    return Schedule(steps=settings["sync_every"])
 
 
 def _codec(name: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ SITUATIONS: dict[str, str] = {
     "met: stale counted": "a contribution was folded by a later round than its own",
     "met: stale refused": "one was too old for that",
     "met: fewer steps": "an island was leased fewer steps than a round has",
+    "met: gathered": "an island made a version of the contributions in buckets",
+    "met: skipped": "a round goes on without a contribution that is not what it must be",
 }
 
 
@@ -34,6 +36,8 @@ class Situations:
             self._look_at_contributions(before, after)
         if after.differs(before, "leases"):
             self._look_at_leases(before, after)
+        for skip in after.table("skips").rows[len(before.table("skips").rows) :]:
+            self._world.note("met: skipped", f"{skip.worker_id} {skip.round} {skip.reason}")
 
     def _look_at_contributions(self, before: View, after: View) -> None:
         joined = {worker_id for worker_id, _ in self._world.scenario.joiners}

@@ -28,6 +28,7 @@ class World:
         self.events = 0
         self.counts: Counter[str] = Counter()
         self.lines: deque[str] = deque(maxlen=LAST_LINES)  # the newest, for a report
+        self.away: dict[str, float] = {}  # servers of buckets, by name: until when
         self._queue: list[tuple[float, int, partial[None]]] = []
         self._order = itertools.count()
         self._trace = hashlib.sha256()

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from atoll.coordinator.service import Coordinator
-from atoll.errors import AtollError, NotReady
+from atoll.errors import (
+    AtollError,
+    Fenced,
+    LeftOut,
+    ManifestMismatch,
+    NotReady,
+    StaleGeneration,
+    UnknownWorker,
+)
 from atoll.protocol.messages import Assignment, AssignmentRequest, HeartbeatRequest
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import View
@@ -26,7 +34,11 @@ from atoll.simulate.faults.world import World
 from atoll.strategies.base import Strategy
 
 # Messages that are no sign of life, or no worker's.
-_SILENT = frozenset({"offset", "commit", "info", "operator", "absent", "leave", "evaluation"})
+_SILENT = frozenset(
+    {"offset", "commit", "info", "operator", "absent", "leave", "evaluation", "window"}
+)
+# What a skip leaves as it was.
+_KEPT = ("contributions", "rounds", "workers", "generations", "snapshots", "manifests")
 
 
 class Checker:
@@ -85,11 +97,27 @@ class Checker:
 
     def refused(self, call: Call, error: AtollError, before: View, after: View) -> None:
         """A message was refused."""
-        check("refused-changes-nothing", not after.differs(before), refused=call, error=error)
+        if isinstance(error, LeftOut):
+            self._left_out(call, before, after)
+        else:
+            check("refused-changes-nothing", not after.differs(before), refused=call, error=error)
         self.recorded(after)
         self._situations.refused(error)
-        if isinstance(error, NotReady):  # known and heard, only not served yet
+        # Known and heard, only not served yet; or its contribution was looked at and is refused.
+        if isinstance(error, NotReady) or _is_of_contribution(call, error, after):
             self.seen.heard[call.worker_id] = self.seen.now
+
+    def _left_out(self, call: Call, before: View, after: View) -> None:
+        """A skip is recorded together with the end of what its worker holds in the round."""
+        assert call.frame is not None
+        key = (call.frame.header.round, call.worker_id)
+        skips = after.table("skips").rows[len(before.table("skips").rows) :]
+        told = [(skip.round, skip.worker_id) for skip in skips]
+        known = key in before.table("skips").grouped("round", "worker_id")
+        held = after.leased(*key)
+        is_so = (told == [key] or (known and not told)) and not held
+        check("moves-together", is_so, skipped=told, left_out=key, still_leased=held)
+        check("refused-changes-nothing", not after.differs(before, *_KEPT), refused=call)
 
     def answered(self, call: Call, value: Any, before: View, after: View) -> None:
         """A message was answered."""
@@ -152,3 +180,12 @@ class Checker:
         self._storage.complete(view)
         self._weights.restored(coordinator, view)
         self._storage.bounded(view)
+
+
+def _is_of_contribution(call: Call, error: AtollError, view: View) -> bool:
+    """Whether an announcement of somebody who may speak was refused for what it announces."""
+    is_out = isinstance(error, (UnknownWorker, Fenced, StaleGeneration))
+    if isinstance(error, ManifestMismatch):
+        newest = view.table("manifests").rows[-1].sha256
+        is_out = call.identity is None or call.identity.manifest_sha256 != newest
+    return call.kind == "announce" and not is_out

@@ -96,7 +96,9 @@ class Dispatch:
     def _check_end(self, was: Row | None, lease: Row, view: View) -> None:
         """A lease that ends before its round does has had its time."""
         ends = was and was.state == "leased" and lease.state in ("reopened", "given_up")
-        if ends and view.rounds[lease.round].state == "open":
+        skipped = view.table("skips").grouped("round", "worker_id")
+        is_skipped = (lease.round, lease.worker_id) in skipped
+        if ends and view.rounds[lease.round].state == "open" and not is_skipped:
             now = self._seen.now
             held = now - self._since.get((lease.round, lease.worker_id), now)
             is_over = 0 < self._lease_seconds <= held + ROUNDING_SECONDS

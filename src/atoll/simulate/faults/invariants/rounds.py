@@ -15,10 +15,12 @@ class RoundsCheck:
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
         self._quorum_at: dict[int, float] = {}
+        self._open_at: dict[int, float] = {}
 
     def restarted(self, view: View) -> None:
-        """Grace periods are in memory: they run anew."""
+        """Grace periods, and how long rounds are open, are in memory: they run anew."""
         self._quorum_at.clear()
+        self._open_at.clear()
         self._note_quorum(view)
 
     def changed(self, before: View, after: View) -> None:
@@ -30,7 +32,7 @@ class RoundsCheck:
             for number, row in after.rounds.items():
                 was = before.rounds.get(number)
                 if row.state == "frozen" and (was is None or was.state != "frozen"):
-                    seen = self._seen_of(after, number, self._holders(before, number))
+                    seen = self._seen_of(after, number, before)
                     perhaps = self._seen.live(after, number)[1]
                     self._check_freeze(after, seen, replace(seen, live=perhaps))
                     self._check_ended(before, after, seen, perhaps)
@@ -39,15 +41,27 @@ class RoundsCheck:
     def _note_quorum(self, view: View) -> None:
         for number, row in view.rounds.items():
             if row.state == "open":
-                seen = self._seen_of(view, number, self._holders(view, number))
+                self._open_at.setdefault(number, self._seen.now)
+                seen = self._seen_of(view, number, view)
                 if view.terms(number).asked.has_quorum(seen):
                     self._quorum_at.setdefault(number, self._seen.now)
 
-    def _seen_of(self, view: View, number: int, held: set[str]) -> RoundView:
+    def _seen_of(self, view: View, number: int, before: View) -> RoundView:
         """The round as a closing rule sees it: live is who was heard in time."""
         live, _ = self._seen.live(view, number)
         accepted = {row.worker_id for row in view.accepted(number)}
-        return RoundView(round=number, planned=held, accepted=accepted, live=live)
+        given = {row.worker_id for row in before.table("leases").grouped("round").get(number, ())}
+        announced = before.table("announcements").grouped("round").get(number, ())
+        now = self._seen.now
+        return RoundView(
+            round=number,
+            planned=self._holders(before, number),
+            accepted=accepted,
+            live=live,
+            ended=given - before.holding(number),
+            announced={row.worker_id for row in announced},
+            open_seconds=now - self._open_at.get(number, now) + ROUNDING_SECONDS,
+        )
 
     def _check_order(self, before: View, after: View) -> None:
         numbers = sorted(after.rounds)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from atoll.ledger.records import ContributionRecord
+from atoll.protocol.gather import AnnounceReply
 from atoll.simulate.faults.calls import Call
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.invariants.base import Seen, Violation, check
@@ -22,7 +23,7 @@ class UploadsCheck:
         """What the ledger accepted since, and by which message, was right."""
         for key in sorted(after.contributions.keys() - before.contributions.keys()):
             row, call = after.contributions[key], self._seen.call
-            if call is None or call.kind != "commit" or call.frame is None:
+            if call is None or call.kind not in ("commit", "announce") or call.frame is None:
                 raise Violation("accepted-from-holder", accepted=row, handled=call)
             header = call.frame.header
             self._check_accepted(call, header, row, before)
@@ -67,8 +68,15 @@ class UploadsCheck:
         if isinstance(value, ContributionRecord):
             self._check_receipt(call, value)
             self.acknowledged(after)
+        if isinstance(value, AnnounceReply) and value.receipt:
+            assert call.frame is not None
+            row = after.contributions.get((call.frame.header.round, call.worker_id))
+            is_there = row is not None and row.receipt == value.receipt
+            check("receipt-matches", is_there, got=value, recorded=row)
+            self._check_receipt(call, row)
+            self.acknowledged(after)
 
-    def _check_receipt(self, call: Call, record: ContributionRecord) -> None:
+    def _check_receipt(self, call: Call, record: ContributionRecord | Row) -> None:
         frame, key = call.frame, (record.round, record.worker_id)
         sent = frame and (frame.sha256, frame.header.round, call.worker_id)
         check("receipt-matches", sent == (record.sha256, *key), sent=sent, got=record)
