@@ -91,10 +91,11 @@ class Pull:
         same = (self.request.sha256, self.request.preamble) == (request.sha256, request.preamble)
         return same and lives[0] == lives[1]
 
-    def open(self, tag: Tag, stream: UploadStream) -> Opened:
+    def open(self, tag: Tag, begin: Callable[[], UploadStream]) -> Opened:
         """From here on its bytes are those of this very object."""
+        # Before there is anything that would have to be given up again.
         validator = Validator(self.source.expected, self.source.statement)
-        self.opened = Opened(tag, stream, validator)
+        self.opened = Opened(tag, begin(), validator)
         return self.opened
 
     def receive(
