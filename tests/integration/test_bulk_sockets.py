@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from atoll.clock import SystemClock
+from atoll.collectives import memory, places
 from atoll.collectives.base import Key, Label
 from atoll.collectives.grpc import bulk, sockets
 from atoll.collectives.grpc.door import Door, Present
 from atoll.collectives.grpc.server import RankServer
 from atoll.collectives.grpc.trust import RANK_KEY, SECRET_KEY, Identity, Member, RankGroup
 from atoll.collectives.mailbox import Mailbox
+from atoll.collectives.places import Added, Written
 from atoll.errors import (
     AddressUnreachable,
     CoordinatorUnreachable,
@@ -141,7 +143,8 @@ def test_message_cut_off_in_the_middle_changes_nothing(called, nbytes):
 def test_message_is_received_where_it_is_expected_and_nobody_writes_there_later(called):
     """The first half comes in time, the other one when the memory is somebody else's."""
     place = memoryview(bytearray(4))
-    called.box.expect(Label(Key(group=7, step=1, op="reduce"), 0, Span(0, 4)), 1, place)
+    written = Written(memory.tensor_of(place, torch.uint8))
+    called.box.expect(Label(Key(group=7, step=1, op="reduce"), 0, Span(0, 4)), 1, written)
     sender = called.sender()
     sender.send(7, 1, b"fo", nbytes=4, stop=4)
     until = CLOCK.now() + 20
@@ -160,6 +163,62 @@ def test_message_is_received_where_it_is_expected_and_nobody_writes_there_later(
     again.answer()
     again.close()
     assert (bytes(place), called.came(1)) == (b"else", b"four")
+
+
+def test_sum_of_a_message_that_broke_off_is_the_same_when_it_comes_again(called, monkeypatch):
+    """Half of it was added when the socket ended; a new socket brings all of it."""
+    monkeypatch.setattr(places, "ROOM_BYTES", 4)
+    own, came = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.1, 20.0, 300.0, 4e7])
+    wanted, sent_bytes = came + own, bytes(memory.bytes_of(came))
+    label = Label(Key(group=7, step=1, op="reduce"), 0, Span(0, 16))
+    called.box.expect(label, 1, Added(own, own))
+    first = called.sender()
+    first.send(7, 1, sent_bytes[:10], nbytes=16, stop=16)
+    until = CLOCK.now() + 20
+    while own[1] != wanted[1]:  # the control: it is added as it comes
+        assert CLOCK.now() < until
+    if called.identities[1] is None:
+        first.close()  # else the later socket cuts it off
+
+    again = called.sender()
+    again.send(7, 1, sent_bytes)
+    again.answer()
+    again.send(7, 1, sent_bytes)  # and once more, for nothing
+    again.answer()
+    again.close()
+    first.close()
+
+    called.box.take(label, 1, nbytes=16, until=CLOCK.now())
+    assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+def test_sum_that_failed_leaves_its_memory_alone(is_tls, monkeypatch):
+    """Rank 1 is played: it sends half of its part before the deadline, and the rest after it."""
+    monkeypatch.setattr(places, "ROOM_BYTES", 4)
+    with ranks_on_loopback.servers(2, is_tls=is_tls, number=7) as made:
+        made.servers[1].enter(
+            made.group, Mailbox(group=7, rank=1, size=2, clock=CLOCK, limit_bytes=100)
+        )
+        with made.member(0, bulk="tcp", way="ring", timeout_seconds=1) as ranks:
+            own = torch.ones(4)
+            begun = ranks.all_reduce(Key(group=7, step=1, op="reduce"), own)
+            shown = tuple(made.group.metadata(1))
+            port, key = invitation(made.group, shown, to=0, identity=made.identities[1])
+            trusts = made.group.members[0].certificate_pem
+            sender = BulkSender(port, key, identity=made.identities[1], trusts=trusts)
+            half = struct.pack("<f", 3.0)
+            sender.send(7, 1, half, nbytes=8, start=0, stop=2)
+            with pytest.raises(MissingRanks):
+                begun.wait()
+            assert own.tolist() == [4.0, 1.0, 1.0, 1.0]  # the control: it is added as it comes
+
+            own.fill_(5.0)
+            with contextlib.suppress(OSError, Broken):  # it was cut off
+                sender.raw(half)
+                sender.answer()
+            sender.close()
+            assert own.unique().tolist() == [5.0]
 
 
 @pytest.mark.parametrize("way", ["ring", "direct"])

@@ -18,6 +18,7 @@ from atoll.collectives.base import Handle, Key, Label
 from atoll.collectives.codecs import WireCodec
 from atoll.collectives.coded import CodedDirect, CodedRing
 from atoll.collectives.mailbox import Mailbox
+from atoll.collectives.places import Written
 from atoll.collectives.plain import PlainDirect, PlainRing
 from atoll.collectives.post import Port, Post
 from atoll.layout import Span
@@ -190,7 +191,7 @@ class Exchange:
             ]
 
         for sender, label, place in turns(came):
-            post.expect(label, sender, place)
+            post.expect(label, sender, Written(place))
         for to, label, values in turns(parts):
             post.send(to, label, values)
         for sender, label, place in turns(came):
@@ -204,7 +205,8 @@ class Exchange:
                 self._post.flush(until=until)
             except Exception:
                 # Whoever waited may change or free the tensors now, and what was queued would be
-                # sent with whatever is in their place.
+                # sent with whatever is in their place. What still comes would queue more.
+                self._post.withdraw()
                 self._post.drop()
                 raise
             finally:

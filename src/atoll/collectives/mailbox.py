@@ -14,6 +14,7 @@ from typing import Literal
 
 from atoll.clock import Clock
 from atoll.collectives.base import Key, Label
+from atoll.collectives.places import Place
 from atoll.errors import Forbidden, MissingRanks, ProtocolError, StaleGeneration
 
 Bytes = bytes | bytearray | memoryview
@@ -43,8 +44,12 @@ class Mailbox:
         self._waiting: dict[What, Bytes] = {}
         self._due: dict[What, float] = {}  # of those that are still under way
         self._held = dict.fromkeys(self._senders, 0)  # bytes
-        self._places: dict[What, memoryview] = {}  # for messages that need no memory of their own
-        self._landing: dict[What, Callable[[], None]] = {}  # being written, and how that is ended
+        self._places: dict[What, Place] = {}  # of messages that need no memory of their own
+        self._landing: dict[What, Callable[[], None]] = {}  # being received, and how that is ended
+        self._begun: set[What] = set()  # of the places: those where something may have come
+        self._crowded = 0  # how many wait for room
+        self._ends = 0  # how many wait until somebody has ended that
+        self._here: set[What] = set()  # of what waits: received at a place, so it takes no room
         self._taken: deque[tuple[int, set[What]]] = deque()  # by step, oldest first
         self._floor = 0
         self._error: Exception | None = None
@@ -66,11 +71,14 @@ class Mailbox:
             over = self._error is not None or label.key.step < self._floor
             return over or self._is_known(what) or self._has_room(sender, len(data))
 
-        self._clock.wait_for(settled, self._changed)
+        self._wait_for_room(settled)
         with self._changed:
             self._check(label.key, sender)
-            if self._is_known(what):
+            # Begun at its place: this one was in hand before it was expected, on a connection that
+            # a later one has replaced, whose message it is now.
+            if self._is_known(what) or what in self._begun:
                 return "repeated"
+            self._places.pop(what, None)
             self._waiting[what] = data
             if due:
                 self._due[what] = due
@@ -81,19 +89,24 @@ class Mailbox:
     @contextmanager
     def landing(
         self, label: Label, sender: int, nbytes: int, cut: Callable[[], None]
-    ) -> Iterator[memoryview | None]:
-        """Where a message is to be written while it comes, if anybody has said so.
+    ) -> Iterator[Place | None]:
+        """Where a message is to be received while it comes, if anybody has said so.
 
-        Whoever is given a place writes there and nowhere else, and not after this; `cut`, called
-        from another thread, makes him end soon. What was written is delivered as any other.
+        Whoever is given a place writes there and nowhere else, and not after this, and says
+        `landed` when it is whole; `cut`, called from another thread, makes him end soon. Who brings
+        the same message anew cuts him off. What has no place is delivered.
         """
         self._check(label.key, sender)
         what = _what(label, sender)
+        earlier = self._landing.get(what)
+        if earlier is not None:
+            earlier()
+            self._wait_until(lambda: what not in self._landing)
         with self._changed:
             place = None if self._error is not None else self._places.get(what)
-            if place is not None and len(place) == nbytes:
-                del self._places[what]
+            if place is not None and len(place.memory) == nbytes:
                 self._landing[what] = cut
+                self._begun.add(what)
             else:
                 place = None
         try:
@@ -102,7 +115,42 @@ class Mailbox:
             if place is not None:
                 with self._changed:
                     del self._landing[what]
-                    self._changed.notify_all()
+                    if self._ends:
+                        self._changed.notify_all()
+
+    def landed(self, label: Label, sender: int, place: Place) -> None:
+        """The message is whole at its place; inside of its `landing`, and once."""
+        self._check(label.key, sender)
+        what = _what(label, sender)
+        with self._changed:
+            if self._places.get(what) is not place:
+                return  # it was withdrawn
+        if place.then is not None:
+            place.then()  # before anybody can think that all is done
+        with self._changed:
+            self._places.pop(what, None)
+            self._begun.discard(what)
+            self._waiting[what] = place.memory
+            self._here.add(what)
+            if not self._places or self._crowded:  # who waits is woken once, not for each
+                self._changed.notify_all()
+
+    def _wait_for_room(self, settled: Callable[[], bool]) -> None:
+        with self._changed:
+            if settled():
+                return
+            self._crowded += 1
+            self._changed.notify_all()  # who makes room may sleep, and what it wants be here
+        self._clock.wait_for(settled, self._changed)
+        with self._changed:
+            self._crowded -= 1
+
+    def _wait_until(self, ended: Callable[[], bool]) -> None:
+        with self._changed:
+            self._ends += 1
+        self._clock.wait_for(ended, self._changed)
+        with self._changed:
+            self._ends -= 1
 
     def check_open(self) -> None:
         """Raises what the mailbox was aborted with."""
@@ -154,7 +202,7 @@ class Mailbox:
             data = self._waiting.pop(what, None) if what not in self._due else None
             if data is None:
                 raise MissingRanks(f"{label.key}: nothing came from rank {sender} in time")
-            self._held[sender] -= len(data)
+            self._free(what, data)
             self._places.pop(what, None)
             self._remember(what)
             self._changed.notify_all()
@@ -165,8 +213,8 @@ class Mailbox:
             )
         return data
 
-    def expect(self, label: Label, sender: int, place: memoryview) -> None:
-        """A message that comes from now on may be written to `place` at once, until `withdraw`."""
+    def expect(self, label: Label, sender: int, place: Place) -> None:
+        """A message that comes from now on may be received at `place`, until `withdraw`."""
         what = _what(label, sender)
         with self._changed:
             if not self._is_known(what):
@@ -176,12 +224,13 @@ class Mailbox:
         """Returns once nobody writes to a place, nor will: their memory may be used again."""
         with self._changed:
             self._places.clear()
+            self._begun.clear()
             cuts = list(self._landing.values())
         if not cuts:
             return
         for cut in cuts:
             cut()
-        self._clock.wait_for(lambda: not self._landing, self._changed)
+        self._wait_until(lambda: not self._landing)
 
     def _wait_until_due(self, what: What, until: float) -> None:
         due = self._due.get(what, 0.0)
@@ -208,7 +257,7 @@ class Mailbox:
             while self._taken and self._taken[0][0] < self._floor:
                 self._taken.popleft()
             for what in [what for what in self._waiting if what[0] < self._floor]:
-                self._held[what[1]] -= len(self._waiting.pop(what))
+                self._free(what, self._waiting.pop(what))
                 self._due.pop(what, None)
             self._changed.notify_all()
 
@@ -217,8 +266,15 @@ class Mailbox:
         with self._changed:
             self._error = self._error or error
             self._waiting.clear()
+            self._here.clear()
             self._due.clear()
             self._changed.notify_all()
+
+    def _free(self, what: What, data: Bytes) -> None:
+        if what in self._here:
+            self._here.remove(what)
+        else:
+            self._held[what[1]] -= len(data)
 
     def _remember(self, what: What) -> None:
         step = what[0]

@@ -93,7 +93,12 @@ class _Lent:
         self._owner.give_back(self._buffer)
 
 
+# Longer than any memory, to be cut: ctypes makes a class for every length, and forgets it in a way
+# that only the garbage collector cleans up.
+_Anywhere = ctypes.c_ubyte * (1 << 62)
+
+
 def _view(address: int, nbytes: int, *, keeps: object) -> memoryview:
-    array = (ctypes.c_ubyte * nbytes).from_address(address)
+    array = _Anywhere.from_address(address)
     array.keeps = keeps  # type: ignore[attr-defined]  # alive as long as the view is
-    return memoryview(array).cast("B")
+    return memoryview(array).cast("B")[:nbytes]

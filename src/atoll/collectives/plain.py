@@ -6,6 +6,7 @@ travel as fp32.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from atoll.collectives import memory, schedule
 from atoll.collectives.base import Key, Label
+from atoll.collectives.places import Added, Written
 from atoll.collectives.post import Post
 from atoll.layout import Span
 
@@ -31,17 +33,22 @@ class PlainRing:
         """Makes `out`, which holds this rank's part, whole; its phases count from `first`."""
         post = self._post
         hops = schedule.ring_gather(post.rank, post.size)
-        for piece in pieces(post, parts[post.rank], out.dtype) if hops else ():
+        cut = partial(pieces, post, dtype=out.dtype)
+        for piece in cut(parts[post.rank]) if hops else ():
             post.send(post.after, Label(key, first, piece), piece.of(out))
-        for turn, hop in enumerate(hops):
-            for piece in pieces(post, parts[hop.receives], out.dtype):
-                post.expect(Label(key, first + turn, piece), post.before, piece.of(out))
-        for turn, hop in enumerate(hops):
-            is_last = turn == len(hops) - 1
-            for piece in pieces(post, parts[hop.receives], out.dtype):
-                into(post, piece.of(out), Label(key, first + turn, piece), post.before, until)
-                if not is_last:
-                    post.send(post.after, Label(key, first + turn + 1, piece), piece.of(out))
+        coming = [(turn, one) for turn, hop in enumerate(hops) for one in cut(parts[hop.receives])]
+
+        def sent_on(turn: int, piece: Span) -> None:
+            if turn < len(hops) - 1:
+                post.send(post.after, Label(key, first + turn + 1, piece), piece.of(out))
+
+        for turn, piece in coming:
+            place = Written(piece.of(out), partial(sent_on, turn, piece))
+            post.expect(Label(key, first + turn, piece), post.before, place)
+        for turn, piece in coming:
+            label = Label(key, first + turn, piece)
+            if not into(post, piece.of(out), label, post.before, until):
+                sent_on(turn, piece)
 
     def reduce(
         self, key: Key, values: Tensor, out: Tensor, parts: Sequence[Span], until: float
@@ -51,20 +58,36 @@ class PlainRing:
         hops = schedule.ring_reduce(post.rank, post.size)
         for piece in pieces(post, parts[hops[0].sends], values.dtype):
             post.send(post.after, Label(key, 0, piece), _wide(piece.of(values)))
-        for turn, hop in enumerate(hops):
+        coming = [
+            (turn, piece)
+            for turn, hop in enumerate(hops)
+            for piece in pieces(post, parts[hop.receives], values.dtype)
+        ]
+
+        def goal(turn: int, piece: Span) -> Tensor:
+            """Where a sum belongs: the own values are used up, so a partial one takes theirs."""
             is_last = turn == len(hops) - 1
-            for piece in pieces(post, parts[hop.receives], values.dtype):
-                own = piece.of(values)
-                label, nbytes = Label(key, turn, piece), own.numel() * _fold(own).itemsize
-                data = post.take(label, post.before, nbytes=nbytes, until=until)
-                came = memory.tensor_of(data, _fold(own))
-                if is_last:
-                    _add_into(came, own, place(piece, parts[post.rank], out))
-                    continue
-                # The own values are used up, so the sum takes their place where it fits.
-                fits = own.dtype == came.dtype
-                partial = torch.add(came, own, out=own) if fits else came + _wide(own)
-                post.send(post.after, Label(key, turn + 1, piece), partial)
+            return place(piece, parts[post.rank], out) if is_last else piece.of(values)
+
+        def sent_on(turn: int, piece: Span, total: Tensor) -> None:
+            if turn < len(hops) - 1:
+                post.send(post.after, Label(key, turn + 1, piece), total)
+
+        for turn, piece in coming if _fold(values) == values.dtype else ():
+            total = goal(turn, piece)
+            then = partial(sent_on, turn, piece, total)
+            post.expect(Label(key, turn, piece), post.before, Added(piece.of(values), total, then))
+        for turn, piece in coming:
+            own, total = piece.of(values), goal(turn, piece)
+            nbytes = own.numel() * _fold(own).itemsize
+            data = post.take(Label(key, turn, piece), post.before, nbytes=nbytes, until=until)
+            came = memory.tensor_of(data, _fold(own))
+            if came.data_ptr() == total.data_ptr():
+                continue  # it was added, and sent on, as it came
+            if turn == len(hops) - 1:
+                _add_into(came, own, total)
+            else:
+                sent_on(turn, piece, _added(came, own, total))
 
 
 class PlainDirect:
@@ -83,7 +106,7 @@ class PlainDirect:
                 post.send(to, Label(key, first, piece), piece.of(out))
         for sender in post.others:
             for piece in pieces(post, parts[sender], out.dtype):
-                post.expect(Label(key, first, piece), sender, piece.of(out))
+                post.expect(Label(key, first, piece), sender, Written(piece.of(out)))
         # One chunk of each in turn: nobody's stream stands still while another's is read.
         turns = zip_longest(*(pieces(post, parts[k], out.dtype) for k in post.others))
         for turn in turns:
@@ -119,13 +142,15 @@ def pieces(post: Post, span: Span, dtype: torch.dtype) -> Iterable[Span]:
     return schedule.chunks(span, max(1, post.chunk_bytes // itemsize))
 
 
-def into(post: Post, place: Tensor, label: Label, sender: int, until: float) -> None:
-    """`place` becomes what a message says."""
+def into(post: Post, place: Tensor, label: Label, sender: int, until: float) -> bool:
+    """`place` becomes what a message says; True: it was received here."""
     nbytes = place.numel() * place.element_size()
     data = post.take(label, sender, nbytes=nbytes, until=until)
     came = memory.tensor_of(data, place.dtype)
-    if came.data_ptr() != place.data_ptr():  # else it was received here
+    is_here = came.data_ptr() == place.data_ptr()
+    if not is_here:
         place.copy_(came)
+    return is_here
 
 
 def place(piece: Span, part: Span, out: Tensor) -> Tensor:
@@ -159,7 +184,13 @@ def add_up(came: Iterable[Tensor], own: Tensor, place: Tensor) -> None:
 
 def _add_into(total: Tensor, own: Tensor, place: Tensor) -> None:
     """`place`, which may be `own`, becomes the sum so far plus the own values."""
-    if total.dtype == place.dtype:
-        torch.add(total, own, out=place)  # in one pass
-    else:
-        place.copy_(total + _wide(own))
+    found = _added(total, own, place)
+    if found.dtype != place.dtype:
+        place.copy_(found)
+
+
+def _added(came: Tensor, own: Tensor, place: Tensor) -> Tensor:
+    """The sum of both: at `place`, which may be `own`, unless that is a half float."""
+    if came.dtype == place.dtype:
+        return torch.add(came, own, out=place)  # in one pass
+    return came + _wide(own)

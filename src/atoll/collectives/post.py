@@ -5,9 +5,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from atoll.collectives import memory, schedule
+from atoll.collectives import schedule
 from atoll.collectives.base import Label
 from atoll.collectives.mailbox import Bytes, Mailbox
+from atoll.collectives.places import Place
 from atoll.errors import ConfigError, MissingRanks
 from atoll.traffic import Traffic
 
@@ -70,9 +71,9 @@ class Post:
         """Gives up what was sent and not taken."""
         self._port.drop()
 
-    def expect(self, label: Label, sender: int, values: Tensor) -> None:
-        """A message may be written to `values` as it comes, until `withdraw`."""
-        self._mailbox.expect(label, sender, memory.bytes_of(values))
+    def expect(self, label: Label, sender: int, place: Place) -> None:
+        """A message may be received at `place` by whoever brings it, until `withdraw`."""
+        self._mailbox.expect(label, sender, place)
 
     def withdraw(self) -> None:
         """Returns once nothing that comes is written to tensors any more."""

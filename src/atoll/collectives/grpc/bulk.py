@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from atoll.collectives import memory
+from atoll.collectives import memory, places
 from atoll.collectives.grpc import messages, sockets
 from atoll.collectives.grpc.door import Door, Present
 from atoll.collectives.grpc.outbox import ANSWERS_EVERY
@@ -210,17 +210,25 @@ class BulkListener:
         mailbox, header = present.box(), memoryview(bytearray(messages.HEADER_BYTES))
         owed = 0  # answers
         cut = functools.partial(sockets.cut, connection)
+        read = functools.partial(sockets.fill, connection)
         buffers = memory.Buffers(messages.MAX_VALUES_BYTES, kept=KEPT_BUFFERS)
+        room = memoryview(bytearray(places.ROOM_BYTES))
         try:
             while sockets.fill(connection, header):
                 if is_message := header != messages.ASK_HEADER:
                     label, nbytes = messages.announced(header)
                     with mailbox.landing(label, sender, nbytes, cut) as place:
-                        values = buffers.take(nbytes) if place is None else place
-                        if not sockets.fill(connection, values):
+                        if place is not None:
+                            if not place.receive(read, room):
+                                break
+                            self._door.check(present)
+                            mailbox.landed(label, sender, place)
+                    if place is None:
+                        values = buffers.take(nbytes)
+                        if not read(values):
                             break
-                    self._door.check(present)
-                    mailbox.deliver(label, sender, values)
+                        self._door.check(present)
+                        mailbox.deliver(label, sender, values)
                     owed += 1
                 if owed and (owed == ANSWERS_EVERY or not is_message):
                     connection.sendall(sockets.TAKEN * owed)
