@@ -217,6 +217,8 @@ class Pulls:
 
     def _accepted(self, pull: Pull, lease: Lease) -> ContributionRecord:
         number, worker_id = lease
+        if pull.is_anew:
+            pull.began, pull.is_anew = self.clock.now(), False
         deadline = pull.began + self._seconds(number)
         opened = pull.opened
         if opened is None:
@@ -260,7 +262,8 @@ class Pulls:
                 reason = Reason.MISSING if isinstance(exc, ObjectRefused) else Reason.SLOW
                 told = f"bucket {name!r} did not give the object of {lease[1]!r} within "
                 self._skip(lease, Skip(reason, f"{told}{seconds:g} s, and gave others': {exc}"))
-            pull.began = self.clock.now()
+            # Not from now on: until it is asked again more than its time may pass.
+            pull.is_anew = True
         log.warning(
             "bucket did not answer",
             extra={"bucket": name, "worker": lease[1], "code": exc.code, "why": str(exc)},
