@@ -577,3 +577,25 @@ def test_slow_object_holds_up_nobody_else(held_up):
     assert receipts[0]
     assert cluster.settle() == 1
     assert accepted(cluster, 1) == ["a", "b"]
+
+
+def test_same_announcement_twice_at_once_is_accepted_once(cluster, monkeypatch):
+    """The second has found no receipt, and gets its place when the first has left it."""
+    a, _ = cluster.islands("ab")
+    sent = a.publish(a.frame())
+    pulls = cluster.coordinator.pulls
+    assert pulls is not None
+    receipts: list[str] = []
+
+    def late(*_: object) -> str:
+        patch.undo()
+        receipts.append(a.announce(sent).receipt)
+        return str(pulls.places.take((1, "a"), room=lambda: 9))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pulls, "_turn", late)
+        reply = a.announce(sent)
+
+    assert [reply.receipt] == receipts != [""]
+    assert accepted(cluster, 1) == ["a"]
+    assert cluster.drafts() == []
