@@ -289,12 +289,16 @@ def test_round_goes_on_without_a_worker_at_fault(cluster, without_a, name):
     b.contribute_by_pull()
     sent = a.publish(a.frame())
     changes = spoil(a, sent)
+    before = len(cluster.held["main"].looked)
 
     with pytest.raises(LeftOut, match=f"^{reason}: .*go on with the next assignment"):
         a.announce(sent, **changes)
 
     assert cluster.reasons() == {"a": reason}
     assert states(cluster, 2, "a") == {LeaseState.REOPENED}
+    assert cluster.drafts() == []
+    looked = any("/a/" in key for key in cluster.held["main"].looked[before:])
+    assert looked == (reason not in (Reason.STATEMENT, Reason.SIGNATURE))
     with pytest.raises(LeftOut, match=f"^{reason}: "):
         a.announce(sent, **changes)
     assert a.assignment().action == "wait"
@@ -596,3 +600,25 @@ def test_bucket_that_was_away_has_its_full_time_when_it_is_asked_again(tmp_path)
     assert left[0] == 1.0
     assert 1.0 in left[1:]
     cluster.close()
+
+
+def test_same_announcement_twice_at_once_is_accepted_once(cluster, monkeypatch):
+    """The second has found no receipt, and gets its place when the first has left it."""
+    a, _ = cluster.islands("ab")
+    sent = a.publish(a.frame())
+    pulls = cluster.coordinator.pulls
+    assert pulls is not None
+    receipts: list[str] = []
+
+    def late(*_: object) -> str:
+        patch.undo()
+        receipts.append(a.announce(sent).receipt)
+        return str(pulls.places.take((1, "a"), room=lambda: 9))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pulls, "_turn", late)
+        reply = a.announce(sent)
+
+    assert [reply.receipt] == receipts != [""]
+    assert accepted(cluster, 1) == ["a"]
+    assert cluster.drafts() == []

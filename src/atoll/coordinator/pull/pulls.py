@@ -22,7 +22,7 @@ from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.counters import Counters
 from atoll.coordinator.pull import pull as pulling
 from atoll.coordinator.pull.places import Places, Servers
-from atoll.coordinator.pull.pull import Pull, Source
+from atoll.coordinator.pull.pull import Opened, Pull, Source
 from atoll.errors import (
     AtollError,
     ConfigError,
@@ -224,10 +224,11 @@ class Pulls:
         if opened is None:
             tag = pull.source.look(deadline=deadline)
             self.servers.answered(pull.source.name, lease)
+            validator = pull.validator()  # before there is anything to be given up again
             stream = self.uploads.begin(pull.request)
             if isinstance(stream, ContributionRecord):
-                return stream
-            opened = pull.open(tag, stream)
+                return stream  # the same was announced twice at once
+            opened = pull.opened = Opened(tag, stream, validator)
         view = self.rounds.view(number)
         pull.receive(opened, self._write, deadline=deadline)
         self.servers.answered(pull.source.name, lease)
