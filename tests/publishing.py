@@ -44,6 +44,7 @@ class Troubled:
         self.seconds = 0.0  # that every piece takes
         self.piece_bytes = 1 << 30
         self.sent: dict[str, int] = {}  # bytes by key
+        self.looked: list[str] = []
 
     def use(self, clock: ManualClock) -> None:
         """Goes by this clock from now on."""
@@ -51,6 +52,7 @@ class Troubled:
         self.inner.__dict__["_clock"] = clock
 
     def look(self, key: str, *, deadline: float) -> Tag | None:
+        self.looked.append(key)
         if self.errors:
             raise self.errors.pop(0)
         return self.inner.look(key, deadline=deadline)

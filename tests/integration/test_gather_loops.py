@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from atoll.codecs.fp32.codec import Fp32
 from atoll.compiled import base
 from atoll.gather import supports
 from atoll.gather.overlap import PairCounts
 from atoll.gather.update import mean_tile
 from atoll.layout import GROUP_ELEMENTS, Span
+from atoll.optim.sgd import Sgd
+from atoll.strategies.gather.step import ClippedMean
+from atoll.strategies.outer import OuterState
 from tests import gather_reference as naive
 from tests import gathers
+from tests.gather_runs import fetched
 from tests.gathers import LAYOUT, bits
 
 # A full tile over several tensors; one that begins inside a tensor; the last, with a short chunk.
@@ -102,3 +107,20 @@ def test_window_of_two_ranks_has_the_reference_bits():
     gathers.window(given, gathers.Setting(ranks=2), master)
 
     assert bits(master) == bits(weights)
+
+
+def test_outer_step_of_a_run_has_the_same_bits(both):
+    sources = fetched(gathers.peers(4))
+
+    def step() -> tuple[bytes, bytes, list[int]]:
+        master = gathers.start()
+        made = ClippedMean(optimizer=Sgd(0.3), download=Fp32(), noise=None, step=1)
+        ready = made.prepared(LAYOUT, sources, watched=True)
+        ready.apply(OuterState(LAYOUT, master, {}, master), sources, None)
+        assert ready.clipped is not None and ready.pairs is not None
+        counts = ready.pairs.counts.table.flatten().tolist()
+        return bits(master), bits(ready.clipped.factors), counts
+
+    fast, plain = both(step)
+
+    assert fast == plain

@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from atoll.coordinator.rounds.spool import FrameSpooler
+from atoll.errors import BlobChanged, StorageFull
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.strategies.gather import local
 from atoll.strategies.gather.local import Fetched
 from atoll.versions import manifest_change
 from atoll.wire import frame
 from tests import gather_reference as naive
-from tests.clusters import WIDE, TrackingIsland, info_of, tamper, values
+from tests.clusters import WIDE, TrackingIsland, flip_byte, info_of, tamper, values
 from tests.ledgers import alone
 from tests.publishing import GatherCluster, PublishingIsland
 
@@ -334,3 +336,53 @@ def test_replay_after_a_restart_tells_nothing_again(run, caplog):
     run.restart()
 
     assert events(caplog) == []
+
+
+# Windows between two steps
+
+
+def test_disk_that_fills_up_after_the_step_leaves_the_version_and_the_round_closes_later(
+    run, monkeypatch
+):
+    real = FrameSpooler.stream
+
+    def full(self: FrameSpooler, header: Any, pieces: Any) -> Any:
+        next(iter(pieces))
+        raise StorageFull("no room")
+
+    for island in run.by_name.values():
+        island.contribute_by_pull()
+    monkeypatch.setattr(FrameSpooler, "stream", full)
+    with pytest.raises(StorageFull):
+        run.coordinator.closing.close_due()
+    assert (run.version, run.artifacts()) == (0, [])
+    monkeypatch.setattr(FrameSpooler, "stream", real)
+
+    assert run.settle() == 1
+
+    assert torch.equal(run.buffer("master"), expected(run, 1))
+    assert run.audit(with_replay=True).problems == []
+
+
+def test_blob_that_is_damaged_before_the_step_moves_nothing(run):
+    for island in run.by_name.values():
+        island.contribute_by_pull()
+    [first, *_] = run.freeze()
+    flip_byte(run.blob_path(first.sha256), -40)
+
+    with pytest.raises(BlobChanged, match=first.sha256):
+        run.coordinator.closing.close_due()
+
+    assert run.artifacts() == []
+
+
+def test_run_that_keeps_snapshots_alone_is_audited_from_the_oldest(tmp_path):
+    kept: dict[str, Any] = {"storage.retain": "snapshots", "storage.keep_snapshots": 1}
+    run = Run(tmp_path, **kept)
+    run.go_on(5)
+
+    report = run.audit(with_replay=True)
+
+    assert report.problems == []
+    assert report.pruned > 0 and report.replayed_rounds < 5
+    run.close()

@@ -1,8 +1,9 @@
 """Contributions pulled from buckets: accepted as any other, or the round goes on without them."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -287,12 +288,16 @@ def test_round_goes_on_without_a_worker_at_fault(cluster, without_a, name):
     b.contribute_by_pull()
     sent = a.publish(a.frame())
     changes = spoil(a, sent)
+    before = len(cluster.held["main"].looked)
 
     with pytest.raises(LeftOut, match=f"^{reason}: .*go on with the next assignment"):
         a.announce(sent, **changes)
 
     assert cluster.reasons() == {"a": reason}
     assert states(cluster, 2, "a") == {LeaseState.REOPENED}
+    assert cluster.drafts() == []
+    looked = any("/a/" in key for key in cluster.held["main"].looked[before:])
+    assert looked == (reason not in (Reason.STATEMENT, Reason.SIGNATURE))
     with pytest.raises(LeftOut, match=f"^{reason}: "):
         a.announce(sent, **changes)
     assert a.assignment().action == "wait"
@@ -522,3 +527,75 @@ def test_round_that_closes_during_a_pull_takes_nothing_of_it(large, monkeypatch)
 def _once(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
     calls = iter([first])
     return lambda *given, **more: next(calls, then)(*given, **more)
+
+
+# Several at once
+
+
+class HeldUp(NamedTuple):
+    """A run with an island whose object does not come before it may."""
+
+    cluster: GatherCluster
+    begun: threading.Semaphore
+    go_on: threading.Event
+
+
+@pytest.fixture
+def held_up(cluster, monkeypatch) -> Iterator[HeldUp]:
+    """The object of island a does not come before the event is set."""
+    go_on, bucket = threading.Event(), cluster.held["main"]
+    pieces = bucket.pieces
+
+    def slow(key: str, *given: Any, **more: Any) -> Iterator[memoryview]:
+        if "/a/" in key:
+            begun.release()
+            assert go_on.wait(30.0)
+        yield from pieces(key, *given, **more)
+
+    begun = threading.Semaphore(0)
+    monkeypatch.setattr(bucket, "pieces", slow)
+    yield HeldUp(cluster, begun, go_on)
+    go_on.set()
+
+
+def test_slow_object_holds_up_nobody_else(held_up):
+    cluster, begun, go_on = held_up
+    a = cluster.island("a")
+    others = [cluster.island(name) for name in "bcde"]
+    receipts: list[str] = []
+    sent = a.publish(a.frame())
+    pulling = threading.Thread(target=lambda: receipts.append(a.announce(sent).receipt))
+    pulling.start()
+    assert begun.acquire(timeout=30.0)
+
+    assert others[0].contribute_by_pull().receipt
+    assert a.announce(sent).waits_for == "the pull that is under way"
+    assert cluster.settle() == 0  # it waits for a
+
+    go_on.set()
+    pulling.join(30.0)
+    assert receipts[0]
+    assert cluster.settle() == 1
+    assert accepted(cluster, 1) == ["a", "b"]
+
+
+def test_same_announcement_twice_at_once_is_accepted_once(cluster, monkeypatch):
+    """The second has found no receipt, and gets its place when the first has left it."""
+    a, _ = cluster.islands("ab")
+    sent = a.publish(a.frame())
+    pulls = cluster.coordinator.pulls
+    assert pulls is not None
+    receipts: list[str] = []
+
+    def late(*_: object) -> str:
+        patch.undo()
+        receipts.append(a.announce(sent).receipt)
+        return str(pulls.places.take((1, "a"), room=lambda: 9))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pulls, "_turn", late)
+        reply = a.announce(sent)
+
+    assert [reply.receipt] == receipts != [""]
+    assert accepted(cluster, 1) == ["a"]
+    assert cluster.drafts() == []

@@ -197,6 +197,18 @@ def test_time_of_primaries_begins_anew_with_a_new_life_of_the_coordinator(hurrie
     assert c.announce(sent).receipt
 
 
+def test_pause_does_not_count_against_primaries(hurried):
+    a, b, c, d = hurried.islands("abcd")
+    a.contribute_by_pull()
+    sent = c.publish(c.frame())
+    hurried.coordinator.order("pause")
+    hurried.keep_alive(a, b, c, d, seconds=20.0)
+    hurried.coordinator.order("run")
+
+    assert c.announce(sent).waits_for
+    assert b.contribute_by_pull().receipt
+
+
 def test_reserves_and_skips_are_shown(cluster):
     a, b, *_ = cluster.islands("abcd")
     a.contribute_by_pull()

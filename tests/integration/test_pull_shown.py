@@ -1,13 +1,19 @@
 """What a gather run shows and proves: status, Prometheus numbers, audit, HTTP."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from atoll.cli import output
 from atoll.cli import status as shown
+from atoll.clock import SystemClock
+from atoll.coordinator.planes import access
+from atoll.coordinator.planes import app as planes
+from atoll.coordinator.planes.access import Access
 from atoll.coordinator.shown import gathers, metrics
 from atoll.errors import LeftOut, WrongRound
 from atoll.gather import statement as statements
@@ -151,3 +157,50 @@ def test_window_is_refused_before_it_is_published(cluster):
 
     with pytest.raises(WrongRound, match="round 9 is not published"):
         a.window(9)
+
+
+# Over HTTP
+
+HEADERS = {"authorization": "Bearer token", "content-type": "application/json"}
+
+
+def test_reserve_that_waits_is_answered_when_its_turn_comes(cluster):
+    """A long poll: it is woken by what becomes of others, and asks nobody again."""
+    a, b, c, _ = cluster.islands("abcd")
+    a.contribute_by_pull()
+    said = c.announcement(c.publish(c.frame()), wait_seconds=30.0)
+    has_announced = threading.Event()
+    cluster.coordinator.on_change(has_announced.set)
+    app = planes.create(
+        cluster.coordinator, Access({"worker": access.token_hash("token")}), SystemClock()
+    )
+    replies: list[Any] = []
+
+    with TestClient(app, headers=HEADERS) as client:
+
+        def ask() -> None:
+            replies.append(client.post(said.target(), content=said.model_dump_json()))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert has_announced.wait(30.0)
+        fail(b)
+        asking.join(30.0)
+        again = client.post(said.target(), content=said.model_dump_json())
+
+    assert [reply.status_code for reply in (*replies, again)] == [200, 200]
+    assert replies[0].json() == again.json() and replies[0].json()["receipt"]
+
+
+def test_what_a_round_goes_on_without_is_told_over_http(cluster):
+    a, *_ = cluster.islands("abcd")
+    sent = a.frame()
+    app = planes.create(
+        cluster.coordinator, Access({"worker": access.token_hash("token")}), SystemClock()
+    )
+    said = a.announcement(sent)
+
+    with TestClient(app, headers=HEADERS) as client:
+        reply = client.post(said.target(), content=said.model_dump_json())
+
+    assert (reply.status_code, reply.json()["code"]) == (409, "LEFT_OUT")

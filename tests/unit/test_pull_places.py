@@ -6,45 +6,45 @@ from atoll.coordinator.pull.places import QUICK_SECONDS, WIDTH, Places, Servers
 
 def test_places_are_few_and_free_again_when_left():
     places = Places(ManualClock(), slots=2)
-    assert [places.take((1, name), room=9) for name in "ab"] == ["", ""]
+    assert [places.take((1, name), room=lambda: 9) for name in "ab"] == ["", ""]
 
-    assert places.take((1, "c"), room=9) == "one of 2 places to pull with"
+    assert places.take((1, "c"), room=lambda: 9) == "one of 2 places to pull with"
     assert not places.call_again()
     places.leave((1, "a"))
 
     assert places.call_again() and not places.call_again()  # says so once
-    assert places.take((1, "c"), room=9) == ""
+    assert places.take((1, "c"), room=lambda: 9) == ""
 
 
 def test_slow_pull_keeps_no_place():
     clock = ManualClock()
     places = Places(clock, slots=1)
-    places.take((1, "slow"), room=9)
-    assert places.take((1, "b"), room=9)
+    places.take((1, "slow"), room=lambda: 9)
+    assert places.take((1, "b"), room=lambda: 9)
 
     clock.advance(seconds=QUICK_SECONDS)
 
     assert places.call_again()
-    assert places.take((1, "b"), room=9) == ""
+    assert places.take((1, "b"), room=lambda: 9) == ""
 
 
 def test_slow_pulls_are_bounded_too():
     clock = ManualClock()
     places = Places(clock, slots=1)
     for number in range(WIDTH):
-        assert places.take((1, f"{number}"), room=99) == ""
+        assert places.take((1, f"{number}"), room=lambda: 99) == ""
         clock.advance(seconds=QUICK_SECONDS)
 
-    assert places.take((1, "one more"), room=99)
+    assert places.take((1, "one more"), room=lambda: 99)
 
 
 def test_worker_is_pulled_once_at_a_time_and_a_round_as_often_as_it_has_room():
     places = Places(ManualClock())
-    assert places.take((1, "a"), room=1) == ""
+    assert places.take((1, "a"), room=lambda: 1) == ""
 
-    assert places.take((1, "a"), room=9) == "the pull that is under way"
-    assert places.take((1, "b"), room=1) == "pulls of round 1 that are under way"
-    assert places.take((2, "b"), room=1) == ""
+    assert places.take((1, "a"), room=lambda: 9) == "the pull that is under way"
+    assert places.take((1, "b"), room=lambda: 1) == "pulls of round 1 that are under way"
+    assert places.take((2, "b"), room=lambda: 1) == ""
 
 
 def test_server_that_failed_is_asked_again_later_and_later():

@@ -5,6 +5,7 @@ In memory only: after a restart everybody announces again.
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 
 from atoll.clock import Clock
 from atoll.strategies.base import Lease
@@ -26,15 +27,16 @@ class Places:
         self._since: dict[Lease, float] = {}
         self._is_wanted = False  # whether somebody was sent away since the last look
 
-    def take(self, lease: Lease, *, room: int) -> str:
+    def take(self, lease: Lease, *, room: Callable[[], int]) -> str:
         """Why this lease's object is not pulled now; "" when it is, until `leave`.
 
-        At most `room` of its round are pulled at a time.
+        At most `room` of its round are pulled at a time. It is asked while nobody leaves: whatever
+        a pull that is over has come to, it knows.
         """
         with self._lock:
             if lease in self._since:
                 return "the pull that is under way"
-            if sum(number == lease[0] for number, _ in self._since) >= room:
+            if sum(number == lease[0] for number, _ in self._since) >= room():
                 return f"pulls of round {lease[0]} that are under way"
             now = self._clock.now()
             quick = sum(now - since < QUICK_SECONDS for since in self._since.values())

@@ -22,7 +22,7 @@ from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.counters import Counters
 from atoll.coordinator.pull import pull as pulling
 from atoll.coordinator.pull.places import Places, Servers
-from atoll.coordinator.pull.pull import Pull, Source
+from atoll.coordinator.pull.pull import Opened, Pull, Source
 from atoll.errors import (
     AtollError,
     ConfigError,
@@ -31,6 +31,7 @@ from atoll.errors import (
     ObjectRefused,
     StoreAway,
     StoreLate,
+    UnknownWorker,
 )
 from atoll.gather import publish
 from atoll.gather import statement as statements
@@ -149,7 +150,11 @@ class Pulls:
             if before.sample_digest == expected.sample_digest:
                 raise _other_statement(lease)
             known = None
-        publisher = self.registry.publishers[worker_id]
+        publisher = self.registry.publishers.get(worker_id)
+        if publisher is None:
+            raise UnknownWorker(
+                f"the key of worker_id={worker_id!r} is not recorded any more; register again"
+            )
         statement = statements.read(document.encode(), PublicKey.parse(publisher.public_key))
         expected.check(statement)
         _check_announced(statement, request)
@@ -179,7 +184,11 @@ class Pulls:
             return f"{others}: {worker_id!r} is a reserve of round {number}"
         if self.servers.is_waited_for(lease):
             return f"bucket {source.name!r} to answer"
-        return self.places.take(lease, room=strategy.places(view))
+        return self.places.take(lease, room=lambda: self._room(number))
+
+    def _room(self, round_number: int) -> int:
+        view = self.rounds.view(round_number)
+        return 0 if view is None else self.rounds.strategy_of(round_number).places(view)
 
     # The pull
 
@@ -213,10 +222,11 @@ class Pulls:
         if opened is None:
             tag = pull.source.look(deadline=deadline)
             self.servers.answered(pull.source.name, lease)
+            validator = pull.validator()  # before there is anything to be given up again
             stream = self.uploads.begin(pull.request)
             if isinstance(stream, ContributionRecord):
-                return stream
-            opened = pull.open(tag, stream)
+                return stream  # the same was announced twice at once
+            opened = pull.opened = Opened(tag, stream, validator)
         view = self.rounds.view(number)
         pull.receive(opened, self._write, deadline=deadline)
         self.servers.answered(pull.source.name, lease)

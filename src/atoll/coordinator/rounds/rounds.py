@@ -484,9 +484,13 @@ class Rounds:
             return sorted({worker for _, worker in late})
 
     def restart_deadlines(self) -> None:
-        """Gives every lease its full time again, after a time in which nobody could use it."""
+        """Gives every lease, and every open round, its full time again.
+
+        After a time in which nobody could use it.
+        """
         with self._lock:
             self._deadlines.restart()
+            self._open_since = dict.fromkeys(self._open_since, self.clock.now())
 
     def is_due(self) -> bool:
         """Whether the round that closes next closes now."""
