@@ -161,7 +161,14 @@ def s3_access(server: servers.RunningServer) -> S3Access:
 
 
 def run_file(
-    path: Path, place: Place, *, rounds: int, min_workers: int, retain: str, more: str = ""
+    path: Path,
+    place: Place,
+    *,
+    rounds: int,
+    min_workers: int,
+    retain: str,
+    more: str = "",
+    codecs: tuple[str, str] = ("int8", "bf16"),
 ) -> Path:
     """A run whose rounds take a third of a second: long enough for a kill to land in its parts.
 
@@ -195,10 +202,10 @@ lr = 2e-3
 batch = 4
 
 [upload]
-codec = "int8"
+codec = "{codecs[0]}"
 
 [download]
-codec = "bf16"
+codec = "{codecs[1]}"
 
 [membership]
 min_workers = {min_workers}

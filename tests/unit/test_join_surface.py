@@ -21,6 +21,7 @@ PLACES = {"data", "model"}
 # What says where to go, who this is and where its own things are.
 OWN = {
     *("listen", "advertise"),  # where a rank of a sharded run is reached
+    "bucket",  # where an island of a gather run publishes
     *("url", "token", "fingerprint", "worker_id", "state", "device", "json", "log_level"),
     *("parallel", "group_timeout"),  # how this machine places the ranks of its island
     *PLACES,

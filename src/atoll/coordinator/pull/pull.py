@@ -84,6 +84,7 @@ class Pull:
     source: Source
     began: float
     opened: Opened | None = None
+    is_anew: bool = False  # whether its time counts from when it is next asked for
 
     def is_of(self, request: UploadRequest) -> bool:
         """Whether it is of these bytes, by this life of the worker."""
@@ -91,12 +92,9 @@ class Pull:
         same = (self.request.sha256, self.request.preamble) == (request.sha256, request.preamble)
         return same and lives[0] == lives[1]
 
-    def open(self, tag: Tag, begin: Callable[[], UploadStream]) -> Opened:
-        """From here on its bytes are those of this very object."""
-        # Before there is anything that would have to be given up again.
-        validator = Validator(self.source.expected, self.source.statement)
-        self.opened = Opened(tag, begin(), validator)
-        return self.opened
+    def validator(self) -> Validator:
+        """One of which nothing has come yet; Skip where the statement is another's."""
+        return Validator(self.source.expected, self.source.statement)
 
     def receive(
         self,

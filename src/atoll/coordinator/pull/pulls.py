@@ -22,7 +22,7 @@ from atoll.coordinator.accept.uploads import Uploads, UploadStream
 from atoll.coordinator.counters import Counters
 from atoll.coordinator.pull import pull as pulling
 from atoll.coordinator.pull.places import Places, Servers
-from atoll.coordinator.pull.pull import Pull, Source
+from atoll.coordinator.pull.pull import Opened, Pull, Source
 from atoll.errors import (
     AtollError,
     ConfigError,
@@ -217,12 +217,18 @@ class Pulls:
 
     def _accepted(self, pull: Pull, lease: Lease) -> ContributionRecord:
         number, worker_id = lease
+        if pull.is_anew:
+            pull.began, pull.is_anew = self.clock.now(), False
         deadline = pull.began + self._seconds(number)
         opened = pull.opened
         if opened is None:
             tag = pull.source.look(deadline=deadline)
             self.servers.answered(pull.source.name, lease)
-            opened = pull.open(tag, lambda: self._begun(pull.request))
+            validator = pull.validator()  # before there is anything to be given up again
+            stream = self.uploads.begin(pull.request)
+            if isinstance(stream, ContributionRecord):
+                return stream  # the same was announced twice at once
+            opened = pull.opened = Opened(tag, stream, validator)
         view = self.rounds.view(number)
         pull.receive(opened, self._write, deadline=deadline)
         self.servers.answered(pull.source.name, lease)
@@ -238,12 +244,6 @@ class Pulls:
             extra={"round": number, "worker": worker_id, "norm": record.norm},
         )
         return record
-
-    def _begun(self, request: UploadRequest) -> UploadStream:
-        found = self.uploads.begin(request)
-        # One pull of a worker and round at a time, and no uploads beside them.
-        assert isinstance(found, UploadStream), found
-        return found
 
     def _write(self, stream: UploadStream, piece: memoryview) -> None:
         self.uploads.write(stream, piece)
@@ -263,7 +263,8 @@ class Pulls:
                 reason = Reason.MISSING if isinstance(exc, ObjectRefused) else Reason.SLOW
                 told = f"bucket {name!r} did not give the object of {lease[1]!r} within "
                 self._skip(lease, Skip(reason, f"{told}{seconds:g} s, and gave others': {exc}"))
-            pull.began = self.clock.now()
+            # Not from now on: until it is asked again more than its time may pass.
+            pull.is_anew = True
         log.warning(
             "bucket did not answer",
             extra={"bucket": name, "worker": lease[1], "code": exc.code, "why": str(exc)},

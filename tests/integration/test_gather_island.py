@@ -1,0 +1,212 @@
+"""An island's own gather of versions: what it makes, and what it does where objects are missing."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll import config
+from atoll.blobs.memory_bucket import MemoryBucket
+from atoll.config import RunFile
+from atoll.coordinator.service import Coordinator
+from atoll.gather import publish
+from atoll.island.gather.buckets import IslandBuckets
+from atoll.island.run import Run
+from atoll.protocol.gather import prefix_of
+from atoll.simulate.cluster import Outage, SimulatedCluster, worker_name
+from tests import clusters
+
+ISLANDS, ROUNDS = 3, 4
+NAMES = [worker_name(index) for index in range(ISLANDS)]
+
+
+def run_file(**gather: Any) -> RunFile:
+    return config.parse(
+        {
+            "name": "tiny",
+            "strategy": "gather",
+            "sync_every": 2,
+            "model": {
+                "architecture": "gpt",
+                "vocab": 16,
+                "block": 8,
+                "layers": 1,
+                "heads": 2,
+                "width": 64,
+            },
+            "data": {
+                "kind": "synthetic",
+                "seed": 1,
+                "rows": 200,
+                "held_out_rows": 4,
+                "block": 8,
+                "vocab": 16,
+            },
+            "inner": {"batch": 2},
+            "upload": {"codec": "topk"},
+            "download": {"codec": "fp32"},
+            "outer": {"optimizer": "sgd", "lr": 1.0},
+            "gather": {"buckets": {"main": {"url": "s3://anywhere"}}, **gather},
+            "membership": {"min_workers": ISLANDS},
+            "evaluate": {"every": 0},
+            "stop": {"rounds": ROUNDS},
+        }
+    )
+
+
+class Gathering:
+    """A simulated run; `closed` is called with the bucket whenever a round has closed."""
+
+    def __init__(
+        self,
+        home: Path,
+        closed: Callable[[MemoryBucket, int], None] = lambda *_: None,
+        outage: Outage | None = None,
+        starts: bool = True,
+        **gather: Any,
+    ) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.home = home
+        self.cluster = SimulatedCluster(run_file(**gather), home, outage=outage)
+        bucket = self.cluster.coordinator.buckets["main"]
+        assert isinstance(bucket, MemoryBucket)
+        self._closed = lambda status: closed(bucket, status.version)
+        if starts:
+            self.run()
+
+    def run(self) -> None:
+        self.found = self.cluster.run(ISLANDS, self._closed)
+
+    def coordinator(self) -> Coordinator:
+        """The one that serves now."""
+        found = self.cluster.coordinator.now
+        assert isinstance(found, Coordinator)
+        return found
+
+    def islands(self) -> dict[str, Run]:
+        found = {name: self.cluster.runs[name] for name in NAMES}
+        assert all(isinstance(run, Run) for run in found.values())
+        return found  # type: ignore[return-value]  # just looked
+
+    def gathered(self) -> dict[str, int]:
+        return {name: _buckets(run).gathered for name, run in self.islands().items()}
+
+    def digests(self) -> set[str | None]:
+        return {run.digest for run in self.islands().values()}
+
+
+def _buckets(run: Run) -> IslandBuckets:
+    assert isinstance(run.buckets, IslandBuckets)
+    return run.buckets
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Gathering:
+    return Gathering(tmp_path_factory.mktemp("calm"))
+
+
+def test_islands_make_every_version_themselves_and_end_in_the_coordinators_digest(calm):
+    assert calm.gathered() == dict.fromkeys(NAMES, ROUNDS)
+    assert calm.digests() == {calm.found.digest}
+    report, _ = clusters.audited(calm.home)
+    assert (report.problems, report.replayed_rounds) == ([], ROUNDS)
+
+
+def test_each_island_fetches_what_the_others_published_and_nothing_twice(calm):
+    sent = {name: _buckets(run).traffic.sent for name, run in calm.islands().items()}
+    got = {name: _buckets(run).traffic.received for name, run in calm.islands().items()}
+
+    assert got == {name: sum(sent.values()) - sent[name] for name in NAMES}
+
+
+def test_nothing_of_a_round_stays_on_an_islands_disk(calm):
+    left = [path.name for name in NAMES for path in (calm.home / name / "gather").iterdir()]
+
+    assert left == []
+
+
+def lost(bucket: MemoryBucket, key: str) -> None:
+    bucket.remove(key)
+
+
+def cut(bucket: MemoryBucket, key: str) -> None:
+    bucket.put(key, b"ATOL")
+
+
+def swapped(bucket: MemoryBucket, key: str) -> None:
+    """Another object of the right size."""
+    tag = bucket.look(key, deadline=1e18)
+    assert tag is not None
+    [data] = bucket.pieces(key, tag, 0, tag.nbytes, deadline=1e18)
+    bucket.put(key, bytes(data)[:-40] + bytes(40))
+
+
+SPOILED = {"lost": lost, "cut": cut, "swapped": swapped}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("part", ["frames", "statements"])
+def test_who_lacks_an_object_takes_the_coordinators_frame(tmp_path, caplog, calm, spoil, part):
+    victim = prefix_of("simulated", NAMES[1])
+    spoiled: list[str] = []
+
+    def closed(bucket: MemoryBucket, version: int) -> None:
+        if version == 2:
+            newest = publish.statement_key(victim, 2)
+            for key in list(bucket.keys(f"{victim}/{part}")):
+                if part == "frames" or key == newest:
+                    spoiled.append(key)
+                    spoil(bucket, key)
+
+    caplog.set_level("WARNING", logger="atoll.island")
+    found = Gathering(tmp_path, closed, keep=1)
+
+    assert spoiled
+    others = {name: ROUNDS - 1 for name in NAMES if name != NAMES[1]}
+    # The owner has its own frame on its disk.
+    assert found.gathered() == {**others, NAMES[1]: ROUNDS}
+    assert found.digests() == {found.found.digest} == calm.digests()
+    told = [
+        r for r in caplog.records if r.message == "not gathered, taking the coordinator's frame"
+    ]
+    assert [getattr(record, "version") for record in told] == [2, 2]  # noqa: B009  # an extra
+
+
+def test_coordinator_that_dies_between_two_rounds_changes_no_bit(tmp_path, calm):
+    found = Gathering(tmp_path, outage=Outage(version=2, seconds=3.0))
+
+    assert found.found.digest == calm.found.digest
+    assert found.digests() == calm.digests()
+
+
+def test_island_makes_the_coordinators_frame_byte_for_byte(tmp_path, monkeypatch):
+    """What it feeds to its receiver in one round is what it would have downloaded."""
+    made: dict[int, bytes] = {}
+    offered: dict[int, bytes] = {}
+    collect = IslandBuckets.collect
+
+    def watched(self: IslandBuckets, wanted: Any) -> None:
+        data = bytearray()
+
+        def sink(piece: bytes | memoryview) -> None:
+            data.extend(piece)
+            wanted.sink(piece)
+
+        collect(self, replace(wanted, sink=sink))
+        made[wanted.window.round] = bytes(data)
+
+    def closed(_: MemoryBucket, version: int) -> None:
+        weights = found.coordinator().weights
+        digest = weights.base_digest(version)
+        spooled = weights.frame_for(round_number=version, have_digest=digest)
+        offered[version] = spooled.read(0, spooled.nbytes)
+
+    monkeypatch.setattr(IslandBuckets, "collect", watched)
+    found = Gathering(tmp_path, closed, starts=False)
+
+    found.run()
+
+    assert sorted(made) == list(range(1, ROUNDS + 1))
+    assert made == offered
