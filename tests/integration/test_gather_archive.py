@@ -1,10 +1,14 @@
 """What others may have left in an archive, and what a group puts there in spite of it."""
 
+import threading
 from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import pytest
 
 from atoll.errors import FrameError, ObjectMissing, ProtocolError
+from atoll.gather.download import Download
 from atoll.gather.errand import Pace
 from tests import gather_windows as windows
 from tests.gather_late import Late, caught_up
@@ -91,3 +95,29 @@ def test_ranks_that_wait_differently_are_different_plans(tmp_path):
     found = world.run(2, terms_of=lambda rank: other if rank else windows.terms())
 
     assert all(isinstance(one, ProtocolError) for one in found)
+
+
+def test_two_windows_of_nobody_in_a_row_do_not_share_a_file(tmp_path, monkeypatch):
+    """Their bodies are equal, and one is removed while the next is on its way."""
+    world = World(tmp_path / "group")
+    for _ in range(3):
+        world.run(1)
+    removed, begun = threading.Event(), count()
+    fetch, discard = Download.fetch, Download.discard
+
+    def slow(self: Download, *rest: Any, **named: Any) -> None:
+        if next(begun):
+            assert removed.wait(20)
+        fetch(self, *rest, **named)
+
+    def told(self: Download) -> None:
+        discard(self)
+        removed.set()
+
+    monkeypatch.setattr(Download, "fetch", slow)
+    monkeypatch.setattr(Download, "discard", told)
+    late = Late(tmp_path)
+
+    found = caught_up(late, world.bucket)
+
+    assert (found.applied, late.window, late.digest) == (3, 3, world.digest)
