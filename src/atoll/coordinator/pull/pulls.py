@@ -47,6 +47,7 @@ from atoll.strategies.base import Lease
 
 log = logging.getLogger(__name__)
 
+LEAST_TRY_SECONDS = 1.0
 GO_ON = "its rows are open again; go on with the next assignment"
 
 
@@ -217,7 +218,9 @@ class Pulls:
 
     def _accepted(self, pull: Pull, lease: Lease) -> ContributionRecord:
         number, worker_id = lease
-        deadline = pull.began + self._seconds(number)
+        seconds = self._seconds(number)
+        # A try has a chance of its own: its server may have been waited for until time was over.
+        deadline = max(pull.began + seconds, self.clock.now() + min(seconds, LEAST_TRY_SECONDS))
         opened = pull.opened
         if opened is None:
             tag = pull.source.look(deadline=deadline)
