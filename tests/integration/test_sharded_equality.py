@@ -159,7 +159,7 @@ class Averaged(Engine):
 class ForgetsAMicroBatch(Engine):
     def begin(self, step: int, micro: int, *, tokens: int) -> None:
         super().begin(step, micro, tokens=tokens)
-        self._summed.clear()
+        self._reductions.summed.clear()
 
 
 class CountsRanksAlike(Engine):

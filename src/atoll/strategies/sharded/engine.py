@@ -4,11 +4,9 @@ Owns which exchange happens when, and where a micro-batch's gradient goes: to th
 that own it. What a step does with the sums is `step`'s.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -25,23 +23,12 @@ from atoll.strategies.sharded import hooks
 from atoll.strategies.sharded.budget import Budget
 from atoll.strategies.sharded.buffers import Held, Places, UnitBuffers
 from atoll.strategies.sharded.hooks import Call
+from atoll.strategies.sharded.reductions import Reductions
 from atoll.strategies.sharded.seconds import Seconds
 from atoll.strategies.sharded.shard import Shard
 from atoll.strategies.sharded.units import ROOT, Unit
 
-log = logging.getLogger(__name__)
-
 Phase = Literal["idle", "forward", "backward", "evaluation"]
-
-
-@dataclass(frozen=True)
-class _Reducing:
-    """A unit's gradient on its way to its owners."""
-
-    unit: int
-    gradient: Tensor
-    own: Tensor  # the part of it that this rank's sum will be in
-    handle: Handle
 
 
 class Engine:
@@ -60,7 +47,6 @@ class Engine:
     _open: Counter[int]  # calls whose end is to come, by unit; without one a unit's is `finish`
     _gathers: Counter[int]  # of each unit in this step
     _reduced: set[int]  # in this micro-batch
-    _summed: set[int]  # in this step
 
     def __init__(
         self,
@@ -92,13 +78,9 @@ class Engine:
         # Whoever takes this rank's gradients instead of sending them to their owners.
         self.keeps: Callable[[int, Tensor], None] | None = None
         self._parameter_codec = parameter_codec
-        self._gradient_codec = gradient_codec
-        self._residuals = [
-            torch.zeros(unit.size, dtype=torch.bfloat16) if residuals else None
-            for unit in self._units
-        ]
-        if residuals:
-            log.info("residuals of gradients begin at zero", extra={"bytes": self.residual_nbytes})
+        self._reductions = Reductions(
+            shard, self.seconds, codec=gradient_codec, residuals=residuals
+        )
         places = Places(model)
         dtype = computes or shard.dtype
         self.buffers: Sequence[UnitBuffers] = [
@@ -114,7 +96,6 @@ class Engine:
         self._handles = [handle for unit in self._units for handle in self._attached(unit)]
         self._order = [unit.number for unit in self._units if unit.number not in self._resident]
         self._gathering: dict[int, Handle] = {}
-        self._reducing: list[_Reducing] = []
         self._forget()
 
     @property
@@ -151,7 +132,7 @@ class Engine:
         for unit in self._units:
             if self.buffers[unit.number].trains and unit.number not in self._reduced:
                 self._reduce(unit.number)
-        self._settle(leaving=0)
+        self._reductions.settle(leaving=0)
         for number in range(len(self._units)):
             if number not in self._resident:
                 self._let_go(number)
@@ -183,19 +164,16 @@ class Engine:
         Residuals begin at zero again. Waits for exchanges that are under way: abort the collectives
         before, and they end at once.
         """
-        for handle in (*self._gathering.values(), *(r.handle for r in self._reducing)):
+        for handle in (*self._gathering.values(), *self._reductions.handles):
             try:
                 handle.wait()
             except Exception:  # why it is given up
                 continue
         self._gathering.clear()
-        self._reducing.clear()
+        self._reductions.abandon()
         for buffers in self.buffers:
             buffers.drop_gradient()
             buffers.free()
-        for residual in self._residuals:
-            if residual is not None:
-                residual.zero_()  # of a step that never was
         self._forget()
 
     def close(self) -> None:
@@ -207,13 +185,12 @@ class Engine:
     @property
     def nbytes(self) -> int:
         """Of gathered weights and gradients that are held now."""
-        flying = sum(reducing.gradient.nbytes for reducing in self._reducing)
-        return flying + sum(buffers.nbytes for buffers in self.buffers)
+        return self._reductions.nbytes + sum(buffers.nbytes for buffers in self.buffers)
 
     @property
     def residual_nbytes(self) -> int:
         """Of residuals, which are held all the time."""
-        return sum(0 if one is None else one.nbytes for one in self._residuals)
+        return self._reductions.residual_nbytes
 
     # Moments of a pass
 
@@ -319,7 +296,7 @@ class Engine:
         self._check_open(unit, repr(held.spec.name))
         buffers = self.buffers[unit]
         if not buffers.has_gradient:
-            self._settle(leaving=int(self._budget.reduces))
+            self._reductions.settle(leaving=int(self._budget.reduces))
             buffers.open_gradient()
         buffers.add_gradient(held, scale=self._tokens)
 
@@ -334,32 +311,14 @@ class Engine:
     def _reduce(self, unit: int) -> None:
         self._reduced.add(unit)
         if not self.buffers[unit].has_gradient:
-            self._settle(leaving=0)
+            self._reductions.settle(leaving=0)
         gradient = self.buffers[unit].take_gradient()
         if self.keeps is not None:
             self.keeps(unit, gradient)
             return
         own = self._parts[unit].of(gradient)
         key = Key(self.group, self._step, "reduce", self._micro, unit)
-        handle = self.collectives.reduce_scatter(
-            key, gradient, own, codec=self._gradient_codec, residual=self._residuals[unit]
-        )
-        self._reducing.append(_Reducing(unit, gradient, own, handle))
-
-    def _settle(self, *, leaving: int) -> None:
-        """Adds what was reduced to this rank's sums, but for the last few."""
-        while len(self._reducing) > leaving:
-            done = self._reducing[0]
-            with self.seconds.of("reduce"):
-                done.handle.wait()
-            del self._reducing[0]
-            sums = self.shard.of(done.unit, "sums")
-            if done.unit in self._summed:
-                sums.add_(done.own)
-            else:
-                sums.copy_(done.own)
-                self._summed.add(done.unit)
-            self.shard.release_unit(done.unit, "sums")
+        self._reductions.begin(self.collectives, key, unit, gradient, own)
 
     # Bookkeeping
 
@@ -382,7 +341,8 @@ class Engine:
         self._micro = self._tokens = self._turn = 0
         self._trace = []
         self._open, self._gathers = Counter(), Counter()
-        self._reduced, self._summed = set(), set()
+        self._reduced = set()
+        self._reductions.summed.clear()
 
     def _attached(self, unit: Unit) -> Iterator[Any]:
         number = unit.number
