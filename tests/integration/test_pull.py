@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from atoll.blobs.bucket import Tag
 from atoll.errors import (
     AtollError,
     Conflict,
@@ -577,6 +578,28 @@ def test_slow_object_holds_up_nobody_else(held_up):
     assert receipts[0]
     assert cluster.settle() == 1
     assert accepted(cluster, 1) == ["a", "b"]
+
+
+def test_bucket_that_was_away_has_its_full_time_when_it_is_asked_again(tmp_path):
+    """Waits between two tries grow beyond the time of a pull: none must begin in the past."""
+    cluster = GatherCluster(tmp_path, {"gather.pull_seconds": 1.0})
+    a, b = cluster.islands("ab")
+    sent = a.publish(a.frame())
+    a.place.errors = [StoreAway("the server is away")] * 5
+    real, left = a.place.look, list[float]()  # of its time, whenever it is asked
+
+    def look(key: str, *, deadline: float) -> Tag | None:
+        left.append(deadline - cluster.clock.now())
+        return real(key, deadline=deadline)
+
+    a.place.look = look  # type: ignore[method-assign]
+    while a.place.errors:
+        a.announce(sent)
+        cluster.keep_alive(a, b, seconds=4)
+
+    assert left[0] == 1.0
+    assert 1.0 in left[1:]
+    cluster.close()
 
 
 def test_same_announcement_twice_at_once_is_accepted_once(cluster, monkeypatch):

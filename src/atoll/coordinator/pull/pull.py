@@ -84,6 +84,7 @@ class Pull:
     source: Source
     began: float
     opened: Opened | None = None
+    is_anew: bool = False  # whether its time counts from when it is next asked for
 
     def is_of(self, request: UploadRequest) -> bool:
         """Whether it is of these bytes, by this life of the worker."""

@@ -47,7 +47,6 @@ from atoll.strategies.base import Lease
 
 log = logging.getLogger(__name__)
 
-LEAST_TRY_SECONDS = 1.0
 GO_ON = "its rows are open again; go on with the next assignment"
 
 
@@ -218,9 +217,9 @@ class Pulls:
 
     def _accepted(self, pull: Pull, lease: Lease) -> ContributionRecord:
         number, worker_id = lease
-        seconds = self._seconds(number)
-        # A try has a chance of its own: its server may have been waited for until time was over.
-        deadline = max(pull.began + seconds, self.clock.now() + min(seconds, LEAST_TRY_SECONDS))
+        if pull.is_anew:
+            pull.began, pull.is_anew = self.clock.now(), False
+        deadline = pull.began + self._seconds(number)
         opened = pull.opened
         if opened is None:
             tag = pull.source.look(deadline=deadline)
@@ -264,7 +263,8 @@ class Pulls:
                 reason = Reason.MISSING if isinstance(exc, ObjectRefused) else Reason.SLOW
                 told = f"bucket {name!r} did not give the object of {lease[1]!r} within "
                 self._skip(lease, Skip(reason, f"{told}{seconds:g} s, and gave others': {exc}"))
-            pull.began = self.clock.now()
+            # Not from now on: until it is asked again more than its time may pass.
+            pull.is_anew = True
         log.warning(
             "bucket did not answer",
             extra={"bucket": name, "worker": lease[1], "code": exc.code, "why": str(exc)},
