@@ -30,6 +30,7 @@ storm: $(STAMP)
 	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 ATOLL_CRASH_POINTS=0 ATOLL_DISK_POINTS=0 \
 	  ATOLL_POWER_STATES=10000 ATOLL_STORM_KILLS=50 ATOLL_DAMAGE_FLIPS=24 $(PYTEST) -q -m storm tests
 	$(BIN)/atoll simulate --faults $(ATOLL_FIRST_SEED) --seeds $(ATOLL_SEEDS)
+	$(BIN)/atoll simulate --faults $(ATOLL_FIRST_SEED) --seeds $(ATOLL_SEEDS) --strategy gather
 
 .PHONY: lint
 lint: $(STAMP)

@@ -147,7 +147,9 @@ class SimulateOptions:
     )
     seeds: str | None = _option(None, "With --faults: so many seeds from there on, or A:B.")
     strategy_name: str | None = _option(
-        None, "With --faults: sharded, or an installed strategy, in place of diloco.", "--strategy"
+        None,
+        "With --faults: gather, sharded or an installed one, in place of diloco.",
+        "--strategy",
     )
     mode_name: str | None = _option(
         None, "With --faults: this mode of diloco in place of the seed's.", "--mode"
