@@ -28,7 +28,8 @@ ATOLL_SEEDS ?= 2000
 .PHONY: storm
 storm: $(STAMP)
 	ATOLL_STORM_SECONDS=60 ATOLL_AWAY_SECONDS=60 ATOLL_CRASH_POINTS=0 ATOLL_DISK_POINTS=0 \
-	  ATOLL_POWER_STATES=10000 ATOLL_STORM_KILLS=50 ATOLL_DAMAGE_FLIPS=24 $(PYTEST) -q -m storm tests
+	  ATOLL_POWER_STATES=10000 ATOLL_STORM_KILLS=50 ATOLL_DAMAGE_FLIPS=24 \
+	  ATOLL_GATHER_FALLS=0 ATOLL_GATHER_AWAY=10 $(PYTEST) -q -m storm tests
 	$(BIN)/atoll simulate --faults $(ATOLL_FIRST_SEED) --seeds $(ATOLL_SEEDS)
 	$(BIN)/atoll simulate --faults $(ATOLL_FIRST_SEED) --seeds $(ATOLL_SEEDS) --strategy gather
 
@@ -51,6 +52,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.restart
 	$(BIN)/python -m benchmarks.parity
 	$(BIN)/python -m benchmarks.overlap
+	$(BIN)/python -m benchmarks.gather
 
 proto: $(STAMP)
 	cd src && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. \

@@ -25,7 +25,7 @@ from atoll.gather.keys import SecretKey
 from atoll.gather.peers import Peer, PeerList
 from atoll.gather.publish import publish
 from atoll.gather.statement import Statement
-from atoll.gather.window import Terms
+from atoll.gather.terms import Terms
 from atoll.layout import Layout
 from atoll.optim.sgd import Sgd
 from atoll.sums import digest

@@ -19,8 +19,7 @@ from atoll.blobs.s3_bucket import S3Bucket
 from atoll.clock import SystemClock
 from atoll.codecs.topk.codec import TopK
 from atoll.gather.keys import SecretKey
-from atoll.launch import gather as launching
-from atoll.launch import gather_file
+from atoll.launch import gather_file, gather_publish
 from atoll.layout import Layout
 from tests import gather_reference as naive
 from tests import gathers, servers
@@ -108,7 +107,7 @@ class Machine:
             path = self.home / "displacement"
             views = LAYOUT.views(displacement(uid))
             save_file({name: one.clone() for name, one in views.items()}, path)
-            launching.publish(
+            gather_publish.publish(
                 file,
                 uid,
                 path,

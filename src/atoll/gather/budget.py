@@ -71,7 +71,7 @@ class Budget:
     def needs(self, *, peers: int, ranks: int, layout: Layout, codec: Codec) -> int:
         """The most bytes that these shares take: fetching and updating do not overlap."""
         fetching = places.WIDTH * self.slots * _PIECES * self.piece_bytes
-        fetching += places.WIDTH * places.TRIALS * _PIECES * places.FIRST_PIECE_BYTES
+        fetching += places.MOST_TRIALS * _PIECES * places.FIRST_PIECE_BYTES
         elements = self.tile_bytes // ELEMENT_BYTES
         slices = peers * codec.encoded_bytes(elements)
         sparse = peers * (_PLACE_BYTES * elements // 64 + _BITS_BYTES)

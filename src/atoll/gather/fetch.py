@@ -36,7 +36,7 @@ from atoll.gather.partial import Accepted, Partial, Skipped, shortened
 from atoll.gather.peers import Peer
 from atoll.gather.places import (
     FIRST_PIECE_BYTES,
-    TRIALS,
+    MOST_TRIALS,
     WIDTH,
     Places,
     Run,
@@ -155,7 +155,7 @@ class _Fetch:
         self._received: dict[str, int] = {}  # by uid
 
     def done(self) -> Fetched:
-        count = min(WIDTH * (self._by.slots + TRIALS), len(self._errands))
+        count = min(WIDTH * self._by.slots + MOST_TRIALS, len(self._errands))
         if count:
             self._by.run([self._work] * count)
         if self._places.error is not None:

@@ -15,8 +15,9 @@ from statistics import median
 from atoll.clock import Clock
 from atoll.gather.errand import Errand
 
-WIDTH = 3  # threads for each slot: one in its place, two beside; and so for trials
+WIDTH = 3  # threads for each slot: one in its place, two beside
 TRIALS = 16  # first pieces at a time, whatever the slots; who takes longer lets others begin
+MOST_TRIALS = 24  # with those that take longer
 FIRST_PIECE_BYTES = 16 << 10
 _LATE = 2
 _SLOW = 4  # so many times slower than the median
@@ -152,7 +153,7 @@ class Places:
         working = [one for one in self._busy if not one.is_on_trial]
         if not errand.is_known:
             trials = [one for one in self._busy if one.is_on_trial]
-            return sum(map(self._holds, trials)) < TRIALS and len(trials) < WIDTH * TRIALS
+            return sum(map(self._holds, trials)) < TRIALS and len(trials) < MOST_TRIALS
         holding = sum(map(self._holds, working))
         room = len(working) - holding if errand.is_slow else holding
         return room < self._slots and len(working) < WIDTH * self._slots
