@@ -13,15 +13,15 @@ from atoll.simulate.faults.scenario import BUCKET_KINDS, Size
 from tests import simulated
 
 GATHER = Size(strategy_name="gather")
-SEEDS = range(60)
+SEEDS = range(40)
 # In so many of these seeds, at least.
 SITUATIONS = {
-    "met: gathered": 40,
-    "met: skipped": 8,
-    "met: stale refused": 20,
-    "met: coordinator died, in flight": 10,
-    "met: island died, in flight": 10,
-    "object spoiled": 20,
+    "met: gathered": 30,
+    "met: skipped": 5,
+    "met: stale refused": 15,
+    "met: coordinator died, in flight": 6,
+    "met: island died, in flight": 6,
+    "object spoiled": 15,
 }
 
 

@@ -16,8 +16,8 @@ from tests.lives import History, Lives, Place
 from tests.processes import KILLED
 from tests.servers import RunningServer
 
-KILLS = max(1, int(os.environ.get("ATOLL_STORM_KILLS", "4")) // 2)  # of each kind
-ROUNDS = 10 + 4 * KILLS
+KILLS = max(1, int(os.environ.get("ATOLL_STORM_KILLS", "2")) // 2)  # of each kind
+ROUNDS = 8 + 4 * KILLS
 ISLANDS = ("island-0", "island-1", "island-2")
 MORE = f"""
 strategy = "gather"

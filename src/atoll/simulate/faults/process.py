@@ -8,7 +8,7 @@ import random
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +349,7 @@ class Process:
 
     # Buckets
 
-    @property
+    @cached_property
     def _signing(self) -> Signing | None:
         names = self.servers.names
         if not names:
