@@ -369,7 +369,7 @@ def test_directory_does_not_follow_a_link_out_of_it(tmp_path: Path) -> None:
         bucket.look("a", deadline=soon())
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link", "loop", "unreadable"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "loop"])
 def test_directory_refuses_what_is_no_plain_file_at_once(tmp_path: Path, kind: str) -> None:
     """A peer may write below its own folder: a pipe there must not hold a reader up for ever."""
     bucket = DirectoryBucket(tmp_path / "bucket", CLOCK)
@@ -379,11 +379,6 @@ def test_directory_refuses_what_is_no_plain_file_at_once(tmp_path: Path, kind: s
     path.unlink()
     if kind == "pipe":
         os.mkfifo(path)
-    elif kind == "unreadable":
-        path.write_bytes(TEXT)
-        path.chmod(0)
-        if os.access(path, os.R_OK):
-            pytest.skip("this user may read everything")
     else:
         path.symlink_to(path if kind == "loop" else tmp_path / "bucket" / "a" / "c")
 

@@ -51,7 +51,7 @@ def _wanted(
         run_id=session.standing.info.run_id,
         manifest_sha256=adopted.info.manifest_sha256,
         layout=weights.layout,
-        strategy=adopted.asked,
+        asked=adopted.asked,
         settings=adopted.manifest.gather,
         sink=receiver.feed,
     )

@@ -37,7 +37,7 @@ class Collect:
     run_id: str
     manifest_sha256: str
     layout: Layout
-    strategy: Strategy  # that the round is under
+    asked: Strategy  # that the round is under
     settings: GatherSettings
     sink: Callable[[bytes | memoryview], object]
 

@@ -183,7 +183,7 @@ class IslandBuckets:
                     local.Fetched(one.sha256, weights[one.uid], one.payload_start, reader.read)
                 )
             pieces = local.frame_of(
-                *(wanted.strategy, wanted.layout, contributions),
+                *(wanted.asked, wanted.layout, contributions),
                 run_id=wanted.run_id,
                 manifest_sha256=wanted.manifest_sha256,
                 round_number=window.round,

@@ -19,7 +19,7 @@ from atoll.simulate.faults import clipped, payloads, standin
 from atoll.simulate.faults.durable import Row, View
 from atoll.simulate.faults.payloads import Floats, Lane
 from atoll.simulate.faults.rules import Rules
-from atoll.simulate.faults.scenario import BLOCK, GATHER
+from atoll.simulate.faults.scenario import BLOCK
 from atoll.strategies.base import ALL, Fragments, Strategy
 from atoll.sums import digest as digests
 from atoll.wire import frame
@@ -114,7 +114,7 @@ class Reference:
         def slot(name: str) -> Floats:
             return slots.setdefault(name, np.zeros_like(master))[where]
 
-        if settings["strategy"] == GATHER:
+        if terms.asked.gathers:
             counts = [1 if settings["weighting"] == "equal" else row.tokens for row, _ in folded]
             mean = clipped.mean(raw, counts, standin.LAYOUT)
             _step(master[where], mean, slot, settings["outer"], number)

@@ -110,7 +110,8 @@ def draw(seed: int, size: Size | None = None) -> Scenario:
     schedule = None
     kinds_of_strategy: tuple[str, ...] = ()
     if wanted.strategy_name == GATHER:
-        settings, kinds_of_strategy = {"strategy": GATHER, **settings}, BUCKET_KINDS
+        settings = {"strategy": GATHER, **settings}
+        kinds_of_strategy = BUCKET_KINDS
         schedule = _add_gather(settings, random.Random(f"gather {seed}"), islands)
     elif wanted.strategy_name is not None:
         settings = {"strategy": wanted.strategy_name, **settings}
