@@ -144,12 +144,16 @@ class World:
         archive_of: Callable[[Bucket], Bucket] = lambda bucket: bucket,
         timeout_seconds: float = 60.0,
         gone: int | None = None,
+        after: Callable[[Collectives, Merged], Any] = lambda _, merged: merged,
     ) -> list[Any]:
-        """What each rank got or raised; the model moves on where none raised."""
+        """What each rank got or raised; the model moves on where none raised.
+
+        `after` is given each rank's result while the group lives; what it makes of it is given.
+        """
         master = self.master.clone()
         replicas: dict[int, Replica] = {}
 
-        def work(ranks: Collectives) -> Merged | AtollError | None:
+        def work(ranks: Collectives) -> Any:
             rank = ranks.rank
             if rank == gone:
                 return None
@@ -168,7 +172,7 @@ class World:
                 key=EMITTER if rank == 0 else None,
             )
             try:
-                return window.run(self.window)
+                return after(ranks, window.run(self.window))
             except AtollError as exc:
                 return exc
 

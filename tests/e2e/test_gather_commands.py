@@ -56,6 +56,7 @@ def filed(home: Path, keys: dict[str, str], *, state: str) -> Path:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     written(tmp_path / "start.safetensors", 0)
+    (tmp_path / "bucket").mkdir()
     keys = {
         uid: commanded("keygen", str(tmp_path / f"{uid}.key"))["public_key"]
         for uid in (*UIDS, "group")

@@ -40,7 +40,37 @@ def test_file_that_cannot_work_is_refused_before_anything_is_made(home, old, new
     with pytest.raises(ConfigError, match=told):
         commanded("window", changed(home, old, new))
 
-    assert not (home / "group").exists() and not (home / "bucket").exists()
+    assert not (home / "group").exists() and not any((home / "bucket").iterdir())
+
+
+@pytest.mark.parametrize("step", ["window", "catch-up"])
+def test_bucket_that_is_no_directory_is_refused_and_not_made(home, step):
+    misspelled = changed(home, 'main = "bucket"', 'main = "bukket"')
+
+    with pytest.raises(ConfigError, match=r"bucket 'main' is '.*/bukket', which is no directory"):
+        commanded(step, misspelled)
+
+    assert not (home / "bukket").exists() and not (home / "group").exists()
+
+
+def test_first_peer_that_publishes_makes_the_bucket(home):
+    (home / "bucket").rmdir()
+
+    publish(home, "a", 1)
+
+    assert commanded("window", str(home / "group.toml"))["uids"] == ["a"]
+
+
+def test_catch_up_does_not_go_back(home):
+    for _ in range(2):
+        commanded("window", str(home / "group.toml"))
+    head = (home / "group" / "gather.json").read_bytes()
+
+    with pytest.raises(ConfigError, match="--stop 1 lies before window 2"):
+        commanded("catch-up", str(home / "group.toml"), "--stop", "1")
+
+    assert (home / "group" / "gather.json").read_bytes() == head
+    assert commanded("catch-up", str(home / "group.toml"), "--stop", "2")["applied"] == 0
 
 
 @pytest.mark.parametrize("step", ["window", "catch-up", "publish"])

@@ -3,26 +3,34 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atoll.collectives.base import Collectives
 from atoll.errors import (
+    AtollError,
     ConfigError,
     Conflict,
     FrameError,
     GroupBroken,
     ObjectMissing,
+    ProtocolError,
     StateDamaged,
     StoreAway,
 )
 from atoll.gather import artifact as artifacts
 from atoll.gather.archive import Archive
 from atoll.gather.artifact import Artifact
+from atoll.gather.catch_up import CatchUp, owners
+from atoll.gather.download import Download
 from atoll.gather.keys import SecretKey
-from atoll.gather.links import Link, cheapest
+from atoll.gather.links import Link, Records, cheapest
+from atoll.gather.replica import Replica
+from atoll.optim.sgd import Sgd
 from tests import gather_windows as windows
-from tests import gathers
-from tests.gather_late import Counted, Late, caught_up, copied
+from tests import gathers, rank_groups
+from tests.gather_late import STRETCH_BYTES, Counted, Late, caught_up, copied
 from tests.gather_windows import LAYOUT, World, same
 
 UIDS = ("10", "7", "8", "9")
@@ -190,6 +198,24 @@ def test_whole_weights_of_another_digest_are_refused(world, late):
     assert late.window == 0
 
 
+def test_whole_weights_of_an_earlier_life_that_prove_wrong_are_fetched_anew(world, late):
+    put_whole(world, late.home)
+    world.bucket.remove(key_of(1))
+    archive = windows.archive(world.bucket)
+    (late.home / "late").mkdir()
+    path = late.home / "late" / world.digest
+    earlier = Download(path, archive.weights_key(world.digest), LAYOUT.nbytes, STRETCH_BYTES)
+    earlier.prepare()
+    earlier.fetch(archive, rank=0, ranks=1, is_wanted=lambda: True)
+    data = bytearray(path.read_bytes())
+    data[3_456] ^= 1
+    path.write_bytes(data)
+
+    found = caught_up(late, world.bucket, size=2)
+
+    assert found.weights_after == 2 and same(late.master, world.master)
+
+
 def test_whole_weights_are_not_taken_where_they_are_more_bytes(world, late):
     put_whole(world, late.home)
 
@@ -259,6 +285,56 @@ def test_fork_is_refused(world, late):
 
     with pytest.raises(StateDamaged, match="window 2 does not follow"):
         caught_up(late, world.bucket)
+
+
+def test_record_on_disk_that_became_another_is_refused(world, late):
+    """Signed as it should be, and not the one whose chain was checked."""
+    archive = windows.archive(world.bucket)
+    records = Records(archive, late.home)
+    link = records.way(0, None).links[1]
+    assert records.read(1, link.sha256).sha256 == link.sha256
+    other = replace(made_of(archive, 1), primaries=("10", "7"))
+    (late.home / "00000001.json").write_bytes(artifacts.signed(other, windows.EMITTER))
+
+    with pytest.raises(StateDamaged, match="changed since"):
+        records.read(1, link.sha256)
+
+
+@pytest.mark.parametrize("changed", ["window", "digest", "prev", "stop", "manifest_sha256"])
+def test_ranks_that_stand_elsewhere_do_not_catch_up(world, late, changed):
+    """One rank's weights, chain, aim or run are others: found before a record is read."""
+    read: list[str] = []
+
+    class Watched(Archive):
+        def document(self, window: int) -> bytes | None:
+            read.append(str(window))
+            return super().document(window)
+
+    def work(ranks: Collectives) -> Any:
+        told: dict[str, Any] = {"window": 0, "digest": late.digest, "prev": late.prev}
+        told |= {"stop": 3, "manifest_sha256": windows.MANIFEST}
+        if ranks.rank:
+            told[changed] = {"window": 1, "stop": 2}.get(changed, "d" * 64)
+        stop, manifest = told.pop("stop"), told.pop("manifest_sha256")
+        own = owners(LAYOUT, 2)[ranks.rank]
+        stored = windows.archive(world.bucket, manifest_sha256=manifest)
+        by = CatchUp(
+            ranks=ranks,
+            archive=Watched(**vars(stored)),
+            optimizer=Sgd(gathers.LR),
+            trust=windows.terms().trust,
+            memory_bytes=64 << 20,
+            directory=late.home / "late",
+        )
+        try:
+            return by.run(Replica(master=own.of(gathers.start()), **told), stop=stop)
+        except AtollError as exc:
+            return exc
+
+    found = rank_groups.threads(2, "direct", work, chunk_bytes=1 << 16)
+
+    assert all(isinstance(one, ProtocolError) and "different plans" in str(one) for one in found)
+    assert read == []
 
 
 def test_whole_weights_are_chosen_by_their_bytes():

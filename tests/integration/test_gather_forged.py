@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from atoll.blobs.bucket import Bucket
+from atoll.blobs.memory_bucket import MemoryBucket
 from atoll.errors import FrameError, StateDamaged
 from atoll.gather import artifact as artifacts
 from atoll.gather import clip, regrouped
@@ -28,7 +29,7 @@ from atoll.wire import frame
 from tests import gather_reference as naive
 from tests import gather_windows as windows
 from tests import gathers
-from tests.gather_late import Late, caught_up, content, copied
+from tests.gather_late import Counted, Late, caught_up, content, copied
 from tests.gather_windows import EMITTER, LAYOUT, World, same
 
 UIDS = ("10", "7", "8", "9")
@@ -138,6 +139,16 @@ def of_another_window(bucket: Bucket, peers: Peers) -> None:
     peers["7"] = replace(told_of(one, data), statement=document.decode()), data
 
 
+def of_another_base(_: Bucket, peers: Peers) -> None:
+    """What the peer itself signed for this window, on other weights than the group's."""
+    elsewhere = MemoryBucket(windows.CLOCK)
+    windows.put(elsewhere, "7", 0, "e" * 64, gathers.payload(99))
+    document = content(elsewhere, "peers/7/statements/00000000.json")
+    one = peers["7"][0]
+    data = content(elsewhere, f"peers/7/frames/{statements.unverified(document).sha256}")
+    peers["7"] = replace(told_of(one, data), statement=document.decode()), data
+
+
 def of_another_peer(_: Bucket, peers: Peers) -> None:
     """One peer's object and statement under another's name."""
     one, data = peers["8"]
@@ -162,7 +173,8 @@ FORGERIES: list[tuple[Callable[[Bucket, Peers], None], str]] = [
     (other_payload, "signed an object"),
     (other_bytes, "has sha256"),
     (re_signed, "not signed by the key"),
-    (of_another_window, "window"),
+    (of_another_window, "has window=1 where"),
+    (of_another_base, "has base_digest='eeee"),
     (of_another_peer, "not signed by the key"),
     (invented_peer, "key is not known"),
     (other_norms, "does not give"),
@@ -232,6 +244,20 @@ def test_restarted_group_checks_what_it_applies_too(gathered, bucket, tmp_path, 
 
     assert all(isinstance(one, FrameError) and "did not sign" in str(one) for one in found), found
     assert same(group.moved, gathers.start())
+
+
+def test_forged_record_is_refused_before_its_body_is_asked_for(bucket, tmp_path):
+    """By a group that starts again, and by late joiners."""
+    made, peers = found_in(bucket), peers_of(bucket)
+    re_signed(bucket, peers)
+    store(bucket, made, peers, made.digest)
+    counted = Counted(bucket)
+
+    found: list[Any] = World(tmp_path / "group", bucket).run(2, archive_of=lambda _: counted)
+    found += Late(tmp_path / "late").run(lambda _: windows.archive(counted), size=2)
+
+    assert all("not signed by the key" in str(one) for one in found), found
+    assert counted.body_bytes == 0
 
 
 def test_former_peer_is_known_by_its_key(bucket, tmp_path):

@@ -1,6 +1,6 @@
 """Records that are signed and still wrong, plans that differ in one thing, and copies in order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +8,12 @@ import pytest
 
 from atoll import canonical
 from atoll.collectives.base import Collectives
-from atoll.errors import AtollError, FrameError, ProtocolError
+from atoll.errors import AtollError, FrameError, ProtocolError, StoreError
 from atoll.gather import artifact as artifacts
 from atoll.gather.artifact import Artifact
 from atoll.gather.consume import Settings
 from atoll.gather.replica import Replica
+from atoll.gather.result import Merged
 from atoll.gather.window import Window
 from tests import gather_reference as naive
 from tests import gather_windows as windows
@@ -148,8 +149,13 @@ def test_result_can_be_read_after_its_window(tmp_path):
     world.publish(*UIDS)
     [found] = world.run(1)
 
-    lists: Mapping[str, list[Any]] = found.state_dict
-    for row, uid in enumerate(found.uids):
+    check_lists(found.state_dict, found.uids)
+    check_lists(found.shared_state_dict, found.uids)
+
+
+def check_lists(lists: Mapping[str, list[Any]], uids: Sequence[str]) -> None:
+    """They are what the peers sent, by the reference."""
+    for row, uid in enumerate(uids):
         sent = naive.sent(windows.payload(uid, 0), LAYOUT.size)
         for spec in LAYOUT.tensors:
             places, codes = (lists[spec.name + name][row] for name in ("idxs", "vals"))
@@ -159,6 +165,27 @@ def test_result_can_be_read_after_its_window(tmp_path):
                 for place, (code, _) in sent.items()
                 if spec.span.start <= place < spec.span.stop
             }
+
+
+def test_result_of_several_ranks_is_read_by_all_of_them_together(tmp_path):
+    """By itself a rank is told who has the rest; what one of them meets reaches all."""
+    world = World(tmp_path)
+    world.publish(*UIDS)
+    name = LAYOUT.tensors[0].name + "vals"
+
+    def read(ranks: Collectives, found: Merged) -> Any:
+        other = next(one for one in found.accepted if one.rank != ranks.rank)
+        with pytest.raises(StoreError, match=f"spool of rank {other.rank}, not of rank"):
+            found.state_dict[name]
+        check_lists(found.shared_state_dict, found.uids)
+        if ranks.rank == found.holders["8"]:
+            spool = world.home / "a" / f"3-{ranks.rank}" / "spool" / "00000000"
+            next(spool / one.sha256 for one in found.accepted if one.uid == "8").write_bytes(b"")
+        with pytest.raises(AtollError, match=f"rank {found.holders['8']}: "):
+            found.shared_state_dict[name]
+        return "read"
+
+    assert world.run(3, after=read) == ["read"] * 3
 
 
 # Copies

@@ -22,7 +22,7 @@ from torch import Tensor
 from atoll import canonical, files
 from atoll.blobs.bucket import PIECE_BYTES
 from atoll.collectives.base import Collectives
-from atoll.errors import FrameError
+from atoll.errors import ConfigError, FrameError
 from atoll.gather import leaves, plan
 from atoll.gather.archive import Archive, Recorded
 from atoll.gather.budget import Budget
@@ -95,7 +95,8 @@ class CatchUp:
     ) -> Caught:
         """Moves `replica`, of this rank's `owners`, to window `stop`, or behind the newest record.
 
-        All ranks call it and raise the same error. ObjectMissing names the first window without a
+        All ranks call it and raise the same error. ConfigError for a `stop` that lies behind;
+        ObjectMissing names the first window without a
         record that cannot be done without; StateDamaged and FrameError what does not hold. The
         replica then stands where the last good window left it, or is torn. `applied` is called on
         every rank after each window: what it saves, a catch-up that is killed need not do again.
@@ -131,6 +132,11 @@ class CatchUp:
 
         def ready() -> None:
             replica.check(replica.window)
+            if stop is not None and stop < replica.window:
+                raise ConfigError(
+                    f"--stop {stop} lies before window {replica.window}, which the weights wait "
+                    f"for; nothing goes back, so start from older weights in another state"
+                )
             own = owners(self.archive.layout, self.ranks.size)[self.ranks.rank]
             assert replica.master.shape == (len(own),), (replica.master.shape, own)
             files.make_directories(self.directory)

@@ -17,8 +17,8 @@ from atoll.gather.consume import Consumed
 from atoll.gather.exchange import Routes
 from atoll.gather.findings import Findings
 from atoll.gather.partial import Accepted
-from atoll.gather.spool import SpoolSlices
 from atoll.gather.turns import Turns
+from atoll.gather.unchanged import Unchanged
 from atoll.layout import Span, byte_view
 
 EMITTER = 0
@@ -32,7 +32,7 @@ def collect(
     done: Consumed,
     *,
     accepted: Sequence[Accepted],
-    source: SpoolSlices,
+    source: Unchanged,
     path: Path,
 ) -> Exception | None:
     """Writes the body to `path` on the emitter, a preamble or a tile at a time; all ranks call it.

@@ -44,6 +44,20 @@ def merge(
     )
 
 
-def readable(merged: Merged, *, layout: Layout, codec: TopK, source: SliceSource) -> Merged:
-    """The result with a `state_dict` that is decoded from `source` when it is read."""
-    return replace(merged, state_dict=StateDict(layout, codec, merged.uids, source))
+def readable(
+    merged: Merged,
+    *,
+    layout: Layout,
+    codec: TopK,
+    source: SliceSource,
+    shared: SliceSource | None = None,
+) -> Merged:
+    """The result with a `state_dict` that is decoded from `source` when it is read.
+
+    `shared` has the payloads of all ranks; without it `source` has.
+    """
+    return replace(
+        merged,
+        state_dict=StateDict(layout, codec, merged.uids, source),
+        shared_state_dict=StateDict(layout, codec, merged.uids, shared or source),
+    )

@@ -19,9 +19,9 @@ from atoll.gather.keys import SecretKey
 from atoll.gather.replay import Replay
 from atoll.gather.replica import Replica
 from atoll.gather.result import Merged
-from atoll.gather.spool import SpoolSlices
 from atoll.gather.terms import Terms
 from atoll.gather.turns import Turns
+from atoll.gather.unchanged import Unchanged
 from atoll.gather.vote import on_all, vote
 
 
@@ -84,7 +84,7 @@ class Recorder:
         routes: Routes,
         final: Merged,
         done: Consumed,
-        source: SpoolSlices,
+        source: Unchanged,
     ) -> str:
         """Records what was just applied; the sha256 of its record, on all ranks."""
         assert done.uids == final.uids, (done.uids, final.uids)

@@ -23,8 +23,13 @@ class Merged(Settled):
     upload_bytes: int = 0
     time: float = field(compare=False)  # seconds, with reserves
     parts: tuple[Partial, ...] = field(compare=False, repr=False)
-    # Payloads that this rank can read; decoded when read.
+    # Lists aligned with `uids`, decoded when read. A rank by itself can read what it fetched, which
+    # is all where it is alone. The shared one has everybody's: all ranks read it together, the same
+    # names in the same order. Both are there until the next window, and empty after a replay.
     state_dict: Mapping[str, list[Entry]] = field(compare=False, repr=False, default_factory=dict)
+    shared_state_dict: Mapping[str, list[Entry]] = field(
+        compare=False, repr=False, default_factory=dict
+    )
 
     @property
     def success_rate(self) -> float:

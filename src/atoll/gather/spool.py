@@ -18,7 +18,7 @@ from typing import Any
 
 from atoll import canonical
 from atoll import files as filesystem
-from atoll.blobs.bucket import Tag
+from atoll.blobs.bucket import PIECE_BYTES, Tag
 from atoll.blobs.drafts import FileReader, hash_file
 from atoll.errors import FrameError, StoreError
 from atoll.files import SystemFiles
@@ -216,21 +216,32 @@ class SpoolSlices:
 
     def read(self, uid: str, start: int, stop: int) -> bytes:
         """The bytes [start, stop) of a payload, counted from its first chunk."""
-        if uid not in self._places:
-            raise StoreError(f"the payload of {uid!r} is not in this rank's spool; ask its holder")
-        sha256, begins = self._places[uid]
-        if uid not in self._readers:
-            self._readers[uid] = self._spool.open(sha256)
-        return self._readers[uid].read(begins + start, stop - start)
+        return self._reader(uid).read(self._places[uid][1] + start, stop - start)
 
     def preamble(self, uid: str) -> bytes:
         """What stands in an object before its payload."""
         sha256, begins = self._places[uid]
         return self._spool.read(sha256, 0, begins)
 
+    def pieces(self, uid: str) -> Iterator[memoryview]:
+        """A whole object; each piece is good until the next one."""
+        reader = self._reader(uid)
+        buffer = memoryview(bytearray(min(PIECE_BYTES, reader.nbytes)))
+        for start in range(0, reader.nbytes, PIECE_BYTES):
+            piece = buffer[: min(PIECE_BYTES, reader.nbytes - start)]
+            reader.read_into(start, piece)
+            yield piece
+
     def close(self) -> None:
         while self._readers:
             self._readers.popitem()[1].close()
+
+    def _reader(self, uid: str) -> FileReader:
+        if uid not in self._places:
+            raise StoreError(f"the payload of {uid!r} is not in this rank's spool; ask its holder")
+        if uid not in self._readers:
+            self._readers[uid] = self._spool.open(self._places[uid][0])
+        return self._readers[uid]
 
     def __enter__(self) -> "SpoolSlices":
         return self

@@ -30,11 +30,13 @@ from atoll.gather.recorder import Recorder
 from atoll.gather.replica import Replica
 from atoll.gather.reserves import Gather
 from atoll.gather.result import Merged
+from atoll.gather.served import OwnSlices, SharedSlices
 from atoll.gather.spool import Spool, SpoolSlices
 from atoll.gather.statement import Statement
 from atoll.gather.supports import CODEC
 from atoll.gather.terms import Terms
 from atoll.gather.turns import Turns
+from atoll.gather.unchanged import Unchanged
 from atoll.gather.validate import Validator
 from atoll.gather.vote import agree, on_all, vote
 from atoll.gather.words import Reason
@@ -74,11 +76,19 @@ class Window:
             return merged
         spool = self._spool(turns, window)
         merged = self._gathered(turns, window, spool)
-        with SpoolSlices(spool, self._places(merged)) as source:
+        with SpoolSlices(spool, self._places(merged)) as slices:
+            owners = self.terms.owners(self.ranks.size)
+            source = Unchanged(slices, merged.accepted, owners)
             final, done = self._applied(turns, window, merged, source)
         self._tell(window, final, done, self.clock.now() - started)
-        places = SpoolSlices(spool, self._places(final))
-        return readable(final, layout=self.terms.layout, codec=CODEC, source=places)
+        own = OwnSlices(SpoolSlices(spool, self._places(final)), final.holders, self.ranks.rank)
+        return readable(
+            final,
+            layout=self.terms.layout,
+            codec=CODEC,
+            source=own,
+            shared=SharedSlices(own, self.ranks, turns),
+        )
 
     def _agree(self, turns: Turns, window: int) -> None:
         """Ready, with the same plan, on all ranks."""
@@ -149,7 +159,7 @@ class Window:
         return gather.run(terms.peers, seconds=terms.seconds)
 
     def _applied(
-        self, turns: Turns, window: int, merged: Merged, source: SpoolSlices
+        self, turns: Turns, window: int, merged: Merged, source: Unchanged
     ) -> tuple[Merged, Consumed]:
         """Applies the window and records it; the result without those left out as copies."""
         has_peers = agree(self.ranks, turns.next("control"), bool(merged.accepted))

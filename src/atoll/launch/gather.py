@@ -128,6 +128,7 @@ def window(
     turns = Turns(_GROUP, 0)
     terms = file.terms()
     owners = terms.owners(ranks.size)
+    on_all(ranks, turns, lambda: _check_buckets(file))
     key = on_all(ranks, turns, lambda: _signing_key(file, ranks.rank))
     with (
         _loaded(file, ranks, turns, owners) as (state, replica),
@@ -180,6 +181,7 @@ def catch_up(
     """
     turns = Turns(_GROUP, 0)
     terms, own = file.terms(), catching_up.owners(file.layout, ranks.size)
+    on_all(ranks, turns, lambda: _check_buckets(file))
     with (
         _loaded(file, ranks, turns, own) as (state, replica),
         opened(file, clock=clock, s3=s3) as (_, archive),
@@ -236,6 +238,12 @@ def _save(
 def _remove_old(archive: Archive, keep: int) -> None:
     if gone := retention.remove_old(archive, keep):
         log.info("old artifacts removed", extra={"windows": list(gone)})
+
+
+def _check_buckets(file: GatherFile) -> None:
+    """ConfigError for a directory that is not there; the first peer to publish makes it."""
+    for name in file.table.buckets:
+        buckets.check_there(name, file.location(name))
 
 
 def _signing_key(file: GatherFile, rank: int) -> SecretKey | None:

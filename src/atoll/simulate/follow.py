@@ -1,14 +1,16 @@
 """A run trained once more as its ledger says: who trained which rows from which version, in turn.
 
 Real islands train again, in fibers; what each is given next comes from the records in place of a
-coordinator. The contributions that they make are folded round by round, as the records say. Where
+coordinator. The contributions that they make are folded round by round, as the records say; those
+that publish do so into buckets of their own, in memory, and gather from these. Where
 the bits depend on nothing that is not recorded, the weights are the run's: replay proves the fold,
 this proves the training too. An island that lost its state directory began anew, which no ledger
 tells: such a run cannot be followed.
 """
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +20,8 @@ from typing import Any
 from atoll import torch_threads
 from atoll.blobs.base import Blobs
 from atoll.blobs.directory import DirectoryBlobs
-from atoll.errors import AtollError
+from atoll.errors import AtollError, WrongRound
+from atoll.gather.publish import frame_key
 from atoll.island import trainer
 from atoll.island.link.base import Attendance, Download, FrameSource, Work
 from atoll.island.run import Run
@@ -27,6 +30,14 @@ from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import ContributionRecord, LeaseState, RoundState
 from atoll.protocol.exchange import Ask
+from atoll.protocol.gather import (
+    AnnounceReply,
+    AnnounceRequest,
+    GatheredPeer,
+    WindowReply,
+    WindowRequest,
+    prefix_of,
+)
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import (
     Assignment,
@@ -35,9 +46,11 @@ from atoll.protocol.messages import (
     Identity,
     Info,
     InfoRequest,
+    Publisher,
     RegisterReply,
     RegisterRequest,
 )
+from atoll.simulate import buckets
 from atoll.simulate.fibers import Scheduler
 from atoll.traffic import Traffic
 from atoll.versions import recorded, weights
@@ -96,11 +109,15 @@ def _island(script: "_Script", worker_id: str, home: Path, location: str | None)
     with closing(IslandStore(home / worker_id)) as store:
         link, jitter = _Link(script, worker_id), random.Random(worker_id)
         scheduler = script.scheduler
+        made = buckets.of_island(
+            script.buckets, worker_id, store.directory / "gather", scheduler, link.traffic
+        )
         run = Run(
             *(link, store, scheduler),
             identity=identity,
             jitter=jitter,
             spawn=lambda part, work: scheduler.spawn(f"{worker_id} {part}", work),
+            buckets=made,
         )
         trainer.train(run, location=location)
 
@@ -130,6 +147,9 @@ class _Script:
         self._initial = self._version.digests.master.root
         self.made: dict[Key, str] = {}  # blobs of what was trained again
         self.offered: dict[int, tuple[str, str]] = {}  # by version: a blob of it whole, its digest
+        self.buckets = buckets.made_for(self.manifests.first.manifest.gather, self.scheduler)
+        self.publishers: dict[str, Publisher] = {}  # by worker, where islands publish
+        self._windows: dict[int, WindowReply] = {}  # by round: what was folded again
         self._offer()
 
     def fold(self) -> None:
@@ -142,9 +162,42 @@ class _Script:
                 replace(c, sha256=self.made[key])
                 for c, key in zip(contributions, keys, strict=True)
             ]
+            base = self._version.digests.published.root
             found = self._replay.apply(self._version, record.round, again)
             self._replay.moved(self._version, record.round, len(again), found.digests)
+            if self.buckets:
+                self._tell(record.round, again, base)
             self._offer()
+
+    def _tell(self, number: int, folded: Sequence[ContributionRecord], base: str) -> None:
+        """Keeps what islands gather a version by."""
+        peers = []
+        for one in folded:
+            where = self.publishers[one.worker_id]
+            with self.blobs.open(one.sha256) as reader:
+                nbytes = reader.nbytes
+            peers.append(
+                GatheredPeer(
+                    worker_id=one.worker_id,
+                    key=where.key,
+                    bucket=where.bucket,
+                    sha256=one.sha256,
+                    nbytes=nbytes,
+                    weight=one.weight,
+                )
+            )
+        self._windows[number] = WindowReply(
+            round=number,
+            base_digest=base,
+            result_digest=self._version.digests.published.root,
+            peers=tuple(peers),
+        )
+
+    def window(self, number: int) -> WindowReply:
+        """What a round folded, as the coordinator tells it."""
+        if number not in self._windows:
+            raise WrongRound(f"round {number} is not folded again yet; ask for an earlier one")
+        return self._windows[number]
 
     def _offer(self) -> None:
         """Stores the published weights, if somebody trains from them."""
@@ -220,24 +273,56 @@ class _Link:
             case InfoRequest():
                 return self.script.info(message)
             case RegisterRequest():
+                if message.publishes is not None:
+                    self.script.publishers[self.worker_id] = message.publishes
                 digest = self.script.manifests.first.manifest.model.initial_digest
                 return RegisterReply(incarnation=1, generation=1, version=0, digest=digest)
             case AssignmentRequest():
                 return self.script.assignment(self.worker_id, message)
+            case WindowRequest():
+                return self.script.window(message.round)
+            case AnnounceRequest():
+                self._take(message.nbytes, self._pulled(message.sha256))
+                return AnnounceReply(receipt="followed")
         return Done()
 
     def attend(self, identity: Identity) -> Attendance:  # noqa: ARG002  # there is none
         raise AtollError("nobody attends while records are followed")
 
-    def upload(self, identity: Identity, frame: FrameSource, *, before_commit: Work) -> str:
-        writer = self.script.blobs.writer(expect_bytes=frame.nbytes)
-        for offset in range(0, frame.nbytes, CHUNK_BYTES):
-            writer.write(frame.read(offset, CHUNK_BYTES))
+    def upload(
+        self,
+        identity: Identity,  # noqa: ARG002  # a link is one island's
+        frame: FrameSource,
+        *,
+        before_commit: Work,
+    ) -> str:
+        offsets = range(0, frame.nbytes, CHUNK_BYTES)
+        pieces = (frame.read(offset, CHUNK_BYTES) for offset in offsets)
+        self._take(frame.nbytes, pieces, before_commit)
+        return "followed"
+
+    def _pulled(self, sha256: str) -> Iterator[memoryview]:
+        """The frame that the island has published and announces."""
+        bucket = self.script.buckets[self.script.publishers[self.worker_id].bucket]
+        key = frame_key(prefix_of(self.script.run_id, self.worker_id), sha256)
+        tag = bucket.look(key, deadline=math.inf)
+        assert tag is not None, "what is announced was published before"
+        return bucket.pieces(key, tag, 0, tag.nbytes, deadline=math.inf)
+
+    def _take(
+        self,
+        nbytes: int,
+        pieces: Iterable[bytes | memoryview],
+        before_commit: Work = lambda: None,
+    ) -> None:
+        """Keeps what was trained again, for the fold."""
+        writer = self.script.blobs.writer(expect_bytes=nbytes)
+        for piece in pieces:
+            writer.write(piece)
         before_commit()
         made_for = self.script.next_of(self.worker_id)
         assert made_for is not None, "only what the records name is trained"
-        self.script.made[made_for, identity.worker_id] = writer.commit().sha256
-        return "followed"
+        self.script.made[made_for, self.worker_id] = writer.commit().sha256
 
     def download(self, wanted: Download) -> None:
         made_for = self.script.next_of(self.worker_id)
