@@ -243,6 +243,22 @@ def test_first_transaction_that_is_torn_before_old_frames_is_no_damage(begun_ane
     assert wal.check(begun_anew) is None
 
 
+@pytest.mark.parametrize(("place", "is_damage"), [(2_000, False), (3, True), (7, True)])
+def test_one_bit_of_a_transaction_without_an_end_matters_where_its_end_may_be(
+    killed, place, is_damage
+):
+    """Nothing of it was committed: the page there may be an older one that differs by a bit."""
+    log = wal.path_of(killed)
+    data = log.read_bytes()
+    [*_, before, last] = transactions(log)
+    first = before + FRAME_BYTES
+    assert first < last, "of several frames"
+    log.write_bytes(data[:last])
+    overwrite(log, first + place, bytes([data[first + place] ^ 1]))
+
+    assert (wal.check(killed) is not None) == is_damage
+
+
 def test_old_frame_before_committed_transactions_is_damage(begun_anew):
     """The control: the first transaction was synced before the second began."""
     log = wal.path_of(begun_anew)

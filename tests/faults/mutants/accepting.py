@@ -39,10 +39,10 @@ def a_receipt_is_given_before_the_commit(patch: Patch) -> None:
     real = Rounds.accept
     late: list[Any] = []
 
-    def accept(self: Rounds, contribution: Any, header: Any) -> Any:
+    def accept(self: Rounds, contribution: Any, header: Any, announcement: Any = None) -> Any:
         for waiting in late:
             real(self, *waiting)
-        late[:] = [(contribution, header)]
+        late[:] = [(contribution, header, announcement)]
         return contribution
 
     patch.setattr(Rounds, "accept", accept)

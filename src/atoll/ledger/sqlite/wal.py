@@ -5,7 +5,8 @@ was committed after it would be gone without a word. Layout: https://www.sqlite.
 section 4. Reads the file before SQLite does; writes nothing.
 
 A frame that is not as its checksum says is taken for a power cut only when it can be one: in the
-last transaction, and not by the change of a single bit.
+last transaction, and not by the change of a single bit in what was committed. Of a transaction
+whose end is not there nothing was: a page that lay there before may differ by a bit from it.
 """
 
 import os
@@ -18,6 +19,7 @@ from typing import BinaryIO, NamedTuple
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
 _MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
+_NUMBERS_BYTES = 8  # of a frame: its page's number, and whether it ends a transaction
 _MASK = 0xFFFFFFFF
 Sums = tuple[int, int]
 _MIN_PAGE_BYTES, _MAX_PAGE_BYTES = 512, 65536
@@ -165,7 +167,9 @@ def _judge(path: Path, header: _Header, frames: list[_Frame], *, found: Sums) ->
         reason = "a frame is not as its checksum says, and transactions after it were committed"
         return WalDamage(path, bad.offset, reason)
     if bad.salts == header.salts:
-        is_flip = _explained_by_one_bit(bad, found)
+        # Of a transaction without an end nothing was committed, unless its end is what changed.
+        looked = len(bad.summed) if commits else _NUMBERS_BYTES
+        is_flip = _explained_by_one_bit(bad, found, looked=looked)
     else:
         is_flip = _is_one_bit(bad.salts, header.salts)
     return WalDamage(path, bad.offset, "one bit of a frame has changed") if is_flip else None
@@ -191,21 +195,24 @@ def _is_one_bit(mine: bytes, theirs: bytes) -> bool:
     return (int.from_bytes(mine, "big") ^ int.from_bytes(theirs, "big")).bit_count() == 1
 
 
-def _explained_by_one_bit(frame: _Frame, found: Sums) -> bool:
-    """Whether changing one bit of the frame gives the checksum that it carries.
+def _explained_by_one_bit(frame: _Frame, found: Sums, *, looked: int) -> bool:
+    """Whether changing one of the first `looked` bytes by a bit gives the checksum it carries.
+
+    Where all are looked at, the checksum itself may be what changed.
 
     The sums are linear modulo 2^32, so a word's change arrives multiplied by a weight that depends
     on its place alone.
     """
     stored = frame.stored
-    if _is_one_bit(struct.pack(">2I", *stored), struct.pack(">2I", *found)):
+    is_whole = looked == len(frame.summed)
+    if is_whole and _is_one_bit(struct.pack(">2I", *stored), struct.pack(">2I", *found)):
         return True
     wanted = ((stored[0] - found[0]) & _MASK, (stored[1] - found[1]) & _MASK)
     changes = [sign * (1 << bit) for bit in range(32) for sign in (1, -1)]
     # From the last pair of words to the first: what a change of either adds to the two sums.
     weights = [(1, 1), (0, 1)]
-    for _ in range(len(frame.summed) // 8):
-        for first, second in weights:
+    for place in reversed(range(0, len(frame.summed), 8)):
+        for first, second in weights if place < looked else ():
             for change in changes:
                 if (change * first & _MASK, change * second & _MASK) == wanted:
                     return True
