@@ -1,6 +1,5 @@
 """Settings of a sharded run: its own are checked together, those of others refused by name."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,33 +10,17 @@ from atoll.layout import Layout
 from atoll.protocol.manifest import Manifest
 from atoll.strategies import registry
 from atoll.strategies.sharded import settings
+from tests import run_tables
 from tests.clusters import SMALL, manifest_for
 
 
 def table(**changes: Any) -> dict[str, Any]:
     """A sharded run file; `changes` by dotted name with `__` for the dot."""
-    made: dict[str, Any] = {
-        "name": "run",
-        "strategy": "sharded",
-        "stop": {"rounds": 3},
-        "model": {"architecture": "custom"},
-        "data": {"kind": "synthetic"},
-    }
-    for name, value in changes.items():
-        *sections, last = name.split("__")
-        place = made
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = copy.deepcopy(value)
-    return made
+    return run_tables.table({"strategy": "sharded"}, changes)
 
 
 def manifest(**changes: Any) -> Manifest:
-    own = config.parse(table(**changes)).settings
-    base = manifest_for(SMALL).model_dump(mode="json")
-    return Manifest.model_validate(
-        {**{k: v for k, v in base.items() if k in ("model", "data")}, **own}
-    )
+    return run_tables.manifest(table(**changes))
 
 
 def test_run_file_needs_no_setting_of_another_strategy():
