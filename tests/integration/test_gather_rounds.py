@@ -17,6 +17,7 @@ from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.strategies.gather import local
 from atoll.strategies.gather.local import Fetched
 from atoll.versions import manifest_change
+from atoll.versions.replay import Replay
 from atoll.wire import frame
 from tests import gather_reference as naive
 from tests.clusters import WIDE, TrackingIsland, flip_byte, info_of, tamper, values
@@ -221,6 +222,67 @@ def test_restart_replays_to_the_same_weights_and_goes_on(run):
     late.fetch()
     assert late.kinds == ["weights", "update"]
     assert run.audit(with_replay=True).problems == []
+
+
+def spooled_rounds(run: Run) -> list[int]:
+    """The rounds whose frames are offered as their contributions."""
+    names = (path.name for path in (run.home / "spool").glob("update-*"))
+    return sorted(int(name.split("-")[1]) for name in names)
+
+
+def test_restarted_coordinator_offers_the_artifacts_that_it_offered_before(run):
+    """Also those before the newest snapshot, which replay does not compute again."""
+    late = run.by_name["c"]
+    late.fetch()
+    run.go_on(4)
+
+    run.restart()
+
+    assert spooled_rounds(run) == [1, 2, 3, 4]
+    newest = run.coordinator.weights.spool.get("update", WIDE)
+    assert newest is not None
+    data = newest.read(0, newest.nbytes)
+    assert hashlib.sha256(data).hexdigest() == newest.sha256 == run.artifacts()[-1]
+    for island in run.by_name.values():
+        island.join()
+    while late.weights.version != 4:
+        late.fetch()
+    assert late.kinds == ["weights"] + 4 * ["update"]
+    assert late.weights.digest == run.published_digest
+
+
+def otherwise_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program, say: its frame of round 2 is not the one that was recorded."""
+    real = Replay.bundled
+
+    def bundled(self: Replay, bundle: Any, header: Any, *given: Any) -> Iterator[bytes]:
+        for piece in real(self, bundle, header, *given):
+            yield bytes([piece[0] ^ (header.round == 2)]) + piece[1:]
+
+    monkeypatch.setattr(Replay, "bundled", bundled)
+
+
+@pytest.mark.parametrize("damage", ["blob", "frame"])
+def test_artifact_that_cannot_be_made_again_is_not_offered_nor_any_before_it(
+    run, monkeypatch, damage
+):
+    late = run.by_name["c"]
+    late.fetch()
+    run.go_on(4)
+    if damage == "blob":
+        [first, *_] = alone(run.ledger).contributions.of_round(2)
+        flip_byte(run.blob_path(first.sha256), -40)
+    else:
+        otherwise_made(monkeypatch)
+
+    run.restart()
+
+    assert spooled_rounds(run) == [3, 4]
+    for island in run.by_name.values():
+        island.join()
+    late.fetch()
+    assert late.kinds == ["weights", "weights"]
+    assert late.weights.held == (4, run.published_digest)
 
 
 def test_round_that_froze_before_a_crash_gets_the_artifact_it_would_have_had(tmp_path):

@@ -228,11 +228,19 @@ class Replay:
         bundle: Bundle,
         header: FrameHeader,
         contributions: Sequence[ContributionRecord],
-        step: OuterStep,
+        step: OuterStep | None = None,
     ) -> Iterator[bytes]:
-        """The frame of a round in its `bundle`, from the first byte on; `step` has computed it."""
-        named = [c.sha256 for c in contributions]
-        with self.opened(header.round, contributions) as opened:
+        """The frame of a round in its `bundle`, from the first byte on; `step` has computed it.
+
+        Without one, long after, what the frame says of the step is found out anew.
+        """
+        number, named = header.round, [c.sha256 for c in contributions]
+        with self.opened(number, contributions) as opened:
+            if step is None:
+                with self.ledger.reading() as t:
+                    ticks = t.contributions.folded(last=number - 1)
+                made = self.manifests.of_round(number).round_strategy.outer(number, ticks)
+                step = made.prepared(self.carried(number).layout, opened)
             yield from bundle.pieces(header, step, named, opened)
 
     def opened(

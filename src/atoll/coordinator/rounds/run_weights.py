@@ -16,7 +16,7 @@ from atoll.codecs.base import Codec
 from atoll.codecs.fp32.codec import Fp32
 from atoll.compiled.base import compiled
 from atoll.coordinator.rounds.spool import Spool, SpooledFrame
-from atoll.errors import Diverged, NotReady
+from atoll.errors import AtollError, Diverged, NotReady
 from atoll.layout import TILE_BYTES, Fragment, Span
 from atoll.ledger.records import ContributionRecord, SnapshotRecord
 from atoll.strategies.base import ALL
@@ -73,6 +73,7 @@ class RunWeights:
         compiled.prepare(self._layout.size)
         self._version = self._restore()
         self._show()
+        self._offer_again()
 
     def _show(self) -> None:
         """The version in the buffers is the published one from now on."""
@@ -90,6 +91,48 @@ class RunWeights:
             extra={"version": version.number, "digest": version.digests.master.root},
         )
         return version
+
+    def _offer_again(self) -> None:
+        """Spools the newest versions that travel as their contributions, as an earlier life did.
+
+        As many as are smaller than the whole together, and whose contributions are still stored.
+        Whoever gets none of them is offered the whole weights.
+        """
+        made: list[SpooledFrame] = []  # newest first
+        left = self._whole_bytes if self._strategy.follows else 0
+        try:
+            for number in range(self.current.version, 0, -1):
+                frame = self._bundled_again(number, below=left)
+                if frame is None:
+                    break
+                made.append(frame)
+                left -= frame.nbytes
+        except AtollError as error:  # a blob that is gone, a full disk: the version itself is here
+            log.warning("versions are not offered as they were", extra={"reason": str(error)})
+        for frame in reversed(made):
+            self.spool.put(frame, keep_below=self._whole_bytes)
+
+    def _bundled_again(self, number: int, *, below: int) -> SpooledFrame | None:
+        """The frame of a published round, of fewer bytes than `below`; None where it has none."""
+        with self.replay.ledger.reading() as t:
+            [record], folded = (
+                t.rounds.all(first=number, last=number),
+                t.contributions.of_round(number),
+            )
+        bundle = None if record.artifact_sha256 is None else self.replay.bundle(number, folded)
+        if bundle is None or bundle.encoded_bytes(self._layout.size) >= below:
+            return None
+        download = self._manifests.of_round(number).manifest.download.build()
+        header = replace(
+            self._header_of_round(number, record.fragment, download, bundle),
+            result_digest=record.published_digest,
+        )
+        with self.spool.spooler(bundle, header) as spooler:
+            frame = spooler.stream(header, self.replay.bundled(bundle, header, folded))
+        if frame.sha256 != record.artifact_sha256 or frame.nbytes >= below:
+            frame.path.unlink()
+            return None
+        return frame
 
     def has_been(self, version: int | None, digest: str | None) -> bool:
         """Whether `version` is one of the newest published ones and has this `digest`."""
@@ -209,10 +252,14 @@ class RunWeights:
             assert done is not None, "only what was computed is published"
             self.replay.moved(self._version, done.round, done.folded, done.applied.digests)
             # What is left to follow is always smaller than the whole.
-            whole = Fp32().encoded_bytes(self._layout.size)
-            self.spool.put(done.frame, keep_below=whole if self._strategy.follows else 0)
+            keep_below = self._whole_bytes if self._strategy.follows else 0
+            self.spool.put(done.frame, keep_below=keep_below)
             self._show()
             self._computed = None
+
+    @property
+    def _whole_bytes(self) -> int:
+        return Fp32().encoded_bytes(self._layout.size)
 
     def _header_of_round(
         self, version: int, carried: int, download: Codec, bundle: Bundle | None
