@@ -55,13 +55,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def logs_of_the_process() -> Iterator[None]:
-    """Puts the logs back that a command set up in this process, on a stream that is closed now."""
+def logs_of_the_process() -> None:
+    """Every test has the logs of a fresh process, whatever commands ran in this one before it.
+
+    A command in a fixture of a whole module leaves them on a stream that is closed by now.
+    """
     root = logging.getLogger("atoll")
-    handlers, level, propagate = root.handlers[:], root.level, root.propagate
-    yield
-    root.handlers[:], root.propagate = handlers, propagate
-    root.setLevel(level)
+    root.handlers[:], root.propagate = [], True
+    root.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from google.protobuf import message_factory
 from pydantic import BaseModel
 
 from atoll.protocol.control import AllowRequest, ControlRequest, KickRequest, OuterRateRequest
+from atoll.protocol.gather import AnnounceRequest, WindowRequest
 from atoll.protocol.messages import (
     AssignmentRequest,
     BarrierRequest,
@@ -79,6 +80,10 @@ def bodies(worker: Worker) -> dict[type[BaseModel], BaseModel]:
         ),
         BoundaryRequest: BoundaryRequest(identity=identity, **of_round),
         MissingReport: MissingReport(identity=identity, group=1, step=1, missing=("nobody",)),
+        AnnounceRequest: AnnounceRequest.of(
+            identity, preamble=b"frame", sha256=HASH, nbytes=1, statement=b"{}"
+        ),
+        WindowRequest: WindowRequest(identity=identity, round=1),
     }
 
 
@@ -111,6 +116,7 @@ def routes(application: FastAPI, worker: Worker) -> list[Route]:
                 worker_id=worker.name,
                 generation=worker.served.coordinator.generation,
                 name="walk",
+                round=1,
             )
             found.append(Route(f"{method} {context.path}", method, path, content))
     return found

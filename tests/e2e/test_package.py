@@ -14,7 +14,7 @@ from atoll.launch.local import Tokens
 from tests.processes import BF16
 
 ROOT = Path(__file__).parents[2]
-MAX_BYTES = 2_000_000  # of what somebody fetches to get the source
+MAX_BYTES = 3_000_000  # of what somebody fetches to get the source
 
 pytestmark = pytest.mark.xdist_group("package")
 

@@ -68,6 +68,8 @@ ROUTES: Mapping[str, Role | None] = {
     "POST /workers/{worker_id}/part": Role.WORKER,
     "POST /workers/{worker_id}/boundary": Role.WORKER,
     "POST /workers/{worker_id}/missing": Role.WORKER,
+    "POST /workers/{worker_id}/announcement": Role.WORKER,
+    "POST /windows/{round}": Role.WORKER,
     "GET /metrics": Role.WORKER,
     "GET /work": Role.WORKER,
     "GET /metrics/history": Role.WORKER,
@@ -318,6 +320,7 @@ def test_unknown_rpc_methods_refuse_strangers_like_any_other(coordinator: Served
     assert found.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+GATHER_ROUTES = ["POST /workers/{worker_id}/announcement", "POST /windows/{round}"]
 SHARDED_PATHS = ("group", "save", "part", "boundary", "missing")
 
 
@@ -341,11 +344,11 @@ def test_messages_of_the_walk_pass_with_a_known_token(coordinator: Served, role:
     # It is let in and looked at, but no round is open in which bob was asked to evaluate.
     assert answers.pop("POST /workers/{worker_id}/evaluation") == Answer(409, "WRONG_ROUND")
     # These are let in and refused by name: the run is of another kind.
-    of_sharded = [answers.pop(f"POST /workers/{{worker_id}}/{name}") for name in SHARDED_PATHS]
-    assert of_sharded == [Answer(422, "PROTOCOL")] * len(SHARDED_PATHS)
+    others = [f"POST /workers/{{worker_id}}/{name}" for name in SHARDED_PATHS] + GATHER_ROUTES
+    assert [answers.pop(name) for name in others] == [Answer(422, "PROTOCOL")] * len(others)
     passed = {route.name: Answer(200, None) for route in may}
     assert answers.items() <= passed.items()
-    assert len(answers) == len(passed) - 1 - len(SHARDED_PATHS)
+    assert len(answers) == len(passed) - 1 - len(others)
 
 
 def test_admin_may_read_the_ledger_and_the_api(coordinator: Served) -> None:
@@ -463,7 +466,9 @@ def test_messages_under_a_wrong_identity_are_refused_and_change_nothing(
     assert coordinator.coordinator.state_hash() == before
 
 
-# Tested in `test_groups_forming`: this run refuses them by name, whoever sends them.
+# Tested in `test_pull`: this run refuses them by name, whoever sends them.
+OF_GATHER = {"AnnounceRequest", "WindowRequest"}
+# Tested in `test_groups_forming`, in the same way.
 OF_SHARDED = {"GroupRequest", "SaveReport", "PartReport", "BoundaryRequest", "MissingReport"}
 
 
@@ -492,6 +497,7 @@ def test_every_message_with_an_identity_is_among_the_tested_ones(
         "SamplesRequest",
         "BarrierRequest",
         *OF_SHARDED,
+        *OF_GATHER,
     }
     assert rpcs == {method.name for method in rpc_methods()}
     assert rpcs == {"Offset", "Upload", "Download", "Presence", "PartOffset", "SendPart", "Fetch"}

@@ -1,6 +1,7 @@
 """Runs the steps of a gather on this machine: which ranks, buckets, archive and state they use."""
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,6 +51,7 @@ def spawn(ranks: int, arguments: Sequence[str]) -> int:
     if ranks < 1:
         raise ConfigError(f"--ranks {ranks} can gather nothing; there must be at least one")
     told = ("--standalone", f"--nproc-per-node={ranks}", "-m", "atoll", *arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's choice too, which it warns of
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # told below
     try:
         launcher: Any = torchrun  # it has no types
