@@ -190,16 +190,19 @@ def test_second_statement_of_an_accepted_frame_conflicts(cluster):
         a.announce(sent, document=second)
 
 
-def test_second_statement_of_a_waiting_reserve_conflicts(tmp_path):
+def test_second_statement_of_what_is_not_in_ends_its_part_in_the_round(tmp_path):
+    """Only refused, it would be waited for as long as nobody announces the first again."""
     cluster = GatherCluster(tmp_path, {"gather.primaries": 2})
     _, _, c = cluster.islands("abc")
     sent = c.publish(c.frame())
     assert "'c' is a reserve of round 2" in c.announce(sent).waits_for
     other = c.publish_freely(c.frame(loss_sum=3.0))
 
-    with pytest.raises(Conflict, match="the first"):
+    with pytest.raises(LeftOut, match=r"^CONFLICT: .*the first one stands"):
         c.announce(other)
-    assert cluster.reasons() == {}
+    assert cluster.reasons() == {"c": "CONFLICT"}
+    with pytest.raises(LeftOut, match=r"^CONFLICT: "):
+        c.announce(sent)
     cluster.close()
 
 

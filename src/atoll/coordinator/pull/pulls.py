@@ -148,7 +148,8 @@ class Pulls:
             # It may have been given other rows since: only of the same ones there is one statement.
             before = statements.unverified(known.statement.encode())
             if before.sample_digest == expected.sample_digest:
-                raise _other_statement(lease)
+                # Only refused, it is waited for as long as it does not announce the first again.
+                raise Skip(Reason.CONFLICT, str(_other_statement(lease)))
             known = None
         publisher = self.registry.publishers.get(worker_id)
         if publisher is None:
