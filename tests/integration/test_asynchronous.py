@@ -11,7 +11,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from atoll.blobs.directory import DirectoryBlobs
 from atoll.cli.app import app
 from atoll.clock import ManualClock
 from atoll.coordinator import boot
@@ -30,9 +29,8 @@ from atoll.ledger.tables.rounds import RoundTable
 from atoll.ledger.tables.transaction import Transaction
 from atoll.protocol.manifest import Difference
 from atoll.protocol.messages import Assignment, EvaluationReport, HeartbeatRequest, Telemetry
-from atoll.simulate import follow
 from atoll.versions import manifest_change, recorded, weights
-from tests import clusters
+from tests import clusters, following
 from tests.clusters import BLOCK, HELD_OUT_ROWS, WIDE, Cluster, Frame, HandIsland, TrackingIsland
 from tests.ledgers import alone
 from tests.tiny import TABLE, simulate
@@ -639,16 +637,8 @@ def test_slow_island_trained_fewer_steps_at_a_time(home):
     assert found == {4 * 2, 1 * 2}  # before its speed was known, and after
 
 
-def followed(home: Path, scratch: Path) -> follow.Followed:
-    ledger = engines.open_ledger(home / "ledger.sqlite")
-    try:
-        return follow.follow(ledger, DirectoryBlobs(home / "blobs"), scratch)
-    finally:
-        ledger.close()
-
-
 def test_training_what_the_records_say_gives_the_runs_weights(home, tmp_path):
-    found = followed(home, tmp_path)
+    found = following.followed(home, tmp_path)
 
     assert found.agrees and found.rounds == 8
     assert found.contributions > 8
@@ -656,21 +646,15 @@ def test_training_what_the_records_say_gives_the_runs_weights(home, tmp_path):
 
 def test_training_from_another_base_does_not(home, tmp_path, monkeypatch):
     """The control: the digest depends on what is followed."""
-    real = follow._Script.assignment  # noqa: SLF001  # what a coordinator would have said
+    following.tell_other_tokens(monkeypatch)
 
-    def otherwise(self: Any, worker_id: str, asked: Any) -> Assignment:
-        given = real(self, worker_id, asked)
-        return given.model_copy(update={"global_tokens": given.global_tokens + 100})
-
-    monkeypatch.setattr(follow._Script, "assignment", otherwise)  # noqa: SLF001
-
-    assert not followed(home, tmp_path).agrees
+    assert not following.followed(home, tmp_path).agrees
 
 
 def test_synchronous_run_is_followed_too(tmp_path):
     simulate(directory=tmp_path / "run")
 
-    assert followed(tmp_path / "run", tmp_path / "again").agrees
+    assert following.followed(tmp_path / "run", tmp_path / "again").agrees
 
 
 def test_run_file_in_which_settings_do_not_go_together_creates_nothing(tmp_path):

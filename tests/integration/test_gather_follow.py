@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from atoll.blobs.directory import DirectoryBlobs
 from atoll.island.gather.buckets import IslandBuckets
-from atoll.ledger import engines
-from atoll.protocol.messages import Assignment
-from atoll.simulate import follow
+from tests import following
 from tests.tiny import simulate
 
 SETTINGS: dict[str, Any] = {
@@ -30,14 +27,6 @@ def home(tmp_path_factory) -> Path:
     return made
 
 
-def followed(home: Path, scratch: Path) -> follow.Followed:
-    ledger = engines.open_ledger(home / "ledger.sqlite")
-    try:
-        return follow.follow(ledger, DirectoryBlobs(home / "blobs"), scratch)
-    finally:
-        ledger.close()
-
-
 def test_training_a_gather_run_again_gives_its_weights(home, tmp_path, monkeypatch, caplog):
     made: list[IslandBuckets] = []
     real = IslandBuckets.collect
@@ -48,7 +37,7 @@ def test_training_a_gather_run_again_gives_its_weights(home, tmp_path, monkeypat
 
     monkeypatch.setattr(IslandBuckets, "collect", collect)
     with caplog.at_level(logging.WARNING):
-        found = followed(home, tmp_path)
+        found = following.followed(home, tmp_path)
 
     assert found.agrees
     assert (found.rounds, found.contributions) == (3, 9)
@@ -57,12 +46,6 @@ def test_training_a_gather_run_again_gives_its_weights(home, tmp_path, monkeypat
 
 def test_training_from_other_settings_does_not(home, tmp_path, monkeypatch):
     """The control: the digest depends on what is trained."""
-    real = follow._Script.assignment  # noqa: SLF001  # what a coordinator would have said
+    following.tell_other_tokens(monkeypatch)
 
-    def otherwise(self: Any, worker_id: str, asked: Any) -> Assignment:
-        given = real(self, worker_id, asked)
-        return given.model_copy(update={"global_tokens": given.global_tokens + 100})
-
-    monkeypatch.setattr(follow._Script, "assignment", otherwise)  # noqa: SLF001
-
-    assert not followed(home, tmp_path).agrees
+    assert not following.followed(home, tmp_path).agrees
