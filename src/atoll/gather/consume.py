@@ -51,8 +51,8 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Consumed:
-    """What a window did, the same on all ranks but for `tile`."""
+class Done:
+    """What a window did, the same on all ranks."""
 
     uids: tuple[str, ...]  # whose payloads were applied, in order
     copies: Mapping[str, str]  # uid -> sentence: left out as copies
@@ -60,6 +60,12 @@ class Consumed:
     factors: Floats  # [uids, parameters]
     findings: Findings
     digest: ParamsDigest
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Consumed(Done):
+    """The same with the bytes that did it, while they are kept."""
+
     tile: Callable[[Span], Bytes]  # the applied bytes [uids, n] of an own tile, for the artifact
 
 

@@ -4,7 +4,7 @@ import logging
 from dataclasses import asdict
 
 from atoll.gather.archive import Recorded
-from atoll.gather.consume import Consumed
+from atoll.gather.consume import Done
 from atoll.gather.quality import Quality
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def replayed(found: Recorded, *, seconds: float) -> None:
 
 
 def applied(
-    window: int, *, done: Consumed, quality: Quality, seconds: float, download_bytes: int
+    window: int, *, done: Done, quality: Quality, seconds: float, download_bytes: int
 ) -> None:
     """Says what a window did; called by one rank, once the window is applied on all."""
     found = done.findings

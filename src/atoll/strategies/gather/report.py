@@ -1,14 +1,12 @@
 """How a round of a gather run went, as a window of the library says it: one log event."""
 
-from atoll.compiled.arrays import Bytes
 from atoll.gather import clip, events, supports
-from atoll.gather.consume import Consumed
+from atoll.gather.consume import Done
 from atoll.gather.findings import Thresholds, findings
 from atoll.gather.overlap import PairCounts
 from atoll.gather.partial import Accepted, Partial, Skipped
 from atoll.gather.quality import quality
 from atoll.gather.words import Reason
-from atoll.layout import Span
 from atoll.strategies.gather.clipped import Clipped
 from atoll.strategies.outcome import Measured, Outcome
 
@@ -39,14 +37,13 @@ def report(outcome: Outcome, clipped: Clipped, counts: PairCounts) -> Measured:
         stamps={one.uid: one.stamp for one in accepted},
         thresholds=Thresholds(),
     )
-    done = Consumed(
+    done = Done(
         uids=tuple(one.uid for one in accepted),
         copies={},
         medians=clip.medians(clipped.squares),
         factors=clipped.factors,
         findings=found,
         digest=outcome.digest,
-        tile=_nothing,
     )
     events.applied(
         outcome.round,
@@ -60,7 +57,3 @@ def report(outcome: Outcome, clipped: Clipped, counts: PairCounts) -> Measured:
         download_bytes=sum(one.nbytes for one in accepted),
     )
     return {OVERLAP: found.max_overlap}
-
-
-def _nothing(span: Span) -> Bytes:
-    raise NotImplementedError("what was applied is in the round's artifact")
