@@ -318,6 +318,21 @@ class Lives:
         self.living[name] = Life(name, process, log)
         return self.living[name]
 
+    def finish_all(self, coordinator: str = "coordinator") -> None:
+        """Waits until the coordinator and then all islands have ended well.
+
+        An island whose last life began after the run was over, and its coordinator gone, is told so
+        by one that serves on, as its operator would do.
+        """
+        self.finish(coordinator)
+        islands = [name for name in self.living if name != coordinator]
+        if any(self.living[name].is_running() for name in islands):
+            served = self.serve(coordinator, "--stay")
+            self.finish(*islands)
+            served.kill()
+        else:
+            self.finish(*islands)
+
     def finish(self, *names: str) -> None:
         """Waits until all of them have ended well."""
         for name in names or tuple(self.living):

@@ -151,7 +151,7 @@ def survive(
         storm = Storm(run)
         for kill in kills:
             storm.strike(kill)
-        run.finish()
+        run.finish_all()
         return Survived(storm, run.history(), run.audit())
 
 

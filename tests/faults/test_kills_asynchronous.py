@@ -57,7 +57,7 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Survived:
         storm = Storm(run)
         for kill in schedule(3, coordinator=KILLS, islands=KILLS, until=ROUNDS - 6):
             storm.strike(kill)
-        run.finish()
+        run.finish_all()
         return Survived(storm, run.history(), run.audit(), _followed(run, home / "again"))
 
 

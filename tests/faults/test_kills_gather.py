@@ -60,7 +60,7 @@ def survive(home: Path, server: RunningServer, *, kills: int) -> Survived:
         storm = Storm(run)
         for kill in schedule(5, coordinator=kills, islands=kills, until=ROUNDS - 6):
             storm.strike(kill)
-        run.finish()
+        run.finish_all()
         return Survived(storm, run.history(), run.audit())
 
 
