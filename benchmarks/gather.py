@@ -10,6 +10,7 @@
     shared     one token bucket of 3 MB/s for 4 ranks
     processor  no proxy, one thread a rank, 5 s or more at one: 2 ranks
     memory     whole windows: peak above libraries, loops and own tiles
+    catch-up   two windows from the archive: peak as above
     slow       every third peer at 1 KB/s: the others' time against their time alone
     away       the server is killed in the middle and started again after 10 s
 
@@ -42,6 +43,7 @@ PARTS: dict[str, Callable[[Bench], Measured]] = {
     "shared": gather_lines.shared,
     "processor": gather_lines.processor,
     "memory": gather_lines.memory,
+    "catch-up": gather_lines.catch_up,
     "slow": gather_faults.slow,
     "away": gather_faults.away,
 }
