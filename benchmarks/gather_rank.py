@@ -186,8 +186,10 @@ def hold_payloads() -> None:
         held.append(bytes(piece))
         written(self, piece)
 
-    def streams(self: Archive, *given: Any) -> Iterator[memoryview]:
-        for piece in stream(self, *given):
+    def streams(
+        self: Archive, key: str, nbytes: int, start: int, stop: int
+    ) -> Iterator[memoryview]:
+        for piece in stream(self, key, nbytes, start, stop):
             held.append(bytes(piece))
             yield piece
 

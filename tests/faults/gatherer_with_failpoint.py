@@ -18,10 +18,10 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from atoll import cli
 from atoll.cli import join  # noqa: F401  loaded at once, for lives that are forked
+from atoll.gather.fetch import Fetched
 from atoll.gather.spool import Part, Spool
 from atoll.island.gather.base import Collect
 from atoll.island.gather.buckets import IslandBuckets
@@ -65,8 +65,8 @@ def install(failpoint: Failpoint) -> None:
 
         collect(self, replace(wanted, sink=sink))
 
-    def feeds(self: IslandBuckets, wanted: Collect, *given: Any) -> None:
-        feed(self, wanted, *given)
+    def feeds(self: IslandBuckets, wanted: Collect, spool: Spool, found: Fetched) -> None:
+        feed(self, wanted, spool, found)
         failpoint.at("made", wanted.window.round)
 
     def writes(self: Part, piece: memoryview) -> None:
