@@ -5,10 +5,12 @@
     overlap    shared places of 20 peers against the all-pairs way
     size       bytes of an object and its statement at 25 M parameters
     cost       20 peers of 25 M parameters fetched, validated, compared, applied: one core
+    step       the coordinator's outer step at 20 x 25 M, and a start that makes artifacts again
     ranks      a token bucket of 1 MB/s for each of 1, 2 and 4 ranks, about 10 s at one
     shared     one token bucket of 3 MB/s for 4 ranks
     processor  no proxy, one thread a rank, 5 s or more at one: 2 ranks
     memory     whole windows: peak above libraries, loops and own tiles
+    catch-up   two windows from the archive: peak as above
     slow       every third peer at 1 KB/s: the others' time against their time alone
     away       the server is killed in the middle and started again after 10 s
 
@@ -25,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gather_faults, gather_lines, gather_overlap
+from benchmarks import gather_faults, gather_lines, gather_overlap, gather_step
 from benchmarks.gather_bench import Bench
 from benchmarks.report import Bar, report, show
 from tests.servers import Servers
@@ -36,10 +38,12 @@ PARTS: dict[str, Callable[[Bench], Measured]] = {
     "overlap": lambda _: gather_overlap.measured(),
     "size": gather_lines.size,
     "cost": gather_lines.cost,
+    "step": lambda bench: (gather_step.measured(repeats=bench.repeats), []),
     "ranks": gather_lines.ranks,
     "shared": gather_lines.shared,
     "processor": gather_lines.processor,
     "memory": gather_lines.memory,
+    "catch-up": gather_lines.catch_up,
     "slow": gather_faults.slow,
     "away": gather_faults.away,
 }

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import gather_rank
-from benchmarks.gather_rank import LIMIT_SECONDS, Setting
+from benchmarks.gather_rank import LIMIT_SECONDS, Kind, Setting
 from benchmarks.gather_world import World
 
 WARM = "benchmarks.gather_warm"
@@ -51,6 +51,8 @@ def ran(
     warm: World | None = None,
     meanwhile: Callable[[], None] = lambda: None,
     measures_memory: bool = False,
+    part: Kind = "window",
+    archive: str = "",
     mutant: str = "",
     preload: str = WARM,
 ) -> Found:
@@ -66,6 +68,8 @@ def ran(
                 repeats=repeats,
                 has_archive=has_archive,
                 measures_memory=measures_memory,
+                part=part,
+                archive=archive,
                 mutant=mutant,
                 warm=None if warm is None else asdict(warm),
             )

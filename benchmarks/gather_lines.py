@@ -1,6 +1,6 @@
 """Parts of `benchmarks.gather`: size, cost, how time falls with ranks, and memory."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from atoll.codecs.topk.chunks import CHUNK, chunk_bytes
@@ -22,6 +22,7 @@ SHARED_RANKS, SHARED_AIM = 4, 0.8  # within 20 % of the limit
 COST_AIM = 3.0
 PROCESSOR_PEERS, PROCESSOR_SECONDS, PROCESSOR_AIM = 20, 5.0, 1.6
 BYTES_PER_CHUNK, BYTES_AIM = 82, 1.01
+CATCH_UP_PEERS = 16
 BUDGETS_MB, MEMORY_PEERS, PEER_AIM_MB = (64, 256), (4, 16, 64), 0.25
 
 
@@ -127,3 +128,24 @@ def memory(bench: Bench) -> Measured:
         bars.append(Bar(f"budget {budget}: MB per peer, 16 to 64", grown, PEER_AIM_MB))
     listed = [{"budget_mb": b, "peers": p, "peak_mb": peak} for (b, p), peak in peaks.items()]
     return {"windows": listed}, bars
+
+
+def catch_up(bench: Bench) -> Measured:
+    """The memory of a late joiner of two windows, the second fetched while the first is applied."""
+    world, warm = bench.world(**CLASS_125M, asked=CATCH_UP_PEERS), bench.warm()
+    [[recorded]] = groups.ran(world, [bench.url], part="recorded", archive="late", warm=warm)
+    assert recorded["accepted"] == CATCH_UP_PEERS, recorded
+    listed, bars = [], []
+    for budget in BUDGETS_MB:
+        [[one]] = groups.ran(
+            replace(world, budget_mb=budget),
+            [bench.url],
+            part="catch-up",
+            archive="late",
+            warm=warm,
+            measures_memory=True,
+        )
+        assert (one["applied"], one["digest"]) == (2, recorded["digest"]), one
+        listed.append({"budget_mb": budget, "peers": CATCH_UP_PEERS, **one})
+        bars.append(Bar(f"catch-up, budget {budget}: peak MB", one["peak_mb"], budget))
+    return {"catch_ups": listed}, bars

@@ -11,10 +11,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,8 @@ from atoll.collectives.local import LocalGroup
 from atoll.collectives.runners import Inline
 from atoll.collectives.torch_dist import TorchRanks, gloo_group
 from atoll.compiled.base import compiled
+from atoll.gather.archive import Archive
+from atoll.gather.catch_up import CatchUp
 from atoll.gather.replica import Replica
 from atoll.gather.spool import Part
 from atoll.gather.turns import Turns
@@ -34,6 +36,7 @@ from tests.servers import BUCKET
 
 LIMIT_SECONDS = 300.0
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # malloc.h
+Kind = Literal["window", "recorded", "catch-up"]
 _BARRIERS = 3  # the group of this module's own collectives
 
 
@@ -49,6 +52,8 @@ class Setting:
     repeats: int = 1
     has_archive: bool = False
     measures_memory: bool = False
+    part: Kind = "window"  # what is measured; the others are of an archive of that name
+    archive: str = ""
     mutant: str = ""  # "holds payloads": what a test of the measuring must find
     warm: dict[str, Any] | None = None  # a small world of objects that are there, too
 
@@ -84,21 +89,27 @@ class Rank:
         self._setting, self._ranks, self._bucket = setting, ranks, bucket
         self._turns = Turns(_BARRIERS, 0)
 
-    def window(self, world: World, name: str, *, has_archive: bool) -> dict[str, Any]:
-        """One window from the barrier on."""
-        terms, rank = world.terms(), self._ranks.rank
-        own = terms.owners(self._ranks.size)[rank]
-        replica = Replica(master=torch.ones(len(own)), window=0, digest=world.base_digest)
-        window = Window(
+    def _at_first(self, world: World) -> Replica:
+        own = world.terms().owners(self._ranks.size)[self._ranks.rank]
+        return Replica(master=torch.ones(len(own)), window=0, digest=world.base_digest)
+
+    def _window(self, world: World, name: str, replica: Replica, *, has_archive: bool) -> Window:
+        rank = self._ranks.rank
+        return Window(
             ranks=self._ranks,
             buckets={"main": self._bucket},
             clock=CLOCK,
-            directory=Path(self._setting.home) / f"{name}-{rank}",
-            terms=terms,
+            directory=Path(self._setting.home) / f"{world.folder}-{name}-{rank}",
+            terms=world.terms(),
             replica=replica,
             archive=world.archive(self._bucket, f"archive-{name}") if has_archive else None,
             key=EMITTER if rank == 0 else None,
         )
+
+    def window(self, world: World, name: str, *, has_archive: bool) -> dict[str, Any]:
+        """One window from the barrier on."""
+        rank, replica = self._ranks.rank, self._at_first(world)
+        window = self._window(world, name, replica, has_archive=has_archive)
         self._ranks.barrier(self._turns.next("control")).wait()
         forget()
         before, used, began = highest(), time.process_time(), CLOCK.now()
@@ -115,6 +126,37 @@ class Rank:
             "accepted": len(merged.uids),
             "skipped": {uid: str(reason) for uid, reason in merged.reasons.items()},
             "is_compiled": compiled.ready_for_any(),
+        }
+
+    def recorded(self, world: World, name: str) -> dict[str, Any]:
+        """Two windows in an archive, not measured; one rank."""
+        replica = self._at_first(world)
+        self._window(world, name, replica, has_archive=True).run(0)
+        later = replace(world, window=1, base_digest=replica.digest)
+        later.publish(self._bucket)
+        merged = self._window(later, name, replica, has_archive=True).run(1)
+        return {"digest": replica.digest, "accepted": len(merged.uids)}
+
+    def catch_up(self, world: World, name: str) -> dict[str, Any]:
+        """Them from the archive, the second fetched while the first is applied; one rank."""
+        replica, terms = self._at_first(world), world.terms()
+        by = CatchUp(
+            ranks=self._ranks,
+            archive=world.archive(self._bucket, f"archive-{name}"),
+            optimizer=terms.optimizer,
+            trust=terms.trust,
+            memory_bytes=terms.memory_bytes,
+            directory=Path(self._setting.home) / f"{world.folder}-{name}-late",
+        )
+        forget()
+        before, began = highest(), CLOCK.now()
+        found = by.run(replica)
+        return {
+            "catch_up_seconds": CLOCK.now() - began,
+            "body_bytes": found.bytes,
+            "peak_mb": (highest() - before) / 2**20,
+            "digest": replica.digest,
+            "applied": found.applied,
         }
 
 
@@ -136,15 +178,24 @@ def give_back_at_once() -> None:
 
 
 def hold_payloads() -> None:
-    """As a rank would that keeps in memory what it has fetched."""
+    """As a rank would that keeps in memory what it has fetched, of peers or of an archive."""
     held: list[bytes] = []
-    written = Part.write
+    written, stream = Part.write, Archive.stream
 
     def write(self: Part, piece: memoryview) -> None:
         held.append(bytes(piece))
         written(self, piece)
 
-    Part.write = write  # type: ignore[method-assign] # the point of the mutant
+    def streams(
+        self: Archive, key: str, nbytes: int, start: int, stop: int
+    ) -> Iterator[memoryview]:
+        for piece in stream(self, key, nbytes, start, stop):
+            held.append(bytes(piece))
+            yield piece
+
+    # The point of the mutant.
+    Part.write = write  # type: ignore[method-assign]
+    Archive.stream = streams  # type: ignore[method-assign]
 
 
 def process(text: str) -> None:
@@ -160,10 +211,18 @@ def process(text: str) -> None:
         ranks = stack.enter_context(joined(setting))
         bucket = stack.enter_context(S3Bucket(BUCKET, access(setting.endpoint), CLOCK))
         rank = Rank(setting, ranks, bucket)
+
+        def once(world: World, name: str) -> dict[str, Any]:
+            if setting.part == "recorded":
+                return rank.recorded(world, setting.archive)
+            if setting.part == "catch-up":
+                return rank.catch_up(world, setting.archive)
+            return rank.window(world, name, has_archive=setting.has_archive)
+
         if setting.warm is not None:  # whatever loads late has loaded
-            rank.window(World(**setting.warm), "warm", has_archive=setting.has_archive)
-        found = []
-        for number in range(setting.repeats):
-            name = f"{setting.size}-{os.path.basename(setting.home)}-{number}"
-            found.append(rank.window(world, name, has_archive=setting.has_archive))
+            once(World(**setting.warm), "warm")
+        base = os.path.basename(setting.home)
+        found = [
+            once(world, f"{setting.size}-{base}-{number}") for number in range(setting.repeats)
+        ]
     (Path(setting.home) / f"found-{setting.rank}.json").write_text(json.dumps(found))

@@ -51,6 +51,7 @@ class World:
     seconds: float = 100.0
     asked: int = 0  # the first so many of them; 0: all
     without_every: int = 0  # every so many-th peer is not asked
+    window: int = 0
     base_digest: str = ""  # of the weights before the window; `of` computes it
 
     @classmethod
@@ -112,7 +113,7 @@ class World:
             kind="contribution",
             run_id=RUN_ID,
             manifest_sha256=MANIFEST,
-            round=0,
+            round=self.window,
             worker_id=uid,
             incarnation=1,
             base_digest=self.base_digest,
@@ -128,7 +129,7 @@ class World:
             run_id=RUN_ID,
             manifest_sha256=MANIFEST,
             uid=uid,
-            window=0,
+            window=self.window,
             base_digest=self.base_digest,
             sample_digest="5" * 64,
             nbytes=len(frame),

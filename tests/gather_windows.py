@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -142,6 +143,7 @@ class World:
         terms_of: Callable[[int], Terms] = lambda _: terms(),
         buckets_of: Callable[[int, Bucket], Bucket] = lambda _, bucket: bucket,
         archive_of: Callable[[Bucket], Bucket] = lambda bucket: bucket,
+        archive_has: Mapping[str, Any] = MappingProxyType({}),
         timeout_seconds: float = 60.0,
         gone: int | None = None,
         after: Callable[[Collectives, Merged], Any] = lambda _, merged: merged,
@@ -168,7 +170,7 @@ class World:
                 directory=self.home / life / f"{size}-{rank}",
                 terms=terms_of(rank),
                 replica=replicas[rank],
-                archive=archive(archive_of(self.bucket), prefix=self.prefix),
+                archive=archive(archive_of(self.bucket), prefix=self.prefix, **archive_has),
                 key=EMITTER if rank == 0 else None,
             )
             try:

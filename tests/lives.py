@@ -298,10 +298,17 @@ class Lives:
         processes.eventually(f"{life.name} serving", found)
         return dict(json.loads(path.read_text()))
 
-    def join(self, worker_id: str, url: str | None = None, **variables: str) -> Life:
+    def join(
+        self,
+        worker_id: str,
+        url: str | None = None,
+        *,
+        options: Sequence[str] = (),
+        **variables: str,
+    ) -> Life:
         """Begins a life of an island, from the state that the one before it left."""
         words = ["join", url or self.url, "--worker-id", worker_id, "--device", "cpu"]
-        words += ["--state", str(self.home / worker_id)]
+        words += ["--state", str(self.home / worker_id), *options]
         token = {"ATOLL_TOKEN": processes.TOKENS.worker}
         return self._start(worker_id, words, {**token, **variables})
 

@@ -59,12 +59,16 @@ class TorchrunGroup:
 
 @contextmanager
 def torchrun(
-    program: Sequence[str], log_path: Path, *, options: Sequence[str] = ()
+    program: Sequence[str],
+    log_path: Path,
+    *,
+    options: Sequence[str] = (),
+    token: str = TOKENS[Role.WORKER],
 ) -> Iterator[TorchrunGroup]:
     """A group of two; what is left of it when the block ends is killed."""
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
     words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *options, *program]
-    variables = {"OMP_NUM_THREADS": "1", "ATOLL_TOKEN": TOKENS[Role.WORKER]}
+    variables = {"OMP_NUM_THREADS": "1", "ATOLL_TOKEN": token}
     with log_path.open("ab") as log:
         popen = subprocess.Popen(
             words,

@@ -166,6 +166,27 @@ def test_server_that_is_away_in_the_middle_costs_only_that_time(machine, state):
     assert bytes_twice(machine.proxy.sent) == 0
 
 
+def test_server_that_takes_no_artifact_for_some_attempts_costs_only_their_time(machine, state):
+    """Each object of the archive is refused twice, the body and the record."""
+    met: list[str] = []
+
+    def overloaded(asked: Asked) -> bool:
+        is_refused = "/archive-" in asked.key and asked.method == "PUT" and met.count(asked.key) < 2
+        if is_refused:
+            met.append(asked.key)
+            asked.answer("503 Slow Down", "content-length: 0")
+        return is_refused
+
+    machine.proxy.intercept = overloaded
+
+    found = machine.run(2, state=state)
+
+    kinds = sorted(key.split("/")[-2] for key in met)
+    assert kinds == ["bodies", "bodies", "windows", "windows"]
+    assert [one["uids"] for one in found.values()] == [list(TAKEN)] * 2
+    assert same(machine.weights(state), expected(TAKEN))
+
+
 class Hostile:
     """What happens to the objects of some peers on their way; those of others pass."""
 

@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from atoll import config
 from atoll.blobs.memory_bucket import MemoryBucket
 from atoll.config import RunFile
 from atoll.coordinator.service import Coordinator
 from atoll.gather import publish
+from atoll.island.gather import kept
 from atoll.island.gather.buckets import IslandBuckets
 from atoll.island.run import Run
+from atoll.layout import byte_view
 from atoll.protocol.gather import prefix_of
 from atoll.simulate.cluster import Outage, SimulatedCluster, worker_name
+from atoll.sums import digest
 from tests import clusters
 
 ISLANDS, ROUNDS = 3, 4
@@ -121,10 +125,25 @@ def test_each_island_fetches_what_the_others_published_and_nothing_twice(calm):
     assert got == {name: sum(sent.values()) - sent[name] for name in NAMES}
 
 
-def test_nothing_of_a_round_stays_on_an_islands_disk(calm):
+def test_nothing_of_a_round_stays_on_an_islands_disk_but_its_version(calm):
     left = [path.name for name in NAMES for path in (calm.home / name / "gather").iterdir()]
 
-    assert left == []
+    assert left == [kept.NAME] * ISLANDS
+
+
+@pytest.mark.parametrize("version", [0, 2, ROUNDS + 3])
+def test_weights_of_another_history_on_an_islands_disk_are_not_its_own(tmp_path, calm, version):
+    """Their hash is right; the coordinator never published them."""
+    found = Gathering(tmp_path, starts=False)
+    layout = found.coordinator().layout
+    other = torch.full((layout.size,), 0.5)
+    told = digest.digest(layout, other).root
+    kept.keep(tmp_path / NAMES[0] / "gather", version, told, byte_view(other))
+
+    found.run()
+
+    assert found.found.digest == calm.found.digest
+    assert found.digests() == calm.digests()
 
 
 def lost(bucket: MemoryBucket, key: str) -> None:

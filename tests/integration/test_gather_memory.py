@@ -1,4 +1,6 @@
-"""How much a rank holds in a whole window, fetched from S3 and applied: never its payloads."""
+"""How much a rank holds in a whole window or a catch-up, from S3 to weights: never its payloads."""
+
+from typing import Any
 
 import pytest
 
@@ -9,25 +11,25 @@ from benchmarks.gather_world import CLOCK, World, access
 from tests.servers import BUCKET
 
 BUDGET_MB, PEERS = 12, 12
-MEGABYTES = 0.3  # of one payload
+MEGABYTES, LATE_MEGABYTES = 0.3, 0.1  # of one payload
 
 
 @pytest.fixture(scope="module")
-def worlds(s3_server) -> tuple[World, World]:
+def worlds(s3_server) -> dict[str, World]:
     """What is measured, and a tiny one before it, for whatever loads late."""
-    sizes = {"gather-memory": MEGABYTES, "gather-memory-warm": 0.02}
+    sizes = {"window": MEGABYTES, "late": LATE_MEGABYTES, "warm": 0.02}
     made = [
-        World.of(folder=folder, peers=PEERS, megabytes=size, budget_mb=BUDGET_MB)
-        for folder, size in sizes.items()
+        World.of(folder=f"memory-{name}", peers=PEERS, megabytes=size, budget_mb=BUDGET_MB)
+        for name, size in sizes.items()
     ]
     with S3Bucket(BUCKET, access(s3_server.url), CLOCK) as bucket:
         for world in made:
             world.publish(bucket)
-    return made[0], made[1]
+    return dict(zip(sizes, made, strict=True))
 
 
 def test_window_stays_within_its_budget_and_one_that_holds_payloads_is_found(worlds, s3_server):
-    world, warm = worlds
+    world, warm = worlds["window"], worlds["warm"]
 
     def peak(mutant: str) -> float:
         [[found]] = groups.ran(
@@ -45,3 +47,27 @@ def test_window_stays_within_its_budget_and_one_that_holds_payloads_is_found(wor
 
     assert kept < BUDGET_MB
     assert hoarded - kept > 0.6 * PEERS * MEGABYTES
+
+
+def test_catch_up_stays_within_its_budget_and_one_that_holds_bodies_is_found(worlds, s3_server):
+    """Two windows, the second fetched while the first is applied."""
+    world, warm = worlds["late"], worlds["warm"]
+
+    def ran(**options: Any) -> dict[str, Any]:
+        [[found]] = groups.ran(
+            world,
+            [s3_server.url],
+            warm=warm,
+            archive="late",
+            preload=gather_rank.__name__,
+            **options,
+        )
+        return found
+
+    newest = ran(part="recorded")["digest"]
+    kept = ran(part="catch-up", measures_memory=True)
+    hoarded = ran(part="catch-up", measures_memory=True, mutant="holds payloads")
+
+    assert kept["digest"] == hoarded["digest"] == newest
+    assert kept["peak_mb"] < BUDGET_MB
+    assert hoarded["peak_mb"] - kept["peak_mb"] > 0.6 * 2 * PEERS * LATE_MEGABYTES

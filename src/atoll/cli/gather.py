@@ -101,7 +101,7 @@ def _spawned(ranks: int, command: str, file: Path, *words: str, as_json: bool) -
 def _ranks(file: Path) -> Iterator[tuple[GatherFile, Collectives, Clock]]:
     clock, found = SystemClock(), gather_file.load(file)
     # A rank that waits for others waits for all that they may fetch, and for what follows.
-    with launching.ranks_of(found.table.seconds + 60.0, clock) as group:
+    with launching.ranks_of(found.table.seconds + launching.RANK_SECONDS, clock) as group:
         yield found, group, clock
 
 

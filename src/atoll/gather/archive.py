@@ -9,9 +9,11 @@ Owns reading and writing. Whether a record follows another is the replica's ques
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from atoll import files
 from atoll.blobs.bucket import Bucket, Tag
@@ -20,9 +22,10 @@ from atoll.errors import Conflict, FrameError, ObjectMissing, StoreAway, StoreLa
 from atoll.gather import artifact as artifacts
 from atoll.gather.artifact import Artifact
 from atoll.gather.keys import PublicKey, SecretKey
+from atoll.gather.patience import Patience
 from atoll.layout import Layout
 
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.1, 2.0
+T = TypeVar("T")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,18})\.json\Z")
 
@@ -37,7 +40,11 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """One run's artifacts in a bucket. Blocking; a server may say nothing for `seconds`."""
+    """One run's artifacts in a bucket. Blocking.
+
+    A server that is away, overloaded or late is asked again, with pauses, for `seconds`; then its
+    error stands.
+    """
 
     bucket: Bucket
     prefix: str
@@ -50,12 +57,15 @@ class Archive:
 
     def document(self, window: int) -> bytes | None:
         """The record of a window as it is stored; of one that is too long, as much as shows it."""
+        return self._document(window, self._patience())
+
+    def _document(self, window: int, patience: Patience) -> bytes | None:
         key = self._record_key(window)
-        tag = self._look(key)
+        tag = self._look(key, patience)
         if tag is None:
             return None
         stop = min(tag.nbytes, artifacts.MAX_BYTES + 1)
-        return b"".join(bytes(piece) for piece in self._pieces(key, tag, 0, stop))
+        return b"".join(bytes(piece) for piece in self._pieces(key, tag, 0, stop, patience))
 
     def read(self, document: bytes, window: int) -> Recorded:
         """The record in `document`, of this run and window; FrameError where it is not."""
@@ -80,20 +90,23 @@ class Archive:
     def windows(self) -> list[int]:
         """Those that have a record, ascending."""
         folder = f"{self.prefix}/windows"
-        names = (key.removeprefix(folder + "/") for key in self.bucket.keys(folder))
+        names = (key.removeprefix(folder + "/") for key in self._keys(folder))
         return sorted(int(match[1]) for name in names if (match := _NAME.match(name)))
 
     def create(self, made: Artifact, body: Path, key: SecretKey) -> Recorded:
         """Stores a window's artifact, body first; the same again is harmless.
 
+        Other ranks wait for this one: `seconds` are for all attempts that fail, together.
         Conflict where another record of the window stands: start the group again, it applies that.
         """
         document = artifacts.signed(made, key)
         recorded = self.read(document, made.window)  # before it stands for ever
-        if made.body_bytes and not self._has_body(made):
-            self.bucket.put(self.body_key(made), body)
-        self.bucket.create(self._record_key(made.window), document)
-        stored = self.document(made.window)
+        patience = Patience(self.clock, self.seconds, in_all=True)
+        if made.body_bytes and not self._has_body(made, patience):
+            _again(partial(self.bucket.put, self.body_key(made), body), patience)
+        # Where it was created and no answer came, the next attempt finds it there.
+        _again(partial(self.bucket.create, self._record_key(made.window), document), patience)
+        stored = self._document(made.window, patience)
         if stored != document:
             raise Conflict(
                 f"{self._record_key(made.window)!r} holds another artifact of window "
@@ -101,13 +114,13 @@ class Archive:
             )
         return recorded
 
-    def _has_body(self, made: Artifact) -> bool:
+    def _has_body(self, made: Artifact, patience: Patience) -> bool:
         """Whether its bytes are there already; a name alone says nothing."""
         key, digest = self.body_key(made), hashlib.sha256()
-        tag = self._look(key)
+        tag = self._look(key, patience)
         if tag is None or tag.nbytes != made.body_bytes:
             return False
-        for piece in self._pieces(key, tag, 0, tag.nbytes):
+        for piece in self._pieces(key, tag, 0, tag.nbytes, patience):
             digest.update(piece)
         return digest.hexdigest() == made.body_sha256
 
@@ -130,27 +143,33 @@ class Archive:
     def put_weights(self, digest: str, path: Path) -> None:
         """Stores whole weights, unless they are there."""
         if not self.has_weights(digest):
-            self.bucket.put(self.weights_key(digest), path)
+            _again(partial(self.bucket.put, self.weights_key(digest), path), self._patience())
 
     def has_weights(self, digest: str) -> bool:
         """Whether whole weights of that digest, in their size, are there."""
-        tag = self._look(self.weights_key(digest))
+        tag = self._look(self.weights_key(digest), self._patience())
         return tag is not None and tag.nbytes == self.layout.nbytes
 
     # What is not needed any more
 
     def remove_record(self, window: int) -> None:
         """Removes a window's record; what it names is left."""
-        self.bucket.remove(self._record_key(window))
+        self._remove(self._record_key(window))
 
     def remove_but(self, *, bodies: Collection[str], weights: Collection[str]) -> None:
         """Removes every other body, and the whole weights of every other digest."""
         for folder, named in (("bodies", bodies), ("weights", weights)):
             where = f"{self.prefix}/{folder}"
-            for key in sorted(self.bucket.keys(where)):
+            for key in sorted(self._keys(where)):
                 name = key.removeprefix(where + "/")
                 if _SHA256.match(name) and name not in named:
-                    self.bucket.remove(key)
+                    self._remove(key)
+
+    def _remove(self, key: str) -> None:
+        _again(partial(self.bucket.remove, key), self._patience())
+
+    def _keys(self, folder: str) -> list[str]:
+        return _again(lambda: list(self.bucket.keys(folder)), self._patience())
 
     # Reading what may break off
 
@@ -162,27 +181,24 @@ class Archive:
         """
         if start == stop:
             return
-        tag = self._look(key)
+        patience = self._patience()
+        tag = self._look(key, patience)
         if tag is None:
             raise ObjectMissing(f"object {key!r} is named by a record and not there; restore it")
         if tag.nbytes != nbytes:
             raise FrameError(f"object {key!r} has {tag.nbytes} bytes where {nbytes} belong")
-        yield from self._pieces(key, tag, start, stop)
+        yield from self._pieces(key, tag, start, stop, patience)
 
-    def _look(self, key: str) -> Tag | None:
-        patience = _Patience(self.clock, self.seconds)
-        while True:
-            try:
-                return self.bucket.look(key, deadline=self._deadline())
-            except (StoreAway, StoreLate):
-                if not patience.wait():
-                    raise
+    def _look(self, key: str, patience: Patience) -> Tag | None:
+        return _again(lambda: self.bucket.look(key, deadline=patience.deadline()), patience)
 
-    def _pieces(self, key: str, tag: Tag, start: int, stop: int) -> Iterator[memoryview]:
-        patience = _Patience(self.clock, self.seconds)
+    def _pieces(
+        self, key: str, tag: Tag, start: int, stop: int, patience: Patience
+    ) -> Iterator[memoryview]:
         while start < stop:
             try:
-                for piece in self.bucket.pieces(key, tag, start, stop, deadline=self._deadline()):
+                deadline = patience.deadline()
+                for piece in self.bucket.pieces(key, tag, start, stop, deadline=deadline):
                     start += len(piece)
                     patience.heard()
                     yield piece
@@ -190,8 +206,8 @@ class Archive:
                 if not patience.wait():
                     raise
 
-    def _deadline(self) -> float:
-        return self.clock.now() + self.seconds
+    def _patience(self) -> Patience:
+        return Patience(self.clock, self.seconds)
 
     def _record_key(self, window: int) -> str:
         return f"{self.prefix}/windows/{window:08d}.json"
@@ -205,20 +221,14 @@ class Archive:
         return f"{self.prefix}/weights/{digest}"
 
 
-class _Patience:
-    """How long a server may say nothing before its error stands; waits in between."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock, self._seconds = clock, seconds
-        self.heard()
-
-    def heard(self) -> None:
-        self._last, self._wait = self._clock.now(), _FIRST_WAIT_SECONDS
-
-    def wait(self) -> bool:
-        """False, at once, where it has been too long."""
-        if self._clock.now() + self._wait - self._last >= self._seconds:
-            return False
-        self._clock.sleep(self._wait)
-        self._wait = min(_LONGEST_WAIT_SECONDS, 2 * self._wait)
-        return True
+def _again(attempt: Callable[[], T], patience: Patience) -> T:
+    """What an attempt gives, the first or a later one; the last one's error once it is too late."""
+    while True:
+        try:
+            found = attempt()
+        except (StoreAway, StoreLate):
+            if not patience.wait():
+                raise
+        else:
+            patience.heard()
+            return found

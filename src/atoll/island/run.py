@@ -143,6 +143,8 @@ class Run(Participant):
         weights = IslandWeights(
             model, layout, strategy=adopted.asked, download=adopted.download, group=self.group
         )
+        weights.keeper = self.buckets
+        weights.recall()
         part = Part(self.group.rank, self.group.size, combine.is_fsdp2(model))
         continuity = Continuity(
             self._store, adopted.info, worker_id=self.worker_id, elements=layout.size, part=part

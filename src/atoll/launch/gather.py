@@ -40,6 +40,9 @@ from atoll.layout import Span
 
 log = logging.getLogger(__name__)
 
+# Beyond a window's `seconds`: how long the archive's server may be away, and how long a rank waits
+# for another, which may be the one that asks it again and again.
+ARCHIVE_SECONDS, RANK_SECONDS = 30.0, 60.0
 _GROUP = 2  # of this module's own collectives; a window's have another
 
 
@@ -110,7 +113,7 @@ def opened(
                 clock=clock,
                 run_id=file.table.run_id,
                 manifest_sha256=file.manifest_sha256,
-                seconds=max(60.0, file.table.seconds),
+                seconds=file.table.seconds + ARCHIVE_SECONDS,
             ),
         )
 

@@ -105,18 +105,17 @@ def join(
                 link, store.directory, clock, identity=identity, jitter=jitter, host=host
             )
         else:
-            buckets = None
-            if group.is_leader:
-                opened = run_buckets.of_island(
-                    info.manifest().gather, store.directory, link.traffic, clock, s3, bucket=bucket
-                )
-                buckets = held.enter_context(opened)
+            opened = run_buckets.of_island(
+                info.manifest().gather, store.directory, link.traffic, clock, s3, bucket=bucket
+            )
             run = Run(
                 *(link, store, clock),
                 identity=identity,
                 jitter=jitter,
                 group=group,
-                buckets=buckets,
+                buckets=group.together(
+                    lambda: held.enter_context(opened) if group.is_leader else None
+                ),
             )
         if run.group.is_leader:
             for beside in (pulse(run), presence(run)):

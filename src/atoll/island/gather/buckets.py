@@ -1,8 +1,9 @@
 """The run's buckets as one island uses them: it publishes into its own and gathers from all.
 
     <state>/gather/<round>/     what was fetched of a round, and the island's own frame of it
+    <state>/gather/published    the newest version that the island has (`kept`)
 
-What an earlier life has fetched is found again; a round's directory goes once it is applied.
+What an earlier life has fetched is found again; a round's directory goes once its version is kept.
 """
 
 import shutil
@@ -25,6 +26,7 @@ from atoll.gather.spool import Record, Spool
 from atoll.gather.statement import Statement
 from atoll.gather.validate import Expected, Validator
 from atoll.gather.words import Reason, Skip
+from atoll.island.gather import kept
 from atoll.island.gather.base import Collect, Publish
 from atoll.island.gather.signing import Signing
 from atoll.island.link.base import FrameSource
@@ -120,9 +122,10 @@ class IslandBuckets:
         try:
             found = self._fetched(wanted, spool)
             self._feed(wanted, spool, found)
-            self.gathered += 1
-        finally:
+        except Exception:  # whatever it is, the version comes in another way
             shutil.rmtree(self._place(number), ignore_errors=True)
+            raise
+        self.gathered += 1
 
     def _fetched(self, wanted: Collect, spool: Spool) -> Fetched:
         window, run_id = wanted.window, wanted.run_id
@@ -199,6 +202,15 @@ class IslandBuckets:
                     f"the island's own frame of version {window.round} broke off: {exc}; it "
                     f"fetches the weights whole"
                 ) from exc
+
+    # Between lives
+
+    def keep(self, version: int, digest: str, weights: memoryview) -> None:
+        kept.keep(self.directory, version, digest, weights)
+        self._drop_before(version + 1)
+
+    def recall(self, weights: memoryview) -> tuple[int, str] | None:
+        return kept.recall(self.directory, weights)
 
     # Its own directory
 

@@ -7,6 +7,7 @@ to be packed. Owns what a downloaded frame does to the buffers and what a displa
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from atoll.compiled.base import compiled
 from atoll.errors import FrameError, ManifestMismatch
 from atoll.island.ranks.group import SOLO, Group
 from atoll.island.state import local_weights
-from atoll.layout import TILE_BYTES, Fragment, Layout, Span
+from atoll.layout import TILE_BYTES, Fragment, Layout, Span, byte_view
 from atoll.strategies import outer
 from atoll.strategies.base import ALL, Fragments, Strategy
 from atoll.strategies.bundle import Bundle, Change
@@ -36,6 +37,14 @@ class Staged:
     fragment: Fragment
     size: int  # elements of the whole model
     tile: Callable[[Span], Tensor]  # fp32 on the CPU; the span counts from the fragment's start
+
+
+class Keeper(Protocol):
+    """Has the published weights outlive the process."""
+
+    def keep(self, version: int, digest: str, weights: memoryview) -> None: ...
+
+    def recall(self, weights: memoryview) -> tuple[int, str] | None: ...
 
 
 class IslandWeights:
@@ -70,6 +79,7 @@ class IslandWeights:
         self._parts: list[ParamsDigest] = []  # of each fragment of θ̂; empty before the first
         self._is_leader = group.is_leader
         self._is_alone = group.size == 1
+        self.keeper: Keeper | None = None  # of the leader, where a restart is to find θ̂
         self._writes_through = False
         self._is_trained = True  # whether the local weights are not those of version `merged`
         if group.is_leader:
@@ -228,6 +238,21 @@ class IslandWeights:
         """Gives the published copy up, torn or wrong as it is: a whole download must replace it."""
         self.held = (None, None)
 
+    def recall(self) -> None:
+        """Takes up what an earlier life kept, where it is whole; else it holds nothing yet.
+
+        Whether it was ever published the coordinator says, to whom it is told as held.
+        """
+        if self.keeper is None:
+            return
+        found = self.keeper.recall(byte_view(self._published))
+        if found is None:
+            return
+        whole = digests.digest(self.layout, self._published)
+        parts = digests.cut(whole, [part.layout for part in self._fragments.parts])
+        if digests.composed(parts).root == found[1]:
+            self._parts, self.held = parts, found
+
     def part_of(self, header: FrameHeader) -> int:
         """Which part of the model a frame brings: the fragment that its round carries, or ALL."""
         is_whole = header.layout_digest == self.layout.digest
@@ -261,7 +286,10 @@ class IslandWeights:
             self._parts = digests.cut(found, [part.layout for part in parts])
         else:
             self._parts[number] = found
-        self.held = (header.round, digests.composed(self._parts).root)
+        root = digests.composed(self._parts).root
+        self.held = (header.round, root)
+        if self.keeper is not None:
+            self.keeper.keep(header.round, root, byte_view(self._published))
         fragment = self._fragments[number]
         if self._writes_through and self._is_part(fragment):
             self.merged = header.round
