@@ -174,6 +174,25 @@ def test_who_lacks_an_object_takes_the_coordinators_frame(tmp_path, caplog, calm
     assert [getattr(record, "version") for record in told] == [2, 2]  # noqa: B009  # an extra
 
 
+def test_own_old_statement_that_is_damaged_holds_up_no_hand_in(tmp_path, caplog, calm):
+    """It is not known then which frames may go: none does, and what is new is published once."""
+    victim = prefix_of("simulated", NAMES[1])
+
+    def closed(bucket: MemoryBucket, version: int) -> None:
+        if version == 1:
+            cut(bucket, publish.statement_key(victim, 1))
+
+    caplog.set_level("WARNING", logger="atoll.island")
+    found = Gathering(tmp_path, closed, keep=ROUNDS)
+
+    said = [record.message for record in caplog.records]
+    assert "publishing again" not in said
+    assert said.count("old objects stay in the bucket") == ROUNDS - 1
+    sent = {name: _buckets(run).traffic.sent for name, run in found.islands().items()}
+    assert sent == {name: _buckets(run).traffic.sent for name, run in calm.islands().items()}
+    assert found.digests() == calm.digests()
+
+
 def test_coordinator_that_dies_between_two_rounds_changes_no_bit(tmp_path, calm):
     found = Gathering(tmp_path, outage=Outage(version=2, seconds=3.0))
 
