@@ -344,6 +344,29 @@ def test_short_round_gives_rows_again_to_a_worker_that_it_went_on_without(cluste
     assert cluster.audit(with_replay=True).problems == []
 
 
+@pytest.mark.parametrize("is_the_same", [True, False])
+def test_worker_whose_lease_was_over_may_state_the_same_rows_anew(tmp_path, is_the_same):
+    """They may be the very rows again: only of one lease there is one statement."""
+    cluster = GatherCluster(tmp_path, {"work.lease_seconds": 8.0})
+    a, b = cluster.islands("ab")
+    given = a.assignment()
+    sent = a.publish(a.frame(given))
+    a.place.errors = [StoreAway("down")]
+    assert "to answer" in a.announce(sent).waits_for
+    b.contribute_by_pull()
+
+    cluster.keep_alive(a, b, seconds=12.0)
+    anew = a.assignment()
+    again = sent if is_the_same else a.publish_freely(a.frame(anew, loss_sum=47.0))
+
+    assert (anew.round, anew.ranges) == (given.round, given.ranges)
+    assert cluster.coordinator.rounds.view(1).announced == {"b"}  # of what it was given now
+    assert a.announce(again).receipt
+    assert (cluster.reasons(), cluster.settle()) == ({}, 1)
+    assert cluster.audit(with_replay=True).problems == []
+    cluster.close()
+
+
 # Ours
 
 

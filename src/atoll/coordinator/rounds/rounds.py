@@ -89,7 +89,10 @@ class Rounds:
             )
             since, now = self._open_since, self.clock.now()
             self._open_since = {r.number: since.get(r.number, now) for r in self.open_rounds}
-            self._announced = {x: a for x, a in self._announced.items() if x[0] in self._open_since}
+            # What it states of rows that it is given anew, were they the same, is no second
+            # statement: so none outlives its lease.
+            held = {(r.number, worker) for r in self.open_rounds for worker in r.holding}
+            self._announced = {x: made for x, made in self._announced.items() if x in held}
             self._reach()
 
     def _reach(self) -> None:
@@ -431,7 +434,7 @@ class Rounds:
             self._announced = {**self._announced, (made.round, made.worker_id): made}
 
     def announcement(self, round_number: int, worker_id: str) -> AnnouncementRecord | None:
-        """What a worker has announced in this life, while the round is open."""
+        """What a worker has announced in this life, while the round is open and its lease holds."""
         return self._announced.get((round_number, worker_id))
 
     def skip(self, round_number: int, worker_id: str, *, reason: str, sentence: str) -> bool:
@@ -450,12 +453,6 @@ class Rounds:
             with self.ledger.writing() as t:
                 t.skips.add(round_number, worker_id, reason=reason, sentence=sentence, wall=wall)
                 t.rounds.expire(round_number, [worker_id], reissue=work.policy == "exactly_once")
-            # What it states of other rows, should it be given some, is no second statement.
-            self._announced = {
-                lease: made
-                for lease, made in self._announced.items()
-                if lease != (round_number, worker_id)
-            }
             self.refresh()
             return True
 
