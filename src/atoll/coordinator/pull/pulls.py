@@ -198,6 +198,8 @@ class Pulls:
         try:
             record = self._accepted(pull, lease)
         except Skip as skip:
+            # Also by saying that there is none: whom it denies something meanwhile, it denies it.
+            self.servers.answered(source.name, lease)
             self._forget(lease)
             self._skip(lease, skip)
         except (StoreAway, StoreLate, ObjectRefused) as exc:
