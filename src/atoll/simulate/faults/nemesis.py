@@ -130,7 +130,11 @@ class Nemesis:
             self.fleet.start(process.worker_id, process.disk.copy())
 
     def _impostor(self) -> None:
-        process = self.fleet.start(self._rng.choice(self.fleet.workers), is_extra=True)
+        worker_id = self._rng.choice(self.fleet.workers)
+        if self.fleet.servers.names and worker_id not in self.host.view().workers:
+            # Where islands publish, the first key of a name stands: it would be the impostor's.
+            return
+        process = self.fleet.start(worker_id, is_extra=True)
         self.world.after(
             self._rng.uniform(3.0, 15.0),
             lambda: self.fleet.kill(process, is_noticed=True) if process.is_alive else None,
