@@ -91,6 +91,7 @@ def test_those_who_wait_for_a_server_are_told_when_it_is_to_be_asked_again(clust
     sent = a.publish(a.frame())
     a.place.errors = [StoreAway("down")]
     a.announce(sent)
+    cluster.coordinator.advance()
     told: list[float] = []
     cluster.coordinator.on_change(lambda: told.append(cluster.clock.now()))
 
@@ -110,6 +111,7 @@ def test_those_who_wait_for_a_place_are_told_when_one_is_free(cluster):
         places.take((7, f"{number}"), room=lambda: SLOTS)
     sent = a.publish(a.frame())
     assert a.announce(sent).waits_for == "one of 8 places to pull with"
+    cluster.coordinator.advance()
     told: list[float] = []
     cluster.coordinator.on_change(lambda: told.append(cluster.clock.now()))
 
@@ -120,6 +122,29 @@ def test_those_who_wait_for_a_place_are_told_when_one_is_free(cluster):
 
     assert len(told) == 1
     assert a.announce(sent).receipt
+
+
+def test_reserve_that_waits_is_told_when_the_time_of_primaries_is_over(tmp_path):
+    settings = {"gather.primaries": 2, "gather.primary_seconds": 6.0}
+    cluster = GatherCluster(tmp_path, settings)
+    a, b, c = cluster.islands("abc")
+    a.contribute_by_pull()
+    sent = c.publish(c.frame())
+    assert c.announce(sent).waits_for == "b: 'c' is a reserve of round 2"
+    cluster.keep_alive(a, b, c, seconds=4.0)
+    told: list[float] = []
+    cluster.coordinator.on_change(lambda: told.append(cluster.clock.now()))
+
+    for _ in range(2):
+        cluster.coordinator.advance()
+    assert told == []
+    cluster.clock.advance(seconds=2.0)
+    for _ in range(2):
+        cluster.coordinator.advance()
+
+    assert len(told) == 1
+    assert c.announce(sent).receipt
+    cluster.close()
 
 
 def test_worker_that_was_skipped_twice_is_told_the_newer_reason(cluster):
