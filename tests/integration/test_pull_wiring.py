@@ -22,6 +22,7 @@ from atoll.errors import (
 )
 from atoll.gather.partial import MAX_SENTENCE
 from atoll.ledger.records import LeaseState
+from tests import clusters
 from tests.clusters import Frame
 from tests.gather_objects import LARGE
 from tests.ledgers import alone
@@ -145,6 +146,24 @@ def test_reserve_that_waits_is_told_when_the_time_of_primaries_is_over(tmp_path)
     assert len(told) == 1
     assert c.announce(sent).receipt
     cluster.close()
+
+
+def test_who_waits_is_told_when_a_short_round_gives_rows_again(tmp_path):
+    """In any run: that its lease was over it heard before, and there was nothing to do then."""
+    plain = clusters.Cluster(tmp_path, {"work.lease_seconds": 8.0})
+    a, b = (clusters.HandIsland(plain, name).join() for name in "ab")
+    b.send(b.frame())
+    plain.clock.advance(seconds=4.0)
+    for island in (a, b):
+        island.beat()
+    plain.clock.advance(seconds=4.0)
+    told: list[str] = []
+    plain.coordinator.on_change(lambda: told.append(a.assignment().action))
+
+    plain.coordinator.advance()
+
+    assert told == ["wait", "train"]
+    plain.close()
 
 
 def test_worker_that_was_skipped_twice_is_told_the_newer_reason(cluster):
