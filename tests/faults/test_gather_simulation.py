@@ -46,6 +46,11 @@ def test_seeds_meet_the_situations_that_they_are_there_for():
     assert few == {}
 
 
+def test_impostor_comes_under_no_name_that_its_owner_has_not_taken():
+    """In this seed one would: the first key of a name stands, so its owner never got in."""
+    assert run.run(9014, GATHER).invariant is None
+
+
 def test_seed_gives_the_same_history_again():
     assert run.run(7, GATHER).trace == outcome_of(7).trace
 

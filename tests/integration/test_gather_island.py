@@ -12,6 +12,7 @@ from atoll import config
 from atoll.blobs.memory_bucket import MemoryBucket
 from atoll.config import RunFile
 from atoll.coordinator.service import Coordinator
+from atoll.errors import AtollError, FrameError, StoreError
 from atoll.gather import publish
 from atoll.island.gather import kept
 from atoll.island.gather.buckets import IslandBuckets
@@ -26,11 +27,12 @@ ISLANDS, ROUNDS = 3, 4
 NAMES = [worker_name(index) for index in range(ISLANDS)]
 
 
-def run_file(**gather: Any) -> RunFile:
+def run_file(*, weighting: str = "equal", **gather: Any) -> RunFile:
     return config.parse(
         {
             "name": "tiny",
             "strategy": "gather",
+            "weighting": weighting,
             "sync_every": 2,
             "model": {
                 "architecture": "gpt",
@@ -123,6 +125,9 @@ def test_each_island_fetches_what_the_others_published_and_nothing_twice(calm):
     got = {name: _buckets(run).traffic.received for name, run in calm.islands().items()}
 
     assert got == {name: sum(sent.values()) - sent[name] for name in NAMES}
+    # Beside them each has downloaded the same, the weights at the start.
+    whole = {name: _buckets(run).link_traffic.received for name, run in calm.islands().items()}
+    assert len({whole[name] - got[name] for name in NAMES}) == 1
 
 
 def test_nothing_of_a_round_stays_on_an_islands_disk_but_its_version(calm):
@@ -193,6 +198,25 @@ def test_who_lacks_an_object_takes_the_coordinators_frame(tmp_path, caplog, calm
     assert [getattr(record, "version") for record in told] == [2, 2]  # noqa: B009  # an extra
 
 
+def test_own_old_statement_that_is_damaged_holds_up_no_hand_in(tmp_path, caplog, calm):
+    """It is not known then which frames may go: none does, and what is new is published once."""
+    victim = prefix_of("simulated", NAMES[1])
+
+    def closed(bucket: MemoryBucket, version: int) -> None:
+        if version == 1:
+            cut(bucket, publish.statement_key(victim, 1))
+
+    caplog.set_level("WARNING", logger="atoll.island")
+    found = Gathering(tmp_path, closed, keep=ROUNDS)
+
+    said = [record.message for record in caplog.records]
+    assert "publishing again" not in said
+    assert said.count("old objects stay in the bucket") == ROUNDS - 1
+    sent = {name: _buckets(run).traffic.sent for name, run in found.islands().items()}
+    assert sent == {name: _buckets(run).traffic.sent for name, run in calm.islands().items()}
+    assert found.digests() == calm.digests()
+
+
 def test_coordinator_that_dies_between_two_rounds_changes_no_bit(tmp_path, calm):
     found = Gathering(tmp_path, outage=Outage(version=2, seconds=3.0))
 
@@ -200,7 +224,8 @@ def test_coordinator_that_dies_between_two_rounds_changes_no_bit(tmp_path, calm)
     assert found.digests() == calm.digests()
 
 
-def test_island_makes_the_coordinators_frame_byte_for_byte(tmp_path, monkeypatch):
+@pytest.mark.parametrize("weighting", ["equal", "tokens"])
+def test_island_makes_the_coordinators_frame_byte_for_byte(tmp_path, monkeypatch, weighting):
     """What it feeds to its receiver in one round is what it would have downloaded."""
     made: dict[int, bytes] = {}
     offered: dict[int, bytes] = {}
@@ -223,9 +248,36 @@ def test_island_makes_the_coordinators_frame_byte_for_byte(tmp_path, monkeypatch
         offered[version] = spooled.read(0, spooled.nbytes)
 
     monkeypatch.setattr(IslandBuckets, "collect", watched)
-    found = Gathering(tmp_path, closed, starts=False)
+    found = Gathering(tmp_path, closed, starts=False, weighting=weighting)
 
     found.run()
 
     assert sorted(made) == list(range(1, ROUNDS + 1))
     assert made == offered
+
+
+def test_frame_that_breaks_off_is_followed_by_the_whole_weights(tmp_path, monkeypatch, calm):
+    """Its receiver has got a part of it, so nobody may take that for nothing."""
+    collect, met = IslandBuckets.collect, list[AtollError]()
+
+    def broken(self: IslandBuckets, wanted: Any) -> None:
+        fed: list[object] = []
+
+        def sink(piece: bytes | memoryview) -> None:
+            if wanted.window.round == 2 and fed and not met:
+                raise StoreError("its file was cut")
+            fed.append(wanted.sink(piece))
+
+        try:
+            collect(self, replace(wanted, sink=sink))
+        except AtollError as error:
+            met.append(error)
+            raise
+
+    monkeypatch.setattr(IslandBuckets, "collect", broken)
+
+    found = Gathering(tmp_path)
+
+    assert [type(error) for error in met] == [FrameError]
+    assert sorted(found.gathered().values()) == [ROUNDS - 1, ROUNDS, ROUNDS]
+    assert found.digests() == calm.digests()

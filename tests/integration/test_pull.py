@@ -344,6 +344,70 @@ def test_short_round_gives_rows_again_to_a_worker_that_it_went_on_without(cluste
     assert cluster.audit(with_replay=True).problems == []
 
 
+def spoil(island: PublishingIsland) -> None:
+    """Announces what is not there."""
+    sent = island.publish_freely(island.frame())
+    gone(island, sent)
+    with pytest.raises(LeftOut, match="MISSING"):
+        island.announce(sent)
+
+
+def test_worker_that_always_fails_keeps_a_short_round_from_nobody(cluster):
+    """Who has had no rows yet comes before who has lost some, whatever their names."""
+    a, b = cluster.islands("ab")
+    z = cluster.island("z")
+    b.contribute_by_pull()
+
+    spoil(a)
+    cluster.settle()
+
+    assert cluster.coordinator.rounds.find(1).holding == {"b", "z"}
+    assert z.contribute_by_pull().receipt
+    assert cluster.settle() == 1
+    assert accepted(cluster, 1) == ["b", "z"]
+
+
+def test_worker_that_fails_again_and_again_is_given_rows_later_and_later(cluster):
+    """At once, it would be recorded as often as it can announce."""
+    a, _ = cluster.islands("ab")
+    waits = []
+    for _ in range(4):
+        spoil(a)
+        cluster.settle()
+        seconds = 0.0
+        while "a" not in cluster.coordinator.rounds.find(1).holding:
+            cluster.clock.advance(seconds=0.5)
+            seconds += 0.5
+            cluster.settle()
+        waits.append(seconds)
+
+    assert waits == [0.0, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("is_the_same", [True, False])
+def test_worker_whose_lease_was_over_may_state_the_same_rows_anew(tmp_path, is_the_same):
+    """They may be the very rows again: only of one lease there is one statement."""
+    cluster = GatherCluster(tmp_path, {"work.lease_seconds": 8.0})
+    a, b = cluster.islands("ab")
+    given = a.assignment()
+    sent = a.publish(a.frame(given))
+    a.place.errors = [StoreAway("down")]
+    assert "to answer" in a.announce(sent).waits_for
+    b.contribute_by_pull()
+
+    cluster.keep_alive(a, b, seconds=12.0)
+    anew = a.assignment()
+    again = sent if is_the_same else a.publish_freely(a.frame(anew, loss_sum=47.0))
+
+    assert (anew.round, anew.ranges) == (given.round, given.ranges)
+    seen = cluster.coordinator.rounds.view(1)
+    assert seen is not None and seen.announced == {"b"}  # of what it was given now
+    assert a.announce(again).receipt
+    assert (cluster.reasons(), cluster.settle()) == ({}, 1)
+    assert cluster.audit(with_replay=True).problems == []
+    cluster.close()
+
+
 # Ours
 
 
@@ -394,6 +458,18 @@ def test_object_that_does_not_come_in_time_is_slow_only_if_others_came(large, ot
         assert "to answer" in a.announce(sent).waits_for
         large.clock.advance(seconds=2.0)
         assert a.announce(sent).receipt
+
+
+def test_server_that_says_that_there_is_none_has_answered(large):
+    a, b, c = large.islands("abc")
+    sent = a.publish(a.frame())
+    a.place.breaks["a"] = [(1000, StoreAway("broke off")), (1000, StoreLate("late"))]
+    a.announce(sent)
+    large.keep_alive(a, b, c, seconds=60.0)
+    spoil(b)
+
+    with pytest.raises(LeftOut, match=r"^SLOW: "):
+        a.announce(sent)
 
 
 @pytest.mark.parametrize("other_answers", [True, False])

@@ -11,12 +11,13 @@ import pytest
 from atoll.blobs.memory_bucket import MemoryBucket
 from atoll.clock import ManualClock
 from atoll.codecs.topk.codec import TopK
-from atoll.errors import ConfigError, LeftOut, ObjectRefused, StoreAway
+from atoll.errors import ConfigError, LeftOut, ObjectRefused, StoreAway, StoreError
 from atoll.gather import publish
 from atoll.gather import statement as statements
 from atoll.gather.keys import SecretKey
 from atoll.island.conversation import announcing
 from atoll.island.gather import signing as signings
+from atoll.island.gather.base import Publish
 from atoll.island.gather.buckets import IslandBuckets
 from atoll.island.gather.signing import Signing
 from atoll.protocol.gather import AnnounceReply, AnnounceRequest, prefix_of, sample_digest
@@ -294,6 +295,31 @@ def test_own_frame_stays_in_the_spool_until_the_next_round(tmp_path):
 
     assert held == first.data
     assert [p.name for p in tmp_path.iterdir()] == ["00000002"]
+
+
+class Cut:
+    """A frame of which the disk gives so many bytes and then none."""
+
+    def __init__(self, frame: Frame, nbytes: int) -> None:
+        self.preamble, self.sha256, self.nbytes = frame.preamble, frame.sha256, frame.nbytes
+        self._data = frame.data[:nbytes]
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self._data[offset : offset + nbytes]
+
+
+def test_part_of_an_earlier_frame_is_in_no_later_one(tmp_path):
+    """Both have the same size: what an earlier life left would be taken for a beginning."""
+    island = Island(tmp_path, Coordinator())
+    cut, frame = made(incarnation=1), made(incarnation=2)
+    there = len(cut.preamble) + 50
+    wanted = Publish(Cut(cut, there), signings.statement_of(cut), MANIFEST.gather)
+    with pytest.raises(StoreError, match=f"ends at byte {there}"):
+        island.buckets.publish(wanted)
+
+    assert island.hand_in(frame) == "receipt"
+
+    assert island.stored()[f"frames/{frame.sha256}"] == frame.data
 
 
 # Keys and buckets

@@ -115,7 +115,8 @@ class Coordinator(Authority):
             self.counters.add("expired_leases")
             log.warning("lease expired", extra={"worker": worker_id})
             self.changed()
-        self.rounds.admit()
+        if self.rounds.admit():
+            self.changed()
         if self.pulls is not None:
             self.pulls.tick()
         self.snapshots.catch_up()

@@ -62,11 +62,24 @@ def publish(
     `deadline`, in the bucket's time, is for what is read; writes have their own limits.
     """
     check_keep(keep)
-    _check_frame(frame, statement)
-    placed = _place_frame(bucket, prefix, frame, statement, deadline=deadline)
-    stated = _place_statement(bucket, prefix, statement, key, deadline=deadline)
+    placed, stated = place(bucket, prefix, frame, statement, key, deadline=deadline)
     removed = remove_old(bucket, prefix, statement.window, keep, deadline=deadline)
     return Published(placed, stated, removed)
+
+
+def place(
+    bucket: Bucket,
+    prefix: str,
+    frame: Path | bytes,
+    statement: Statement,
+    key: SecretKey,
+    *,
+    deadline: float,
+) -> tuple[Tag, Tag]:
+    """As `publish`, and leaves all that is older where it is; the tags of frame and statement."""
+    _check_frame(frame, statement)
+    placed = _place_frame(bucket, prefix, frame, statement, deadline=deadline)
+    return placed, _place_statement(bucket, prefix, statement, key, deadline=deadline)
 
 
 def stated(bucket: Bucket, prefix: str, window: int, *, deadline: float) -> Statement | None:

@@ -67,6 +67,7 @@ class Pulls:
         self.places, self.servers = Places(self.clock), Servers(self.clock)
         self._lock = threading.Lock()
         self._open: dict[Lease, Pull] = {}  # begun and not over
+        self._wanted: set[Lease] = set()  # whose turn it was at the last tick
 
     def announce(self, message: AnnounceRequest) -> AnnounceReply:
         """The receipt, once the contribution is accepted; without one, why it is not yet.
@@ -98,9 +99,23 @@ class Pulls:
             self.changed()  # somebody may wait for the place
 
     def tick(self) -> None:
-        """Wakes those that wait for a place, or for a server; on every tick."""
-        if self.places.call_again() | self.servers.call_again():
+        """Wakes those that wait for their turn, a place, or a server; on every tick."""
+        if self._has_turned() | self.places.call_again() | self.servers.call_again():
             self.changed()
+
+    def _has_turned(self) -> bool:
+        """Whether it is somebody's turn since the last tick: by the time of primaries, say."""
+        views = [self.rounds.view(r.number) for r in self.rounds.open_rounds]
+        before, self._wanted = (
+            self._wanted,
+            {
+                (view.round, worker_id)
+                for view in views
+                if view is not None
+                for worker_id in self.rounds.strategy_of(view.round).waiting_for(view)
+            },
+        )
+        return bool(self._wanted - before)
 
     def drop_stale(self) -> None:
         """A round closed: forgets what came for rounds that take nothing any more."""
@@ -198,6 +213,8 @@ class Pulls:
         try:
             record = self._accepted(pull, lease)
         except Skip as skip:
+            # Also by saying that there is none: whom it denies something meanwhile, it denies it.
+            self.servers.answered(source.name, lease)
             self._forget(lease)
             self._skip(lease, skip)
         except (StoreAway, StoreLate, ObjectRefused) as exc:

@@ -7,6 +7,7 @@ The ledger is the truth; what is kept in memory is a copy of its unpublished rou
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,6 +16,7 @@ from operator import itemgetter
 from atoll.clock import Clock
 from atoll.coordinator.members.workers import Registry
 from atoll.coordinator.rounds import leases, under_way
+from atoll.coordinator.rounds.chances import Chances
 from atoll.coordinator.rounds.dispatch import Dispatch
 from atoll.coordinator.rounds.leases import Deadlines
 from atoll.coordinator.rounds.under_way import UnderWay
@@ -55,6 +57,7 @@ class Rounds:
     def __post_init__(self) -> None:
         self.dispatch = Dispatch(self.ledger, self.manifests.newest.manifest)
         self._deadlines = Deadlines(self.clock)
+        self._chances = Chances(self.clock)
         self._lock = threading.RLock()
         self._quorum_since: dict[int, float] = {}  # by open round: since when enough are in
         self._open_since: dict[int, float] = {}  # by open round, as far as this life knows
@@ -89,7 +92,11 @@ class Rounds:
             )
             since, now = self._open_since, self.clock.now()
             self._open_since = {r.number: since.get(r.number, now) for r in self.open_rounds}
-            self._announced = {x: a for x, a in self._announced.items() if x[0] in self._open_since}
+            self._chances.hold(self._open_since)
+            # What it states of rows that it is given anew, were they the same, is no second
+            # statement: so none outlives its lease.
+            held = {(r.number, worker) for r in self.open_rounds for worker in r.holding}
+            self._announced = {x: made for x, made in self._announced.items() if x in held}
             self._reach()
 
     def _reach(self) -> None:
@@ -274,27 +281,28 @@ class Rounds:
             self._reach()
             return self.manifests.newest
 
-    def admit(self) -> None:
+    def admit(self) -> bool:
         """Begins rounds that none before has planned, and fills up those that are short.
 
         Called when a worker registers and on every tick, since a death can make a round short.
+        Whether somebody was given rows, who may be waiting for some.
         """
         with self._lock:
             live = self.registry.live()
             if self.newest is None or self._goes_on(self.newest):
-                self._begin(sorted(live))
-                return
-            for number in [r.number for r in self.under_way if r.is_open or r.is_planned]:
-                self._fill_up(number, live)
+                return self._begin(sorted(live))
+            numbers = [r.number for r in self.under_way if r.is_open or r.is_planned]
+            return any([self._fill_up(number, live) for number in numbers])
 
-    def _begin(self, live: list[str]) -> None:
+    def _begin(self, live: list[str]) -> bool:
         """Begins the first rounds, or the next ones of a run that had come to its end before."""
         first = 1 if self.newest is None else self.newest.round + 1
         if len(live) < self.manifests.of_round(first).manifest.membership.min_workers:
-            return
+            return False
         with self.ledger.writing() as t:
             t.rounds.begin(self._first_plans(t, first, live))
         self.refresh()
+        return True
 
     def _first_plans(self, t: Transaction, first: int, live: list[str]) -> Iterator[RoundPlan]:
         """The rounds that are open from the start; each is planned when those before are in `t`."""
@@ -306,19 +314,28 @@ class Rounds:
             if self._ends_with(plan, tokens):
                 return
 
-    def _fill_up(self, number: int, live: Iterable[str]) -> None:
-        """Gives rows of a round that is short to live workers that have none of it."""
-        found = self.find(number)
+    def _fill_up(self, number: int, live: Iterable[str]) -> bool:
+        """Gives rows of a round that is short to live workers that have none of it; whether any.
+
+        First to those that never had some: one that loses them again and again must not keep the
+        round from others.
+        """
+        found, is_given = self.find(number), False
         assert found is not None
-        for worker_id in sorted(set(live) - found.holding):
+        had = Counter(lease.worker_id for lease in found.leases)
+        for worker_id in sorted(set(live) - found.holding, key=lambda name: (had[name], name)):
             found = self.find(number)
             if found is None or not self.strategy_of(number).is_short(self._view(found)):
-                return  # on every tick, however many wait for the next round
+                break  # on every tick, however many wait for the next round
+            if not self._chances.has((number, worker_id)):
+                continue
             with self.ledger.writing() as t:
                 cursor, tokens = self._cursor(), found.record.tokens
                 t.rounds.extend(self._plan(t, number, [worker_id], cursor=cursor, tokens=tokens))
             log.info("round extended", extra={"round": number, "worker": worker_id})
             self.refresh()
+            is_given = True
+        return is_given
 
     def give(self, worker_id: str, *, version: int) -> UnderWay | None:
         """Gives rows to an idle worker, which holds the newest version; the round, or None.
@@ -431,7 +448,7 @@ class Rounds:
             self._announced = {**self._announced, (made.round, made.worker_id): made}
 
     def announcement(self, round_number: int, worker_id: str) -> AnnouncementRecord | None:
-        """What a worker has announced in this life, while the round is open."""
+        """What a worker has announced in this life, while the round is open and its lease holds."""
         return self._announced.get((round_number, worker_id))
 
     def skip(self, round_number: int, worker_id: str, *, reason: str, sentence: str) -> bool:
@@ -450,12 +467,7 @@ class Rounds:
             with self.ledger.writing() as t:
                 t.skips.add(round_number, worker_id, reason=reason, sentence=sentence, wall=wall)
                 t.rounds.expire(round_number, [worker_id], reissue=work.policy == "exactly_once")
-            # What it states of other rows, should it be given some, is no second statement.
-            self._announced = {
-                lease: made
-                for lease, made in self._announced.items()
-                if lease != (round_number, worker_id)
-            }
+            self._chances.lost((round_number, worker_id))
             self.refresh()
             return True
 

@@ -6,15 +6,16 @@
 What an earlier life has fetched is found again; a round's directory goes once its version is kept.
 """
 
+import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.blobs.bucket import PIECE_BYTES, Bucket
+from atoll.blobs.bucket import PIECE_BYTES, Bucket, Tag
 from atoll.clock import Clock
-from atoll.errors import Conflict, FrameError, StoreError
+from atoll.errors import Conflict, FrameError, ObjectRefused, StoreError
 from atoll.gather import budget, supports
 from atoll.gather import publish as publishing
 from atoll.gather.errand import Pace
@@ -33,6 +34,8 @@ from atoll.island.link.base import FrameSource
 from atoll.protocol.gather import prefix_of
 from atoll.strategies.gather import local
 from atoll.traffic import Traffic
+
+log = logging.getLogger(__name__)
 
 # What a published round lists is there already, or is gone for good.
 PACE = Pace(patience_seconds=0.0)
@@ -70,14 +73,15 @@ class IslandBuckets:
         spool = self._spool(stated.window)
         path = self._own_frame(spool, stated.uid, wanted.frame)
         try:
-            done = self._publish(wanted, path)
+            placed = self._placed(wanted, path)
         except Conflict:
             # What it stated before was refused, or else this round would not be its again.
             self._own.remove(publishing.statement_key(self._prefix(stated), stated.window))
-            done = self._publish(wanted, path)
-        spool.keep(stated.uid, Record(self.signing.document(stated), done.frame))
+            placed = self._placed(wanted, path)
+        spool.keep(stated.uid, Record(self.signing.document(stated), placed))
         self.traffic.sends(stated.nbytes)
         self.link_traffic.sends(stated.nbytes)
+        self._remove_old(wanted)
 
     @property
     def _own(self) -> Bucket:
@@ -86,16 +90,30 @@ class IslandBuckets:
     def _prefix(self, stated: Statement) -> str:
         return prefix_of(stated.run_id, stated.uid)
 
-    def _publish(self, wanted: Publish, path: Path) -> publishing.Published:
-        return publishing.publish(
+    def _placed(self, wanted: Publish, path: Path) -> Tag:
+        frame, _ = publishing.place(
             self._own,
             self._prefix(wanted.statement),
             path,
             wanted.statement,
             self.signing.key,
-            keep=wanted.settings.keep,
             deadline=self.clock.now() + wanted.settings.pull_seconds,
         )
+        return frame
+
+    def _remove_old(self, wanted: Publish) -> None:
+        """What no round needs goes; what cannot go now holds up no hand-in, and goes later."""
+        stated, settings = wanted.statement, wanted.settings
+        deadline = self.clock.now() + settings.pull_seconds
+        try:
+            publishing.remove_old(
+                self._own, self._prefix(stated), stated.window, settings.keep, deadline=deadline
+            )
+        except ObjectRefused:
+            raise  # by rule, not for now: it would grow for ever
+        except StoreError as error:
+            about = {"code": error.code, "reason": str(error)}
+            log.warning("old objects stay in the bucket", extra=about)
 
     def _own_frame(self, spool: Spool, uid: str, frame: FrameSource) -> Path:
         """The frame as one file, in the round's spool."""

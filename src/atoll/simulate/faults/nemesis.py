@@ -130,11 +130,19 @@ class Nemesis:
             self.fleet.start(process.worker_id, process.disk.copy())
 
     def _impostor(self) -> None:
-        process = self.fleet.start(self._rng.choice(self.fleet.workers), is_extra=True)
+        worker_id = self._rng.choice(self.fleet.workers)
+        if self.fleet.servers.names and not self._is_known(worker_id):
+            # Where islands publish, the first key of a name stands: it would be the impostor's.
+            return
+        process = self.fleet.start(worker_id, is_extra=True)
         self.world.after(
             self._rng.uniform(3.0, 15.0),
             lambda: self.fleet.kill(process, is_noticed=True) if process.is_alive else None,
         )
+
+    def _is_known(self, worker_id: str) -> bool:
+        """Whether it is seen to have registered; while the coordinator is away nobody is."""
+        return self.host.coordinator is not None and worker_id in self.host.view().workers
 
     def _slow_worker(self) -> None:
         if process := self._somebody():
