@@ -47,7 +47,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One declared function, written once: called on all rows by the reference, on some by ranks."""
+    """One declared function: the reference calls it on all rows, a rank on its own."""
 
     kind: Kind
     name: str

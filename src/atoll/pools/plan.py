@@ -17,7 +17,7 @@ from atoll.pools.arrows.reductions import Reduce, Return, Returned
 from atoll.pools.arrows.terms import Count, GlobalSum, Log, Once
 from atoll.pools.calls import Item
 from atoll.pools.declared import Function
-from atoll.pools.placement import WORLD, Placement, Seat
+from atoll.pools.placement import Placement, Seat
 from atoll.pools.topology import Topology
 from atoll.pools.trace import Trace
 
@@ -266,6 +266,3 @@ class _Derived:
                 for s in seats
             },
         )
-
-
-__all__ = ["WORLD", "Act", "Plan", "planned"]

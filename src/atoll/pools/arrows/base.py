@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -46,8 +47,11 @@ def packed(parts: Sequence[Tensor]) -> Tensor:
 
 def unpacked(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """The parts of a flat tensor, in the shapes of these."""
-    sizes = [one.numel() for one in like]
-    return [part.view(one.shape) for part, one in zip(flat.split(sizes), like, strict=True)]
+    stops = list(accumulate(one.numel() for one in like))
+    return [
+        flat[stop - one.numel() : stop].view(one.shape)
+        for stop, one in zip(stops, like, strict=True)
+    ]
 
 
 def summed(desk: Desk, group: str, flat: Tensor, unit: int, micro: int = 0) -> None:
