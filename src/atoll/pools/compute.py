@@ -49,11 +49,11 @@ def term(
     coeffs = desk.lanes.of(function.name)
     if through is not None:
         total = _bent(desk, parts, counts, through)
-        scales = coeffs
+        scales = through.scale(desk, coeffs)
         share = float(total.detach()) if through.speaks(desk) else 0.0
     else:
         total = _total(parts)
-        scales = count.scale(coeffs, counts)
+        scales = count.scale(desk, coeffs, counts)
         is_logged = once is None or desk.seat.is_first
         share = float(total.detach()) / float(sum(counts.values())) if is_logged else 0.0
     desk.losses[function.name] = function.coeff * share

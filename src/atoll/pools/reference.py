@@ -32,7 +32,7 @@ class Term:
         return sum(part.count for part in self.parts.values())
 
     def loss(self) -> Tensor:
-        """Undone by no coefficient: the mean, or what `then` makes of the sums."""
+        """Without its coefficient: the mean, or what `then` makes of the sums."""
         means = [part for part in self.parts.values() if isinstance(part, Counted)]
         if means:
             total = means[0].total
@@ -76,17 +76,14 @@ class Reference:
         return self._terms(index, {k: _cut(box, rows) for k, box in self.boxes.items()}, names)
 
     def grads(self, loss: Tensor) -> Grads:
-        """Of one loss by every trained tensor; zeros where nothing leads there."""
+        """Of one loss by every trained tensor that leads to it."""
         trained = self.trained()
         if not loss.requires_grad:
-            return {name: torch.zeros_like(one) for name, one in trained.items()}
+            return {}
         found = torch.autograd.grad(
             loss, list(trained.values()), retain_graph=True, allow_unused=True
         )
-        return {
-            name: torch.zeros_like(parameter) if grad is None else grad
-            for (name, parameter), grad in zip(trained.items(), found, strict=True)
-        }
+        return {name: grad for name, grad in zip(trained, found, strict=True) if grad is not None}
 
     def values(self, step: int) -> dict[str, Any]:
         """All values of a step, for their shapes."""

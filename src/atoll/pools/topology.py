@@ -95,13 +95,26 @@ class Topology:
         unknown = sorted(set(sizes) - set(self.pools))
         if unknown:
             raise ConfigError(f"sizes name {unknown}; the pools are {sorted(self.pools)}")
-        found = Topology(rows=self.num_rows, seed=self.seed, wire=self.wire)
+        found = self._copied(rows=self.num_rows, wire=self.wire)
         for name, pool in self.pools.items():
             given = sizes.get(name, (pool.blocks, pool.ranks))
             blocks, ranks = given if isinstance(given, tuple) else (pool.blocks, given)
+            del found.pools[name]  # so that they stay in order
             found.pool(name, ranks=ranks, blocks=blocks)
-        found.axes, found.functions = self.axes, self.functions
-        found.sizes = self.sizes
+        return found
+
+    def with_rows(self, rows: int) -> "Topology":
+        """The same declaration with other steps."""
+        return self._copied(rows=rows, wire=self.wire)
+
+    def with_wire(self, wire: torch.dtype | None) -> "Topology":
+        """The same declaration with values and gradients rounded to another dtype, or to none."""
+        return self._copied(rows=self.num_rows, wire=wire)
+
+    def _copied(self, *, rows: int, wire: torch.dtype | None) -> "Topology":
+        found = Topology(rows=rows, seed=self.seed, wire=wire)
+        found.pools = dict(self.pools)
+        found.axes, found.functions, found.sizes = self.axes, self.functions, self.sizes
         return found
 
     @property

@@ -39,18 +39,26 @@ class Returned(Arrow):
         if desk.seat.pool == self.pool:
             places = self.places(desk, self.returns)
             flat = packed(places)
-            summed(desk, self.pool, flat, self.unit)
+            self.summed(desk, flat)
             _put(flat, places)
         for one in self.returns:
             if desk.seat.rank == self.source:
                 flat = packed(self.places(desk, [one]))
                 desk.world.send(desk.key(self.unit, 1), flat, to=one.to).wait()
             elif desk.seat.rank == one.to:
-                places = self.places(desk, [one])
-                flat = torch.empty_like(packed(places))
-                desk.world.receive(desk.key(self.unit, 1), flat, source=self.source).wait()
-                for place, part in zip(places, unpacked(flat, places), strict=True):
-                    place.add_(part)
+                self.take(desk, one)
+
+    def summed(self, desk: Desk, flat: Tensor) -> None:
+        """What the pool's ranks have becomes their SUM."""
+        summed(desk, self.pool, flat, self.unit)
+
+    def take(self, desk: Desk, one: Return) -> None:
+        """Adds what comes to the owner's own."""
+        places = self.places(desk, [one])
+        flat = torch.empty_like(packed(places))
+        desk.world.receive(desk.key(self.unit, 1), flat, source=self.source).wait()
+        for place, part in zip(places, unpacked(flat, places), strict=True):
+            place.add_(part)
 
     def places(self, desk: Desk, returns: Sequence[Return]) -> list[Tensor]:
         """Where the gradients, and the canary's counts, stand on this rank."""

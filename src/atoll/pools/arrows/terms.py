@@ -33,7 +33,7 @@ class Count(Arrow):
         summed(desk, self.pool, found, self.unit)
         return {item: int(count) for item, count in zip(self.items, found, strict=True)}
 
-    def scale(self, coeffs: Tensor, counts: Mapping[Item, int]) -> Tensor:
+    def scale(self, desk: Desk, coeffs: Tensor, counts: Mapping[Item, int]) -> Tensor:  # noqa: ARG002
         """coeff / global count in each lane: the one scale of this term, for all destinations."""
         return coeffs / float(sum(counts.values()))
 
@@ -74,6 +74,10 @@ class GlobalSum(Arrow):
             if self.by_block
             else desk.seat == desk.placement.first(desk.seat.pool)
         )
+
+    def scale(self, desk: Desk, coeffs: Tensor) -> Tensor:  # noqa: ARG002
+        """coeff: the count is inside of what the term makes of the sum."""
+        return coeffs
 
     def run(self, desk: Desk, sums: Tensor, micro: int) -> Tensor:
         """The same bits on every rank; a rank's gradient of it is that of its own part."""

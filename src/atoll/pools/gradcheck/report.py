@@ -14,7 +14,7 @@ from atoll.pools.gradcheck import defects as finding
 from atoll.pools.gradcheck.defects import Defect, Run
 
 Verdict = Literal["right", "wrong", "refused", "no verdict"]
-KillState = Literal["killed", "listed", "survived"]
+KillState = Literal["killed", "listed", "survived", "held"]
 EXIT_CODES: Mapping[Verdict, int] = {"right": 0, "wrong": 1, "refused": 2, "no verdict": 3}
 # The worst first: what several files together come to.
 ORDER: tuple[Verdict, ...] = ("wrong", "refused", "no verdict", "right")
