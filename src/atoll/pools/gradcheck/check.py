@@ -9,17 +9,21 @@ from pathlib import Path
 import torch
 
 from atoll.errors import AtollError, ConfigError
-from atoll.pools.gradcheck import loading, loop_check
+from atoll.pools.gradcheck import loading, loop_check, topology_check
 from atoll.pools.gradcheck.asked import Asked, Checker, Ranks, Sizes
 from atoll.pools.gradcheck.crew import Crews
 from atoll.pools.gradcheck.loading import Place
 from atoll.pools.gradcheck.report import Report
 from atoll.pools.loop import Loop
+from atoll.pools.topology import Topology
 
 log = logging.getLogger(__name__)
 
 # One line for each kind of declaration that a file may hold.
-CHECKERS: Mapping[type, Checker] = {Loop: loop_check.check_loop}
+CHECKERS: Mapping[type, Checker] = {
+    Topology: topology_check.check_topology,
+    Loop: loop_check.check_loop,
+}
 
 
 def check(

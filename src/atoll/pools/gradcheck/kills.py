@@ -28,7 +28,7 @@ def judged(mutant: Mutant, facts: Facts, reference: Outcome, found: Outcome, *, 
     """One mutant at one size, by what its last step left."""
     table = _whole(facts, mutant.table(facts), reference)
     misses = [said for pair, told in table.items() if (said := _miss(pair, told, reference, found))]
-    misses += _replicas(facts, table, found)
+    misses += _replicas(table, found)
     misses += _structural(table, reference, found)
     is_same = all(told == ONE for told in table.values())
     if misses:
@@ -75,9 +75,7 @@ def _miss(
     return f"{pair[0]} on {pair[1]}: {wish} predicted, ratio {ratio:.6g}, {apart:.2g} apart"
 
 
-def _replicas(
-    facts: Facts, table: Mapping[tuple[str, str], Prediction], found: Outcome
-) -> list[str]:
+def _replicas(table: Mapping[tuple[str, str], Prediction], found: Outcome) -> list[str]:
     """Replicas differ where that was predicted, and nowhere else."""
     wanted = {tensor for (_, tensor), told in table.items() if isinstance(told, Differs)}
     differing = set(found.differing)

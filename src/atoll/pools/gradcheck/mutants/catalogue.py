@@ -9,3 +9,9 @@ def of(plan: Plan) -> list[Mutant]:
     """A few rules for each kind of arrow, then several objects at once."""
     kinds = (reductions, returns, terms, edges, lost, legacy)
     return [mutant for kind in kinds for mutant in kind.mutants(plan)]
+
+
+def named(plan: Plan, name: str) -> Plan:
+    """The plan of one mutant, by its name."""
+    (mutant,) = [one for one in of(plan) if one.name == name]
+    return mutant.change(plan)

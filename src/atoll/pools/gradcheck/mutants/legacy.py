@@ -18,8 +18,15 @@ from atoll.pools.arrows.terms import Count, GlobalSum, Once
 from atoll.pools.calls import Item
 from atoll.pools.coverage import Way
 from atoll.pools.desk import Desk
-from atoll.pools.gradcheck.mutants.base import Facts, Mutant, Prediction, Ratio, Structural, Table
-from atoll.pools.gradcheck.mutants.base import changed
+from atoll.pools.gradcheck.mutants.base import (
+    Facts,
+    Mutant,
+    Prediction,
+    Ratio,
+    Structural,
+    Table,
+    changed,
+)
 from atoll.pools.gradcheck.mutants.reductions import AveragedReduce
 from atoll.pools.gradcheck.mutants.returns import to_all
 from atoll.pools.gradcheck.mutants.terms import AutogradSum, OnAll
