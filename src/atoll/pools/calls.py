@@ -115,7 +115,9 @@ def joined(function: Function, found: Mapping[Item, Any], axes: Mapping[str, Axi
 
 def tensors(name: str, thing: Any, *, rows: int) -> dict[Item, Tensor]:
     """A value's or a state's tensors by item; ConfigError unless each has a row for each row."""
-    parts: dict[Item, Any] = {**thing} if isinstance(thing, ByItem) else {None: thing}
+    parts: dict[Item, Any] = {None: thing}
+    if isinstance(thing, ByItem):
+        parts = {item: part for item, part in thing.items()}
     for item, part in parts.items():
         is_fit = isinstance(part, Tensor) and part.dim() > 0 and len(part) == rows
         if not is_fit or not part.is_floating_point():

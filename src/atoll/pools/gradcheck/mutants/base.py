@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -61,9 +61,9 @@ class Mutant:
 Kind = TypeVar("Kind", bound=Arrow)
 
 
-def changed(kind: type[Kind], arrow: Arrow, **more: object) -> Kind:
+def changed(kind: type[Kind], arrow: Arrow, **more: Any) -> Kind:
     """An arrow of another kind with the fields of this one."""
-    known = {field.name: getattr(arrow, field.name) for field in fields(arrow)}
+    known: dict[str, Any] = {field.name: getattr(arrow, field.name) for field in fields(arrow)}
     return kind(**known, **more)
 
 

@@ -1,6 +1,6 @@
 """Mistakes of values and gradients between pools: dropped, doubled, swapped, a step old."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -90,7 +90,7 @@ class DoubledGradient(GradientEdge):
 class SwappedGradient(GradientEdge):
     """Each row gets another one's gradient."""
 
-    def sent(self, desk: Desk, parts: "list[Tensor]", to: int) -> None:  # type: ignore[override]
+    def sent(self, desk: Desk, parts: Sequence[Tensor], to: int) -> None:
         super().sent(desk, [part.roll(1, 1) for part in parts], to)
 
 
@@ -100,7 +100,7 @@ class StaleGradient(GradientEdge):
 
     kept: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict, compare=False)
 
-    def sent(self, desk: Desk, parts: "list[Tensor]", to: int) -> None:  # type: ignore[override]
+    def sent(self, desk: Desk, parts: Sequence[Tensor], to: int) -> None:
         now = [part.clone() for part in parts]
         super().sent(desk, self.kept.get((desk.seat.rank, to), now), to)
         self.kept[desk.seat.rank, to] = now
@@ -112,7 +112,7 @@ def mutants(plan: Plan) -> Iterator[Mutant]:
         if type(arrow) is ValueEdge:
             yield from _of_value(plan, arrow)
         elif type(arrow) is GradientEdge:
-            yield from _of_gradient(plan, arrow)
+            yield from _of_gradient(arrow)
 
 
 def _of_value(plan: Plan, edge: ValueEdge) -> Iterator[Mutant]:
@@ -132,7 +132,7 @@ def _of_value(plan: Plan, edge: ValueEdge) -> Iterator[Mutant]:
         )
 
 
-def _of_gradient(plan: Plan, edge: GradientEdge) -> Iterator[Mutant]:
+def _of_gradient(edge: GradientEdge) -> Iterator[Mutant]:
     rows = min(len(route.rows) for route in edge.routes)
     for word, kind, steps, prediction in (
         ("dropped", DroppedGradient, 1, Ratio(0.0)),

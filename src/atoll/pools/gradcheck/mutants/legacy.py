@@ -31,6 +31,7 @@ from atoll.pools.gradcheck.mutants.reductions import AveragedReduce
 from atoll.pools.gradcheck.mutants.returns import to_all
 from atoll.pools.gradcheck.mutants.terms import AutogradSum, OnAll
 from atoll.pools.plan import Plan, count_name
+from atoll.pools.routes import Route
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class MultipliedEdge(GradientEdge):
 
     factor: int
 
-    def places(self, desk: Desk, route):  # type: ignore[no-untyped-def]
+    def places(self, desk: Desk, route: Route) -> list[Tensor]:
         found = super().places(desk, route)
         if desk.seat.rank == route.to:
             return [part * float(self.factor) for part in found]
@@ -60,12 +61,16 @@ def mutants(plan: Plan) -> Iterator[Mutant]:
     """The two programs that the convention was written against, where there are edges at all."""
     if not _edges(plan):
         return
-    for name, is_mended in (("legacy", False), ("legacy with #545", True)):
-        yield Mutant(
-            name,
-            lambda plan, is_mended=is_mended: plan.replaced(*_objects(plan, is_mended)),
-            lambda facts, is_mended=is_mended: _table(facts, is_mended),
-        )
+    yield _program("legacy", is_mended=False)
+    yield _program("legacy with #545", is_mended=True)
+
+
+def _program(name: str, *, is_mended: bool) -> Mutant:
+    return Mutant(
+        name,
+        lambda plan: plan.replaced(*_objects(plan, is_mended)),
+        lambda facts: _table(facts, is_mended),
+    )
 
 
 def _edges(plan: Plan) -> list[GradientEdge]:
