@@ -17,14 +17,7 @@ def grad_norm(engine: Engine) -> float:
     Only the first replica of each block adds its squares, so every parameter counts once. Dividing
     by the number of replicas would give the same and put a pool's size back into a number.
     """
-    squares = torch.zeros(1, dtype=torch.float64)
-    if engine.seat.is_first:
-        for parameter in engine.owned().values():
-            if parameter.grad is not None:
-                squares += parameter.grad.double().square().sum()
-    key = Key(group=GROUP, step=engine.desk.step + 1, op="control", unit=len(engine.plan.arrows))
-    engine.desk.world.all_reduce(key, squares).wait()
-    return math.sqrt(float(squares))
+    return math.sqrt(_squares(engine))
 
 
 def clip_grad_norm(engine: Engine, max_norm: float) -> float:
@@ -36,3 +29,15 @@ def clip_grad_norm(engine: Engine, max_norm: float) -> float:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
     return norm
+
+
+def _squares(engine: Engine) -> float:
+    total = torch.zeros(1, dtype=torch.float64)
+    if engine.seat.is_first:
+        for parameter in engine.owned().values():
+            if parameter.grad is not None:
+                total += parameter.grad.double().square().sum()
+    unit = engine.unit_after_arrows
+    key = Key(group=GROUP, step=engine.desk.step + 1, op="control", unit=unit)
+    engine.desk.world.all_reduce(key, total).wait()
+    return float(total)

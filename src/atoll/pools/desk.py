@@ -44,14 +44,20 @@ class Desk:
         self.items = placement.items(seat)
         self.boxes: dict[str, Any] = {}
         self.trained: dict[str, nn.Parameter] = dict(made.trained(modules))
+        # What this rank keeps and steps; the rest is borrowed.
+        kept = {key: one for key, one in modules.items() if self._is_own(key[0])}
+        self.owned: dict[str, nn.Parameter] = dict(made.trained(kept))
         self.terms = [function.name for function in self.top.of_kind("term")]
-        self.is_counting = False  # whether a canary crosses with the gradients
         self.begin(0, Lanes({}))
 
-    def begin(self, step: int, lanes: Lanes) -> None:
+    def _is_own(self, name: str) -> bool:
+        return self.top.functions[name].pool == self.seat.pool
+
+    def begin(self, step: int, lanes: Lanes, *, is_counting: bool = False) -> None:
         """An empty desk for a step; modules and kept state stay."""
         self.step = step
         self.lanes = lanes
+        self.is_counting = is_counting  # whether a canary crosses with the gradients
         self.things: dict[str, Any] = made.things(self.modules, self.top.of_kind("parameters"))
         self.outputs: dict[str, Parts] = {}  # values computed here, with their graph
         self.leaves: dict[str, Parts] = {}  # values as functions here are given them

@@ -50,7 +50,7 @@ def left_in(folder: Path, rank: int, steps: int) -> list[Left]:
     for step in range(steps):
         told = json.loads(_file(folder, rank, step, "json").read_text())
         grads = load_file(_file(folder, rank, step, "safetensors"))
-        found.append(Left(grads, Told(told["losses"], told["counts"]), told["norm"]))
+        found.append(Left(grads, Told(told["losses"], told["counts"], {}), told["norm"]))
     return found
 
 
