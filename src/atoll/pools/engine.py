@@ -48,6 +48,7 @@ class Engine:
         weights: Mapping[str, Tensor],
         *,
         rank: int,
+        coverage: Coverage | None = None,
         canary_every: int = 0,
     ) -> None:
         self.plan = plan
@@ -57,7 +58,7 @@ class Engine:
         made.fill(modules, weights)
         self.desk = Desk(plan.placement, plan.trace, self.seat, groups, modules)
         self._coeffs = {term.name: term.coeff for term in plan.top.of_kind("term")}
-        self._coverage = Coverage(plan) if canary_every else None
+        self._coverage = coverage or (Coverage(plan) if canary_every else None)
 
     def owned(self) -> dict[str, nn.Parameter]:
         """What this rank keeps and steps, by name; replicas of a block have the same."""

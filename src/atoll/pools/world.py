@@ -61,4 +61,11 @@ class World:
         )
 
     def _engine(self, rank: int, groups: Mapping[str, Collectives], canary_every: int) -> Engine:
-        return Engine(self.plan, groups, self.weights, rank=rank, canary_every=canary_every)
+        return Engine(
+            self.plan,
+            groups,
+            self.weights,
+            rank=rank,
+            coverage=self.coverage,
+            canary_every=canary_every,
+        )
