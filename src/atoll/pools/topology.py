@@ -125,6 +125,12 @@ class Topology:
             for name, pool in self.pools.items()
         }
 
+    @property
+    def written_in(self) -> str | None:
+        """The module of its functions, which other processes load; None while there are none."""
+        found = [function.call.__module__ for function in self.functions.values()]
+        return found[0] if found else None
+
     def axis_over(self, pool: str) -> Axis | None:
         """What a pool's blocks share out."""
         return next((axis for axis in self.axes.values() if axis.over == pool), None)

@@ -76,5 +76,5 @@ def _reported(name: str, checked: Callable[[Crews], Report], crews: Crews | None
 
 
 def _written_in(subject: object) -> str | None:
-    """The module of a Loop's step; other declarations are looked for everywhere."""
-    return subject.written_in if isinstance(subject, Loop) else None
+    """The module of a declaration's functions, where the declaration itself stands, too."""
+    return subject.written_in if isinstance(subject, Loop | Topology) else None
