@@ -39,6 +39,7 @@ from atoll.island.state.continuity import Continuity, Part
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
 from atoll.models import fingerprint
+from atoll.pools.adapters.base import is_fsdp2, unwrapped
 from atoll.protocol.messages import Assignment, EvaluationTask
 from atoll.versions import recorded
 
@@ -136,14 +137,14 @@ class Run(Participant):
         self, model: nn.Module, optimizer: Optimizer | None, evaluate: Evaluate | None
     ) -> _Loaded:
         layout = recorded.layout_of(self.manifest)
-        fingerprint.check(combine.unwrapped(model), layout)
+        fingerprint.check(unwrapped(model), layout)
         share = BatchSlice(self.group.rank, self.group.size)
         combine.install(model, share, ranks=self.group.size)
         adopted = self._session.adopted
         weights = IslandWeights(
             model, layout, strategy=adopted.asked, download=adopted.download, group=self.group
         )
-        part = Part(self.group.rank, self.group.size, combine.is_fsdp2(model))
+        part = Part(self.group.rank, self.group.size, is_fsdp2(model))
         continuity = Continuity(
             self._store, adopted.info, worker_id=self.worker_id, elements=layout.size, part=part
         )

@@ -1,0 +1,1 @@
+"""Groups of ranks that compute parts of one loss, whose gradients cross ranks as partial sums."""
