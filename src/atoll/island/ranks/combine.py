@@ -7,6 +7,7 @@ without rows computes on a row that others have, and counts as zero. The sum its
 `pools.adapters`.
 """
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,6 +15,7 @@ from atoll.errors import ConfigError
 from atoll.island.ranks.batch_slice import BatchSlice
 from atoll.pools.adapters import install as adapters
 from atoll.pools.adapters.base import Adapter, is_fsdp2
+from atoll.pools.adapters.probe import probe
 
 
 def install(model: nn.Module, share: BatchSlice, *, ranks: int) -> Adapter | None:
@@ -29,3 +31,12 @@ def install(model: nn.Module, share: BatchSlice, *, ranks: int) -> Adapter | Non
             f"in DistributedDataParallel, or apply fully_shard, before run.load"
         )
     return None
+
+
+def check(adapter: Adapter, share: BatchSlice, *, ranks: int) -> None:
+    """Collective: NotSummed unless a known gradient arrives as the sum of its weighed parts."""
+    share.slice(torch.empty(2 * ranks + 1))  # as of a batch that cannot be shared evenly
+    try:
+        probe(adapter)
+    finally:
+        share.clear()
