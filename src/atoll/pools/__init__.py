@@ -1,1 +1,1 @@
-"""Groups of ranks that compute parts of one loss, whose gradients cross ranks as partial sums."""
+"""Groups of ranks that each compute a part of the loss, and the check of what they sum."""
