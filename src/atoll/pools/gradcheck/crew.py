@@ -29,8 +29,9 @@ GRACE_SECONDS = 1.0  # for the others' words after a first rank has failed
 STOP_SECONDS = 5.0
 MAX_RANKS = 64
 MAX_LOG_BYTES = 2000  # the end of a dead rank's log
-# Loaded once, before the ranks are forked: FSDP2 takes most of a second.
-PRELOAD = ("torch", "torch.distributed.fsdp", crew_rank.__name__)
+# Loaded once, before the ranks are forked: FSDP2 and what DDP loads when it is first used take
+# most of a second each.
+PRELOAD = ("torch", "torch.distributed.fsdp", "torch._dynamo", crew_rank.__name__)
 
 
 @dataclass(frozen=True, slots=True)

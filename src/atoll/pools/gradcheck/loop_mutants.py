@@ -58,7 +58,8 @@ def _mutants(reference: LoopReference, wanted: Outcome, ranks: int) -> Iterator[
     counts = reference.counts(indices)
     counted = [name for name, one in whole.items() if isinstance(one, Counted)]
     means = {name: _mean_of_means(name, shares, counts[name]) for name in counted}
-    yield Mutant("mean of the ranks' means", {ALL: _sum(list(means.values())), **means})
+    if means:  # a Through has no mean of its own to take
+        yield Mutant("mean of the ranks' means", {ALL: _sum(list(means.values())), **means})
     twice = torch.cat([every[:-1], every[:1]])
     yield Mutant(
         "first row twice, last left out", _minus(reference.outcome(twice).grads, wanted.grads)
