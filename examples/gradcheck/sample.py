@@ -33,8 +33,9 @@ class Routed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.logits: Tensor = self.router(x)
-        experts: Tensor = self.experts(x).unflatten(-1, (EXPERTS, CLASSES))
-        return (self.logits.softmax(-1)[..., None] * experts).sum(-2)
+        experts = self.experts(x).unflatten(-1, (EXPERTS, CLASSES))
+        mixed: Tensor = (self.logits.softmax(-1)[..., None] * experts).sum(-2)
+        return mixed
 
 
 def nll(model: nn.Module, rows: Rows) -> tuple[Tensor, int]:
