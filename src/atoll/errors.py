@@ -1,7 +1,7 @@
 """Every failure Atoll names, as one tree.
 
     AtollError
-      ConfigError                 a run file, flag or argument
+      ConfigError                 a run file, flag or argument; NotSummed
       AuthError                   Unauthenticated, Forbidden
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
@@ -43,6 +43,10 @@ class AtollError(Exception):
 
 class ConfigError(AtollError, code="CONFIG"):
     """A setting breaks its rule."""
+
+
+class NotSummed(ConfigError, code="NOT_SUMMED"):
+    """Gradients do not cross ranks as their plain sum."""
 
 
 class AuthError(AtollError, code="AUTH"):

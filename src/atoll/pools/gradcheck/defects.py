@@ -136,10 +136,11 @@ def _of_numbers(kind: Kind, term: str, at: Sequence[tuple[Run, Logged]], bound: 
         return Defect(kind, term, "", said)
     runs, ratios = [run for run, _ in usable], [ratio for _, ratio in usable]
     reading = _read(runs, ratios, term, bound)
-    if not reading.text and kind == "clip norm":
+    if kind == "clip norm" and not _is_product(reading):
         squared = _read(runs, [ratio**2 for ratio in ratios], term, bound)
-        rooted = tuple(f"sqrt({one})" for one in squared.readings)
-        reading = Reading(squared.text and rooted[0], rooted)
+        if _is_product(squared):
+            rooted = tuple(f"sqrt({one})" for one in squared.readings)
+            reading = Reading(squared.text and rooted[0], rooted)
     said = f"{about}: ratio {_shown(runs, ratios)}{_called(reading)}"
     return Defect(kind, term, "", said, reading.text)
 
@@ -148,6 +149,11 @@ def _read(runs: Sequence[Run], ratios: Sequence[float], own: str, bound: float) 
     counts = [run.counts or {} for run in runs]
     sizes = [run.size for run in runs]
     return naming.name(ratios, sizes, counts=counts, own=own, tolerance=bound)
+
+
+def _is_product(reading: Reading) -> bool:
+    """Of sizes, counts and integers; else it is nothing, or just a number."""
+    return any("." not in one for one in reading.readings)
 
 
 def _called(reading: Reading) -> str:
