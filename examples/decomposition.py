@@ -130,11 +130,12 @@ def masked(rows: Rows, replaced: Mapping[str, tuple[Components | Fixed, Tensor]]
 
     def standing(site: str) -> Instead:
         components, mask = replaced[site]
-        rest = weight(site) - components.V @ components.U
+        share, rest = mask[..., :C], mask[..., C:]
 
         def apply(x: Tensor) -> Tensor:
-            parts = ((x @ components.V) * mask[..., :C]) @ components.U
-            return parts + mask[..., C:] * (x @ rest)
+            # (x V * share) U + rest * x (W - V U), with one way to V and U, where two would cancel.
+            parts = ((x @ components.V) * (share - rest)) @ components.U
+            return parts + rest * (x @ weight(site))
 
         return apply
 
