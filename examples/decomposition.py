@@ -52,7 +52,7 @@ C = 12  # components of a site
 LEAK = 0.01  # of a gate's gradient beyond the end it is hard at
 POWER, SMOOTH = 0.9, 1e-3  # of the importance: (gate + SMOOTH) ** POWER
 HIDDEN = 32
-REACH = 0.75
+REACH = 0.625  # of the part of a site that its components begin with
 WARM_UP = 2
 RATE, BETAS, EPSILON = 0.1, (0.5, 0.99), 1e-8  # of the adversary's Adam
 

@@ -60,11 +60,16 @@ def _hadamard(size: int) -> Array:
     return rows
 
 
+def _uneven(name: str) -> Array:
+    """A factor of 0.5 to 1.5 for each hidden unit, in eighths: no two work quite alike."""
+    return 1 + np.round(8 * table(name, HIDDEN)) / 8
+
+
 def _planted() -> dict[str, Array]:
     """Every weight of the target by its name in the GPT."""
     directions = _hadamard(WIDTH) / 4  # orthonormal; the first eight are the tokens' features
     units = np.kron(np.eye(FEATURES), np.ones((1, HIDDEN // FEATURES)))  # eight hidden units each
-    signs = units * np.tile([1.0, -1.0], HIDDEN // 2)
+    signs = np.tile([1.0, -1.0], HIDDEN // 2)
     token = np.arange(V)
     found = {
         "tokens.weight": 2 * (directions[token % 4] + directions[4 + token // 4]),
@@ -78,6 +83,7 @@ def _planted() -> dict[str, Array]:
         order = (np.arange(FEATURES) * 3 + block) % FEATURES
         strength = 1 + np.arange(FEATURES)[:, None] / 8
         looks = table(name + "looks", 2 * WIDTH, WIDTH)  # queries and keys
+        expands, projects = _uneven(name + "expands"), _uneven(name + "projects")
         copies = directions[:FEATURES].T @ directions[:FEATURES]
         found |= {
             name + "attention_norm.weight": np.ones(WIDTH),
@@ -85,8 +91,8 @@ def _planted() -> dict[str, Array]:
             name + "attention.qkv.weight": np.concatenate([looks, copies]),
             name + "attention.project.weight": directions[FEATURES:].T
             @ (strength * directions[:FEATURES]),
-            name + "mlp.expand.weight": signs.T @ (strength * reads),
-            name + "mlp.project.weight": directions[order].T @ (units / 2),
+            name + "mlp.expand.weight": (units * signs * expands).T @ (strength * reads),
+            name + "mlp.project.weight": directions[order].T @ (units * projects / 2),
         }
     return found
 

@@ -18,7 +18,7 @@ SLICES = [
     (slice(0, 5), slice(5, 12)),
     tuple(slice(r, r + 3) for r in (0, 3, 6, 9)),
 ]
-DIGEST = "796e7f43b50d52440102ea03829e9fc7df3454a756b2066de1e20023d8120d2c"
+DIGEST = "28667930a3573036222f92cb23553cfb8561d4b208f557ad780452cf39652259"
 TERMS = ["stoch", "minimal", "adversary"]
 
 
