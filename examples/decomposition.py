@@ -116,7 +116,8 @@ def upper(gates: Mapping[str, Tensor], rows: Rows) -> Tensor:
     stacked = torch.stack([gates[site] for site in SITES])  # [sites, n, T, C]
     used = stacked.clamp(0, 1) + LEAK * (stacked - 1).clamp(min=0)
     kept = rows[1][:, :, None].to(used.dtype)
-    return (((used + SMOOTH) ** POWER - SMOOTH**POWER) * kept).sum((1, 2))
+    powers: Tensor = (used + SMOOTH) ** POWER - SMOOTH**POWER
+    return (powers * kept).sum((1, 2))
 
 
 def mixed(gates: Tensor, noise: Tensor) -> Tensor:
