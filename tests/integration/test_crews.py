@@ -53,10 +53,21 @@ def test_jobs_share_the_processes_of_one_start(crew, tmp_path):
     assert first[0]["job"] < second[0]["job"]
 
 
-def test_what_ranks_print_is_kept_apart(crew, tmp_path, capfd):
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_ranks_print_goes_to_a_log_of_their_own(crew, tmp_path, stream):
+    """Not to the parent's streams, where a tool reads JSON."""
     crew.run(f"{JOBS}:prints", {}, tmp_path)
 
-    assert capfd.readouterr() == ("", "")
+    logs = [Path((tmp_path / f"{stream}-{rank}").read_text()) for rank in range(3)]
+    assert [log.name for log in logs] == ["rank-0.log", "rank-1.log", "rank-2.log"]
+    assert logs[0].read_text().splitlines()[-1] == "said by a rank"
+
+
+def test_job_that_destroys_the_group_is_refused_before_the_next_one_meets_it(crew, tmp_path):
+    with pytest.raises(RanksFailed, match="leave it as it was given"):
+        crew.run(f"{JOBS}:leaves", {}, tmp_path)
+
+    assert [one["theirs"] for one in done(crew, tmp_path / "a")] == [[3]] * 3
 
 
 def test_rank_that_raises_is_named_with_its_text_and_the_next_job_starts_anew(crew, tmp_path):

@@ -181,6 +181,20 @@ def test_file_may_import_what_lies_in_the_working_directory(crews, tmp_path, mon
     checked(Path("declared.py"), crews, sizes=[{"ranks": 3}]).raise_if_wrong()
 
 
+@pytest.mark.parametrize("name", ["float64", "float32"])
+def test_file_is_loaded_and_run_under_the_dtype_of_its_loop(crews, tmp_path, name):
+    """The first load, which finds the loop, is under float64; ranks load it once."""
+    text = EVEN.replace("ranks=(2, 3)", f"ranks=(2, 3), dtype=torch.{name}")
+    made = f"import torch\nMADE = torch.zeros(1).dtype{text}"
+    step = f"{made}    assert (MADE, model[0].weight.dtype) == (torch.{name},) * 2\n"
+    (tmp_path / "declared.py").write_text(step.replace("    return", "    done =", 1))
+
+    report = checked(tmp_path / "declared.py", crews)
+
+    assert report.verdict == "no verdict", report.sentences  # its counts are even
+    assert report.tolerance == {"float64": 1e-12, "float32": 4e-7}[name]
+
+
 # Steps that break
 
 

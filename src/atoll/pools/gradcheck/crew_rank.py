@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from atoll import torch_threads
 from atoll.collectives.torch_dist import TorchRanks, gloo_group
-from atoll.errors import AtollError
+from atoll.errors import AtollError, ConfigError
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ERROR = 4000  # characters of what a rank says of an error
@@ -95,9 +95,14 @@ def _done(told: dict[str, Any], world: WorldRank) -> dict[str, Any]:
         module, _, function = told["entry"].partition(":")
         entry = cast(Entry, getattr(importlib.import_module(module), function))
         entry(world, told["spec"], Path(told["folder"]))
+        if dist.group.WORLD is not world.process_group:
+            raise ConfigError(
+                "the default process group was destroyed or made anew by what ran; it is shared "
+                "with what runs next, so leave it as it was given"
+            )
     except Exception as exc:
         traceback.print_exc()
-        return {"error": described(exc), "is_refusal": isinstance(exc, AtollError)}
+        return {"error": described(exc)}
     return {}
 
 
