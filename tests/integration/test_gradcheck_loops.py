@@ -113,7 +113,7 @@ def test_object_of_another_kind_is_refused(crews):
     report = checking.check(3, crews=crews)
 
     assert report.exit_code == 2
-    assert report.refusal == "'int' is not a Loop, which are what can be checked"
+    assert report.refusal == "'int' is not a Topology or Loop, which are what can be checked"
 
 
 def test_loop_that_stands_in_no_file_is_refused(crews):
@@ -145,13 +145,13 @@ def test_more_ranks_than_rows_are_refused(crews):
 
 
 def test_file_without_a_loop_is_refused(crews, tmp_path):
-    assert "holds no Loop at its top level" in refused(crews, tmp_path, "x = 1")
+    assert "holds no Topology or Loop at its top level" in refused(crews, tmp_path, "x = 1")
 
 
 def test_file_with_two_loops_is_refused_by_their_names(crews, tmp_path):
     text = "from atoll.pools.loop import Loop\na, b = Loop(rows=4), Loop(rows=4)"
 
-    assert "holds 2 of Loop: a, b;" in refused(crews, tmp_path, text)
+    assert "holds 2 of Topology or Loop: a, b;" in refused(crews, tmp_path, text)
 
 
 def test_one_loop_under_two_names_is_one(crews, tmp_path):

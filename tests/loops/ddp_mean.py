@@ -17,7 +17,7 @@ loop.term(coeff=0.1)(right.square)
 @loop.step
 def step(model, rows, coeffs):
     wrapped = DistributedDataParallel(model)
-    loss = torch.zeros(())
+    loss: torch.Tensor = torch.zeros(())
     for name, term in (("nll", right.nll), ("square", right.square)):
         part = term(wrapped, rows)
         count = torch.tensor(part.count)

@@ -11,6 +11,7 @@ from atoll.errors import ConfigError
 from atoll.pools.counted import Counted, Through
 from atoll.pools.gradcheck import loop_counts, loop_mutants, loop_ranks, tensors
 from atoll.pools.gradcheck.loop_ranks import Left, Told
+from atoll.pools.gradcheck.evenness import Evenness
 from atoll.pools.gradcheck.loop_reference import LoopReference
 from atoll.pools.gradcheck.outcome import ALL
 from atoll.pools.loop import Loop, rows_of
@@ -191,7 +192,7 @@ def test_model_with_other_tensors_each_time_is_refused():
 
 
 def test_uneven_counts_leave_nothing_to_say():
-    assert loop_counts.judged(LoopReference(loop(mean)), (2, 3)) == loop_counts.Evenness((), ())
+    assert loop_counts.judged(LoopReference(loop(mean)), (2, 3)) == Evenness((), ())
 
 
 def test_term_whose_rows_count_alike_is_a_remark_beside_an_uneven_one():
@@ -209,7 +210,7 @@ def test_rows_of_different_count_with_equal_ranks_take_the_verdict_away():
 
     assert len(hidden.no_verdicts) == 1
     assert "rows of ['mean'] differ in count" in hidden.no_verdicts[0]
-    assert loop_counts.judged(reference, (2, 3)) == loop_counts.Evenness((), ())
+    assert loop_counts.judged(reference, (2, 3)) == Evenness((), ())
 
 
 def test_no_uneven_term_at_all_takes_the_verdict_away():
