@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from atoll.errors import ConfigError
 from atoll.pools.counted import Counted, Through
 from atoll.pools.gradcheck import loop_counts, loop_mutants, loop_ranks, tensors
-from atoll.pools.gradcheck.loop_ranks import Left, Told
 from atoll.pools.gradcheck.evenness import Evenness
+from atoll.pools.gradcheck.loop_ranks import Left, Told
 from atoll.pools.gradcheck.loop_reference import LoopReference
 from atoll.pools.gradcheck.outcome import ALL
 from atoll.pools.loop import Loop, rows_of
