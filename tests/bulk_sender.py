@@ -61,9 +61,9 @@ class BulkSender:
         Nothing follows what is not true: the rank may be gone by then.
         """
         said = {"nbytes": len(values), "op": 1, "stop": start + len(values), **raw}
-        numbers = (said["nbytes"], group, step, 0, said["op"], 0, 0, start, said["stop"])
-        ask = b"" if raw else bytes(struct.calcsize("<QQQIBIIQQ"))
-        self._socket.sendall(struct.pack("<QQQIBIIQQ", *numbers) + values + ask)
+        numbers = (said["nbytes"], group, 0, step, 0, said["op"], 0, 0, start, said["stop"])
+        ask = b"" if raw else bytes(struct.calcsize("<QQQQIBIIQQ"))
+        self._socket.sendall(struct.pack("<QQQQIBIIQQ", *numbers) + values + ask)
 
     def told(self, group: int, step: int, values: bytes) -> None:
         """Sends a message and waits for the answer."""

@@ -35,13 +35,17 @@ def threads(
     *,
     timeout_seconds: float = 30.0,
     chunk_bytes: int = CHUNK_BYTES,
+    is_inline: bool = False,
 ) -> list[Any]:
-    """What each rank's work returned, each rank a thread with another for its collectives."""
+    """What each rank's work returned, each rank a thread with another for its collectives.
+
+    `is_inline`: without that other one.
+    """
     group = LocalGroup(size, clock=SystemClock())
 
     @contextmanager
     def rank(number: int) -> Iterator[Collectives]:
-        runner = Threaded(f"rank-{number}")
+        runner = Inline() if is_inline else Threaded(f"rank-{number}")
         options: dict[str, Any] = {"timeout_seconds": timeout_seconds, "chunk_bytes": chunk_bytes}
         try:
             yield group.rank(number, runner, way=way, **options)

@@ -1,4 +1,4 @@
-"""Real torchrun groups of two ranks on loopback, for the tests of islands with several ranks."""
+"""Real torchrun groups on loopback, for the tests of islands with several ranks."""
 
 import json
 import os
@@ -64,9 +64,10 @@ def torchrun(
     *,
     options: Sequence[str] = (),
     token: str = TOKENS[Role.WORKER],
+    ranks: int = RANKS,
 ) -> Iterator[TorchrunGroup]:
-    """A group of two; what is left of it when the block ends is killed."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+    """A group; what is left of it when the block ends is killed."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *options, *program]
     variables = {"OMP_NUM_THREADS": "1", "ATOLL_TOKEN": token}
     with log_path.open("ab") as log:
@@ -87,10 +88,10 @@ def torchrun(
         group.kill_all()
 
 
-def results(folder: Path) -> dict[int, dict[str, Any]]:
+def results(folder: Path, *, ranks: int = RANKS) -> dict[int, dict[str, Any]]:
     """What each rank of a program of tests/ranks wrote."""
     return {
         rank: json.loads((folder / f"rank-{rank}.json").read_text())
-        for rank in range(RANKS)
+        for rank in range(ranks)
         if eventually(f"the result of rank {rank}", (folder / f"rank-{rank}.json").exists)
     }

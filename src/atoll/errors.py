@@ -1,7 +1,7 @@
 """Every failure Atoll names, as one tree.
 
     AtollError
-      ConfigError                 a run file, flag or argument
+      ConfigError                 a run file, flag or argument; NotSummed
       AuthError                   Unauthenticated, Forbidden
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
@@ -13,6 +13,8 @@
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
                                   LeaseLost, StaleGeneration, MissingRanks, AddressUnreachable
       GroupBroken                 a rank of this island is gone or late
+      RanksFailed                 a rank of a check raised, died or was late
+      GradientsWrong              a check of gradients has not come out right
       CoordinatorUnreachable      the network, a dead or restarting coordinator; Accident
 
 `code` is stable and crosses the wire; `retry` tells the sender whether the same message can succeed
@@ -41,6 +43,10 @@ class AtollError(Exception):
 
 class ConfigError(AtollError, code="CONFIG"):
     """A setting breaks its rule."""
+
+
+class NotSummed(ConfigError, code="NOT_SUMMED"):
+    """Gradients do not cross ranks as their plain sum."""
 
 
 class AuthError(AtollError, code="AUTH"):
@@ -247,6 +253,14 @@ class AddressUnreachable(WorkError, code="ADDRESS_UNREACHABLE"):
 
 class GroupBroken(AtollError, code="GROUP_BROKEN"):
     """A rank of this island is gone or late; start its group again and it continues."""
+
+
+class RanksFailed(AtollError, code=None):
+    """A rank that this process started raised, died or was late; all of its group are ended."""
+
+
+class GradientsWrong(AtollError, code=None):
+    """The gradients of ranks are not those of one process, or nothing proves that they are."""
 
 
 class CoordinatorUnreachable(AtollError, code="UNREACHABLE", retry=True):

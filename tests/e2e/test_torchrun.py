@@ -263,6 +263,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
         ("data", "DatasetMismatch", "data.rows"),
         ("data of the follower", "ManifestMismatch", "data.rows of rank 1"),
         ("unwrapped", "ConfigError", "DistributedDataParallel"),
+        ("halved gradients", "NotSummed", "0.5 of the sum"),
     ],
 )
 def test_every_rank_raises_the_same_named_refusal(refusals, case, kind, names):

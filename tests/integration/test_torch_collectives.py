@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atoll.collectives import schedule
 from tests.rank_groups import sums, threads
-from tests.ranks import collects
+from tests.ranks import collects, divides
 from tests.ranks.collects import CHUNK_BYTES, SIZES
 
 LIMIT_SECONDS = 120.0
@@ -86,3 +86,48 @@ def test_rank_with_too_much_to_say_is_named_on_all_ranks(home):
     told = [(home / f"said-{rank}").read_text() for rank in range(5)]
 
     assert all(line.startswith("PROTOCOL") and "rank 3 has 11 bytes" in line for line in told)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_subgroups_and_sends_have_the_sums_of_plain_additions(home, size):
+    for rank in range(size):
+        for name, wanted in (("divided", divides.wanted), ("sent", divides.came)):
+            found, right = load_file(home / f"{name}-{size}-{rank}"), wanted(size, rank)
+            assert found.keys() == right.keys()
+            assert [one for one in found if not torch.equal(found[one], right[one])] == []
+
+
+def test_deadline_of_a_subgroup_names_its_own_others(home):
+    first = {rank: parts(home, rank)[0] for rank in (1, 3)}
+
+    assert first[3].startswith("MISSING_RANKS [1, 2] ")
+    assert first[1].startswith("MISSING_RANKS [0, 1] ")
+
+
+def parts(home: Path, rank: int) -> list[str]:
+    return (home / f"parts-{rank}").read_text().splitlines()
+
+
+def test_send_in_a_subgroup_is_not_taken_by_another_one_of_the_same_ranks(home):
+    """Who sends is told, too: nobody takes it."""
+    assert parts(home, 0)[0].startswith("MISSING_RANKS [0] ")
+    assert parts(home, 1)[1].startswith("MISSING_RANKS [0] ")
+    assert parts(home, 1)[2] == "[7.0]"
+
+
+def test_rank_that_sends_nothing_is_named_alone(home):
+    assert parts(home, 3)[1].startswith("MISSING_RANKS [0] ")
+    assert parts(home, 3)[2] == "[7.0]"
+
+
+def test_send_of_another_length_is_refused_and_its_sender_finds_out_in_time(home):
+    _, refused, left, _ = parts(home, 2)
+
+    assert refused.startswith("LAYOUT_MISMATCH")
+    assert "rank 0 sends 41 elements of float32, and this rank receives 40" in refused
+    assert left == "[7.0]"
+    assert parts(home, 4)[1].startswith("MISSING_RANKS [1] ")
+
+
+def test_subgroup_ends_with_its_group(home):
+    assert all(parts(home, rank)[-1].startswith("GROUP_BROKEN") for rank in range(5))

@@ -20,6 +20,7 @@ from atoll.collectives.torch_dist import TorchRanks, gloo_group
 from atoll.errors import AtollError, GroupBroken, MissingRanks
 from atoll.layout import GROUP_ELEMENTS
 from tests.rank_groups import DTYPES, key, values
+from tests.ranks import divides
 
 SIZES = (1, 2, 3, 4, 5)
 LENGTHS = (0, 1, 3, 1_003, 3 * GROUP_ELEMENTS + 7)
@@ -104,6 +105,9 @@ def process(rank: int, home: str) -> None:
         if rank < size:
             ranks = TorchRanks(group, chunk_bytes=CHUNK_BYTES)
             save_file(cases(ranks), Path(home) / f"{size}-{rank}")
+            if size > 1:
+                save_file(divides.collected(ranks), Path(home) / f"divided-{size}-{rank}")
+                save_file(divides.sent(ranks), Path(home) / f"sent-{size}-{rank}")
             ranks.close()
     native = TorchRanks(gloo_group(), native_sum=True)
     total, part = values(rank, 1_003), torch.zeros(len(schedule.cut(1_003, 5)[rank]))
@@ -112,6 +116,7 @@ def process(rank: int, home: str) -> None:
     native.close()
     save_file({"all": total, "part": part}, Path(home) / f"native-{rank}")
     _refusals(rank, Path(home))
+    _refused_in_parts(rank, Path(home))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -139,6 +144,40 @@ def _refusals(rank: int, home: Path) -> None:
     talk.close()
     (home / f"said-{rank}").write_text(said[0])
     (home / f"told-{rank}").write_text("\n".join(told))
+
+
+def _refused_in_parts(rank: int, home: Path) -> None:
+    """A sub-group's member that does not come, sends that nobody expects or none, and an end."""
+    told: list[str] = []
+    late = TorchRanks(gloo_group(), timeout_seconds=1.0)
+    [part] = late.subgroups([[3, 4, 1]])
+    if part is not None and rank != 4:
+        handle = part.all_reduce(key(1), values(rank, 1_003))
+        told += _told(handle.wait)
+    dist.barrier()  # before the one that never came closes its connections
+    pairs = TorchRanks(gloo_group(), timeout_seconds=1.0).subgroups([[1, 0], [0, 1], [2, 3]])
+    out = torch.full((40,), 7.0)
+    if rank == 0 and pairs[0] is not None:
+        told += _told(pairs[0].send(key(1), values(3, 40), to=0).wait)
+    if rank == 1 and pairs[1] is not None:  # where it does not come
+        told += _told(pairs[1].receive(key(1), out, source=0).wait)
+    if rank == 3 and pairs[2] is not None:  # nobody sends
+        told += _told(pairs[2].receive(key(1), out, source=0).wait)
+    told += [str(out.unique().tolist())]
+    dist.barrier()
+    [wrong] = TorchRanks(gloo_group(), timeout_seconds=1.0).subgroups([[4, 2]])
+    if rank == 4 and wrong is not None:
+        told += _told(wrong.send(key(1), values(3, 41), to=1).wait)
+    if rank == 2 and wrong is not None:
+        told += _told(wrong.receive(key(1), out, source=0).wait)
+        told += [str(out.unique().tolist())]
+    ended = TorchRanks(gloo_group())
+    [left] = ended.subgroups([[0, 1, 2, 3, 4]])
+    ended.close()
+    told += _told(left.barrier(key(1)).wait) if left is not None else []
+    late.close()
+    dist.barrier()
+    (home / f"parts-{rank}").write_text("\n".join(told))
 
 
 def _told(work: Callable[[], object]) -> list[str]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 import atoll
@@ -62,6 +63,27 @@ def other_model_of_the_follower(kind: Parallel) -> None:
     spread = parallel.spread(model, kind, device=torch.device("cpu"), ranks=dist.get_world_size())
     try:
         run.load(spread)
+    finally:
+        run.release()
+
+
+def halve(gradient: Tensor) -> None:
+    gradient.div_(2)
+
+
+def halved_gradients() -> None:
+    """FSDP2 with a hook of the user's own, which halves what was summed."""
+    run = join()
+    model = parallel.spread(
+        models.build(run.manifest.model.definition),
+        "fsdp2",
+        device=torch.device("cpu"),
+        ranks=dist.get_world_size(),
+    )
+    assert isinstance(model, FSDPModule)
+    model.set_all_reduce_hook(halve)
+    try:
+        run.load(model)
     finally:
         run.release()
 
@@ -128,6 +150,7 @@ CASES: dict[str, Callable[[], object]] = {
     "data": lambda: other_data(rank_0=501, rank_1=501),
     "data of the follower": lambda: other_data(rank_1=501),
     "unwrapped": unwrapped,
+    "halved gradients": halved_gradients,
     "interrupt": interrupted,
     "conflict": refused_by(Conflict("other bytes")),
     "unreachable": refused_by(CoordinatorUnreachable("nobody answers")),

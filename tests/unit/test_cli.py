@@ -12,7 +12,18 @@ from atoll.cli import output, stopping
 from atoll.cli.app import app
 from atoll.errors import ConfigError
 
-COMMANDS = ("serve", "join", "simulate", "status", "info", "audit", "repair", "export", "demo")
+COMMANDS = (
+    "serve",
+    "join",
+    "simulate",
+    "status",
+    "info",
+    "audit",
+    "repair",
+    "export",
+    "demo",
+    "gradcheck",
+)
 OPERATORS = ("work", "workers", "pause", "resume", "stop", "kick", "allow", "outer-lr")
 RUN_FILE = "examples/quickstart.toml"
 NOBODY = ("http://127.0.0.1:9", "--token", "t")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.collectives import plain, torch_dist, torch_member
+from atoll.collectives import plain, torch_dist, torch_member, torch_wire
 from atoll.collectives.base import Key
 from atoll.collectives.torch_member import TorchMember
 from atoll.errors import GroupBroken, ProtocolError
@@ -27,18 +27,13 @@ def test_what_comes_after_an_abort_is_written_nowhere(monkeypatch):
     """Who waits is sent away at once, and frees its tensors; gloo ends later."""
     is_asked, comes = threading.Event(), threading.Event()
 
-    def all_gather(rows: list[Tensor], own: Tensor, *, group: object) -> None:
+    def all_gather(rows: list[Tensor], own: Tensor) -> None:
         is_asked.set()
         comes.wait(10)
         for row in rows:
             row.copy_(own)
 
-    played = SimpleNamespace(
-        get_rank=lambda _: 0, get_world_size=lambda _: 2, all_gather=all_gather, DistError=OSError
-    )
-    monkeypatch.setattr(torch_dist, "dist", played)
-    group: Any = None
-    ranks = torch_dist.TorchRanks(group)
+    ranks = played(monkeypatch, all_gather=all_gather)
     out = torch.zeros(8)
     begun = ranks.all_gather(Key(group=1, step=1, op="gather"), torch.ones(4), out)
 
@@ -55,11 +50,11 @@ def test_what_comes_after_an_abort_is_written_nowhere(monkeypatch):
 def test_native_sum_that_comes_after_an_abort_is_written_nowhere(monkeypatch):
     is_asked, comes = threading.Event(), threading.Event()
 
-    def all_gather(rows: list[Tensor], own: Tensor, *, group: object) -> None:
+    def all_gather(rows: list[Tensor], own: Tensor) -> None:
         for row in rows:
             row.copy_(own)
 
-    def all_reduce(values: Tensor, *, group: object) -> None:
+    def all_reduce(values: Tensor) -> None:
         is_asked.set()
         comes.wait(10)
         values.mul_(2)
@@ -80,11 +75,11 @@ def test_native_sum_that_comes_after_an_abort_is_written_nowhere(monkeypatch):
 
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_native_sum_in_several_chunks_is_whole(monkeypatch, is_aborted):
-    def all_gather(rows: list[Tensor], own: Tensor, *, group: object) -> None:
+    def all_gather(rows: list[Tensor], own: Tensor) -> None:
         for row in rows:
             row.copy_(own)
 
-    def all_reduce(values: Tensor, *, group: object) -> None:
+    def all_reduce(values: Tensor) -> None:
         values.mul_(2)
 
     ranks = played(
@@ -110,7 +105,7 @@ def test_abort_waits_while_tensors_are_written(monkeypatch):
     """Else whoever is sent away would free them under the hands of the thread that adds up."""
     was_over: list[bool] = []
 
-    def all_to_all(came: Tensor, room: Tensor, *_: object, group: object) -> None:
+    def all_to_all(came: Tensor, room: Tensor, *_: object) -> None:
         came.copy_(room)  # stamps, and as many bytes as this rank sends
 
     def add_up(parts: Any, own: Tensor, total: Tensor) -> None:
@@ -120,7 +115,7 @@ def test_abort_waits_while_tensors_are_written(monkeypatch):
         was_over.append(not aborting.is_alive())
 
     monkeypatch.setattr(plain, "add_up", add_up)
-    ranks = played(monkeypatch, all_to_all_single=all_to_all)
+    ranks = played(monkeypatch, all_to_all=all_to_all)
     values = torch.ones(8)
     begun = ranks.reduce_scatter(STEP, values, torch.zeros(4))
     with suppress(GroupBroken):
@@ -131,7 +126,7 @@ def test_abort_waits_while_tensors_are_written(monkeypatch):
 
 
 def test_bytes_between_ranks_are_counted(monkeypatch):
-    def all_gather(rows: list[Tensor], own: Tensor, *, group: object) -> None:
+    def all_gather(rows: list[Tensor], own: Tensor) -> None:
         for row in rows:
             row.copy_(own)
 
@@ -145,8 +140,8 @@ def test_bytes_between_ranks_are_counted(monkeypatch):
 def played(monkeypatch: pytest.MonkeyPatch, **calls: Any) -> torch_dist.TorchRanks:
     """Rank 0 of 2, whose gloo does what `calls` say."""
     options = {name: calls.pop(name) for name in ("native_sum", "chunk_bytes") if name in calls}
-    world = {"get_rank": lambda _: 0, "get_world_size": lambda _: 2, "DistError": OSError}
-    monkeypatch.setattr(torch_dist, "dist", SimpleNamespace(**world, **calls))
+    wire = SimpleNamespace(rank=0, size=2, **calls)
+    monkeypatch.setattr(torch_wire, "of_group", lambda _: wire)
     group: Any = None
     return torch_dist.TorchRanks(group, **options)
 
@@ -225,7 +220,7 @@ def test_launch_of_a_process_that_gloo_holds_is_not_waited_for(monkeypatch, is_s
 def test_member_that_leaves_does_not_wait_for_gloo(monkeypatch, is_stuck):
     is_asked, comes = threading.Event(), threading.Event()
 
-    def all_gather(rows: list[Tensor], own: Tensor, *, group: object) -> None:
+    def all_gather(rows: list[Tensor], own: Tensor) -> None:
         is_asked.set()
         comes.wait(10)
         for row in rows:

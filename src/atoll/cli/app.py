@@ -201,6 +201,29 @@ def demo(
     command.demo(run_file, islands=islands, directory=directory, as_json=as_json)
 
 
+@app.command()
+def gradcheck(
+    files: Annotated[
+        list[Path], typer.Argument(help="Python files with one Topology or Loop each.")
+    ],
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Prove that wrong scales would be seen.")
+    ] = False,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(help="Like ci=6,layers=2x3,ppgd=2, or ranks=4; repeat it for more sizes."),
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="local (threads) or gloo (processes) [the file's own].")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare gradients of ranks with one process; exit code 1 wrong, 2 refused, 3 no verdict."""
+    from atoll.cli import gradcheck as command
+
+    command.gradcheck(files, mutants=mutants, sizes=sizes, ranks=ranks, as_json=as_json)
+
+
 gather_app = typer.Typer(
     name="gather",
     help="Gather peers' sparse contributions, window by window.",

@@ -32,13 +32,20 @@ class Noise:
         digest = hashlib.sha256(text.encode("ascii")).digest()
         return np.frombuffer(digest[:16], dtype="<u8").astype(np.uint64)
 
-    def bits16(self, group: int, count: int) -> NDArray[np.uint16]:
-        """The first `count` uniform 16-bit values of the group; a longer draw starts the same."""
+    def words(self, group: int, count: int) -> NDArray[np.uint64]:
+        """The first `count` uniform 64-bit words of the group; a longer draw starts the same."""
         # numpy counts up the first two words, so each group has 2^128 draws before the next one's.
         counter = np.array([0, 0, group, 0], dtype=np.uint64)
         # random_raw alone is covered by numpy's stream guarantee (NEP 19), and it is twice as fast
         # as Generator.bytes.
-        words = np.random.Philox(key=self._key, counter=counter).random_raw(-(-count // 4))
+        found: NDArray[np.uint64] = np.random.Philox(key=self._key, counter=counter).random_raw(
+            count
+        )
+        return found
+
+    def bits16(self, group: int, count: int) -> NDArray[np.uint16]:
+        """The first `count` uniform 16-bit values of the group; a longer draw starts the same."""
+        words = self.words(group, -(-count // 4))
         return words.astype("<u8", copy=False).view(np.uint16)[:count]
 
 

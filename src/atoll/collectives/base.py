@@ -34,6 +34,7 @@ class Label:
     key: Key
     phase: int  # turn of a ring, or which of several exchanges of one call
     span: Span  # of the whole tensor
+    subgroup: int = 0  # of the group's sub-groups, by `subgroups.number`; 0: of all ranks
 
 
 class Handle(Protocol):
@@ -51,6 +52,10 @@ class Handle(Protocol):
 
 class Collectives(Protocol):
     """The collectives of one rank of a group. All ranks begin the same ones in the same order.
+
+    With sub-groups and sends there is one order of all that is exchanged, of which each rank begins
+    its own: what was begun before is finished first, whichever sub-group it is of. Keys are unique
+    over a group and all its sub-groups.
 
     Tensors are flat, contiguous and on the CPU, of one dtype and length on all ranks. A result has
     the same bits on every transport. Nothing may touch the tensors until the handle was waited for.
@@ -119,6 +124,32 @@ class Collectives(Protocol):
 
     def barrier(self, key: Key) -> Handle:
         """Done once every rank has begun it."""
+        ...
+
+    def send(self, key: Key, values: Tensor, *, to: int) -> Handle:
+        """`values` go to rank `to`, another one, which receives them with the same key.
+
+        May wait until it does: of two ranks that send to each other one receives first.
+        """
+        ...
+
+    def receive(self, key: Key, out: Tensor, *, source: int) -> Handle:
+        """`out` becomes what rank `source` sends to this one.
+
+        Waiting raises LayoutMismatch where that has another length or dtype: `out` stays as it is,
+        and the sender may find out at its deadline alone.
+        """
+        ...
+
+    def subgroups(self, members: Sequence[Sequence[int]]) -> "list[Collectives | None]":
+        """A sub-group for each list of ranks of this group; None where this rank is not in it.
+
+        All ranks of this group call it at the same point with the same lists; some transports wait
+        for the others here. A sub-group counts its members from 0 in the order given: its sums are
+        added and its errors told by these numbers. Its messages are never taken for those of
+        another sub-group or of this group. It ends with this group, and who aborts one of them
+        aborts all.
+        """
         ...
 
     def abort(self, error: Exception) -> None:

@@ -36,6 +36,15 @@ def source(source: int, size: int) -> None:
         raise ConfigError(f"source={source} is not one of size={size} ranks")
 
 
+def peer(name: str, other: int, *, rank: int, size: int) -> None:
+    """ConfigError unless something can be sent to, or come from, `other`."""
+    if not 0 <= other < size or other == rank:
+        raise ConfigError(
+            f"{name}={other} is not another one of size={size} ranks than this one, {rank}; what a "
+            f"rank has itself needs no message"
+        )
+
+
 def coded(codec: WireCodec, values: Tensor) -> None:
     """LayoutMismatch for values that no codec takes."""
     if values.dtype != torch.float32:

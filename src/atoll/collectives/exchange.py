@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from atoll.clock import Clock
-from atoll.collectives import checks, memory, plain, schedule
-from atoll.collectives.base import Handle, Key, Label
+from atoll.collectives import checks, memory, plain, schedule, sending, subgroups
+from atoll.collectives.base import Collectives, Handle, Key, Label
 from atoll.collectives.codecs import WireCodec
 from atoll.collectives.coded import CodedDirect, CodedRing
 from atoll.collectives.mailbox import Mailbox
@@ -50,7 +50,14 @@ class Exchange:
         timeout_seconds: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
         traffic: Traffic | None = None,
+        parent: "Exchange | None" = None,
+        members: Sequence[int] | None = None,
+        subgroup: int = 0,
     ) -> None:
+        """A sub-group says its `members` of the whole group, whose port and mailbox it has.
+
+        It shares the fate of its `parent`.
+        """
         self.traffic = Traffic() if traffic is None else traffic
         self._post = Post(
             rank=rank,
@@ -60,14 +67,19 @@ class Exchange:
             timeout_seconds=timeout_seconds,
             chunk_bytes=chunk_bytes,
             traffic=self.traffic,
+            members=members,
+            subgroup=subgroup,
         )
         self.rank = rank
         self.size = size
+        self._port = port
+        self._parent = parent
         self._mailbox = mailbox
         self._runner = runner
         self._clock = clock
         self._way = way
         self._timeout = timeout_seconds
+        self._calls_for_subgroups = 0
         self._plain = (PlainRing if way == "ring" else PlainDirect)(self._post)
 
     # What a caller begins
@@ -172,8 +184,48 @@ class Exchange:
 
         return self._begun(work)
 
+    def send(self, key: Key, values: Tensor, *, to: int) -> Handle:
+        checks.peer("to", to, rank=self.rank, size=self.size)
+        checks.flat(values)
+        return self._begun(lambda _: sending.send(self._post, key, values, to))
+
+    def receive(self, key: Key, out: Tensor, *, source: int) -> Handle:
+        checks.peer("source", source, rank=self.rank, size=self.size)
+        checks.flat(out)
+        return self._begun(lambda until: sending.receive(self._post, key, out, source, until))
+
+    def subgroups(self, members: Sequence[Sequence[int]]) -> list[Collectives | None]:
+        lists = subgroups.check(members, self.size)
+        call, self._calls_for_subgroups = self._calls_for_subgroups, self._calls_for_subgroups + 1
+
+        def made(place: int, ranks: Sequence[int]) -> Collectives | None:
+            number = subgroups.number(self._post.subgroup, call, place, lists)
+            return self._subgroup(ranks, number) if self.rank in ranks else None
+
+        return [made(place, ranks) for place, ranks in enumerate(lists)]
+
     def abort(self, error: Exception) -> None:
-        self._mailbox.abort(error)
+        if self._parent is None:
+            self._mailbox.abort(error)
+        else:
+            self._parent.abort(error)
+
+    def _subgroup(self, ranks: Sequence[int], number: int) -> "Exchange":
+        return Exchange(
+            rank=ranks.index(self.rank),
+            size=len(ranks),
+            port=self._port,
+            mailbox=self._mailbox,
+            runner=self._runner,  # one thing at a time, or errors would take others' memory back
+            clock=self._clock,
+            way=self._way,
+            timeout_seconds=self._timeout,
+            chunk_bytes=self._post.chunk_bytes,
+            traffic=self.traffic,
+            parent=self,
+            members=[self._post.members[rank] for rank in ranks],
+            subgroup=number,
+        )
 
     def _swap(
         self, key: Key, phase: int, parts: Sequence[Tensor], came: Sequence[Tensor], until: float

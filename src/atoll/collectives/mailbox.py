@@ -20,12 +20,13 @@ from atoll.errors import Forbidden, MissingRanks, ProtocolError, StaleGeneration
 Bytes = bytes | bytearray | memoryview
 # A message by its sender and all that its label says but the group, step first. Plain numbers and
 # no objects: thousands are remembered, and the garbage collector would visit each.
-What = tuple[int, int, int, str, int, int, int, int]
+What = tuple[int, int, int, int, str, int, int, int, int]
 
 
 def _what(label: Label, sender: int) -> What:
     key, span = label.key, label.span
-    return key.step, sender, key.micro, key.op, key.unit, label.phase, span.start, span.stop
+    known = (key.step, sender, label.subgroup, key.micro, key.op, key.unit)
+    return *known, label.phase, span.start, span.stop
 
 
 class Mailbox:
@@ -207,8 +208,9 @@ class Mailbox:
             self._remember(what)
             self._changed.notify_all()
         if len(data) != nbytes:
+            whose = " of the whole group" if label.subgroup else ""
             raise ProtocolError(
-                f"{label.key}: rank {sender} sent {len(data)} bytes of elements "
+                f"{label.key}: rank {sender}{whose} sent {len(data)} bytes of elements "
                 f"[{label.span.start}, {label.span.stop}); they take {nbytes}"
             )
         return data

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from atoll.collectives.base import Handle
+from atoll.errors import GroupBroken
 
 
 class _Done:
@@ -35,12 +36,16 @@ class Threaded:
             queue.SimpleQueue()
         )
         self._open: list[_Done] = []  # begun and not over, oldest first
+        self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def begin(self, work: Callable[[], None]) -> Handle:
         """To be done after what was begun before."""
         done = _Done()
+        if self._is_closed:
+            done.finish(GroupBroken("this rank has left its group; nothing more is begun"))
+            return done
         self._open.append(done)
         self._queue.put((work, done))
         return done
@@ -52,11 +57,13 @@ class Threaded:
 
     def close(self) -> None:
         """Waits for what was begun; whoever wants it to end sooner aborts it first."""
+        self._is_closed = True
         self._queue.put(None)
         self._thread.join()
 
     def ends_within(self, seconds: float) -> bool:
         """`close`, for at most so long; whether all that was begun is over."""
+        self._is_closed = True
         self._queue.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()

@@ -1,6 +1,6 @@
 """Collectives on torch.distributed with gloo, where one torchrun group is the group of ranks.
 
-Sums are exchanged by all_to_all_single and added here, in the order and by the codec of a direct
+Sums are exchanged by all-to-all and added here, in the order and by the codec of a direct
 exchange, so the bits are those of the other transports. A message begins with a stamp of the
 exchange that it belongs to, for gloo itself takes whatever comes next.
 
@@ -13,7 +13,7 @@ end, as torchrun sees to.
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from itertools import accumulate, zip_longest
 
@@ -21,12 +21,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from atoll.collectives import checks, codecs, memory, plain, schedule
-from atoll.collectives.base import Handle, Key
+from atoll.collectives import (
+    checks,
+    codecs,
+    memory,
+    plain,
+    schedule,
+    sending,
+    subgroups,
+    torch_wire,
+)
+from atoll.collectives.base import Collectives, Handle, Key
 from atoll.collectives.codecs import WireCodec
 from atoll.collectives.coded import inside, kept, part_codec
 from atoll.collectives.plain import place
 from atoll.collectives.runners import Threaded
+from atoll.collectives.torch_wire import Wire
 from atoll.errors import MissingRanks, ProtocolError
 from atoll.layout import Span
 from atoll.traffic import Traffic
@@ -51,33 +61,57 @@ def gloo_group(
     return made
 
 
-class TorchRanks:
-    """Fulfils `base.Collectives` for one rank of a process group; `close` it before that ends.
+class _Life:
+    """What a group and its sub-groups share: one thread, and one end."""
 
-    With `native_sum` gloo adds up what travels without a codec: as fast as it can, in an order of
-    its own, so the sums are equal to the other transports' within rounding only.
-    """
+    def __init__(self, name: str) -> None:
+        self.runner = Threaded(name)
+        self._error: Exception | None = None
+        self._tensors = threading.Lock()  # held where those of the callers are read or written
+
+    @contextmanager
+    def touching(self) -> Iterator[None]:
+        """Where tensors of the callers are read or written.
+
+        An abort waits until it is left, and after an abort it is not entered: whoever waited may
+        have freed them.
+        """
+        with self._tensors:
+            if self._error is not None:
+                raise self._error
+            yield
+
+    def abort(self, error: Exception) -> None:
+        with self._tensors:
+            self._error = self._error or error
+        self.runner.give_up(self._error)
+
+
+class _TorchExchange:
+    """Fulfils `base.Collectives` for one rank of a process group, or of a sub-group of one."""
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        wire: Wire,
+        life: _Life,
         *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-        chunk_bytes: int = CHUNK_BYTES,
-        native_sum: bool = False,
-        traffic: Traffic | None = None,
+        timeout_seconds: float,
+        chunk_bytes: int,
+        native_sum: bool,
+        traffic: Traffic,
+        subgroup: int = 0,
     ) -> None:
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        self._group = group
+        self.rank = wire.rank
+        self.size = wire.size
+        self.traffic = traffic
+        self._wire = wire
+        self._life = life
         self._timeout = timeout_seconds
         self._chunk_bytes = chunk_bytes
         self._native_sum = native_sum
-        self.traffic = Traffic() if traffic is None else traffic
         self._others = schedule.others(self.rank, self.size)
-        self._runner = Threaded(f"rank-{self.rank}")
-        self._error: Exception | None = None
-        self._tensors = threading.Lock()  # held where those of the callers are read or written
+        self._subgroup = subgroup
+        self._calls_for_subgroups = 0
 
     def all_gather(
         self, key: Key, shard: Tensor, out: Tensor, *, codec: WireCodec | None = None
@@ -139,12 +173,11 @@ class TorchRanks:
         raw = _bytes(values) if checks.flat(values) else _NOTHING
 
         def work() -> None:
-            root = dist.get_global_rank(self._group, source)
             for index, piece in enumerate(schedule.chunks(Span(0, len(raw)), self._chunk_bytes)):
                 stamp = _stamp(key, "broadcast", index)
                 with self._touching():
                     message = torch.cat((stamp, piece.of(raw)))
-                dist.broadcast(message, src=root, group=self._group)
+                self._wire.broadcast(message, source)
                 _check(key, source, message, stamp)
                 if self.rank == source:
                     self.traffic.sends(len(piece) * len(self._others))
@@ -185,51 +218,96 @@ class TorchRanks:
     def barrier(self, key: Key) -> Handle:
         return self._begun(key, lambda: self._meet(key))
 
+    def send(self, key: Key, values: Tensor, *, to: int) -> Handle:
+        checks.peer("to", to, rank=self.rank, size=self.size)
+        raw = _bytes(values) if checks.flat(values) else _NOTHING
+
+        def work() -> None:
+            with self._touching():
+                told = sending.header(values)
+            self._wire.send(torch.cat((_stamp(key, "send", 0), told)), to)
+            for index, piece in enumerate(schedule.chunks(Span(0, len(raw)), self._chunk_bytes), 1):
+                with self._touching():
+                    message = torch.cat((_stamp(key, "send", index), piece.of(raw)))
+                self._wire.send(message, to)
+            self.traffic.sends(len(told) + len(raw))
+
+        return self._begun(key, work, with_ranks=[to])
+
+    def receive(self, key: Key, out: Tensor, *, source: int) -> Handle:
+        checks.peer("source", source, rank=self.rank, size=self.size)
+        raw = _bytes(out) if checks.flat(out) else _NOTHING
+
+        def received(index: int, nbytes: int) -> Tensor:
+            message = torch.empty(STAMP_BYTES + nbytes, dtype=torch.uint8)
+            self._wire.receive(message, source)
+            _check(key, source, message, _stamp(key, "send", index))
+            self.traffic.receives(nbytes)
+            return message[STAMP_BYTES:]
+
+        def work() -> None:
+            told = received(0, sending.HEADER_BYTES)
+            sending.check_header(key, source, told.numpy().tobytes(), out)
+            for index, piece in enumerate(schedule.chunks(Span(0, len(raw)), self._chunk_bytes), 1):
+                found = received(index, len(piece))
+                with self._touching():
+                    piece.of(raw).copy_(found)
+
+        return self._begun(key, work, with_ranks=[source])
+
+    def subgroups(self, members: Sequence[Sequence[int]]) -> list[Collectives | None]:
+        lists = subgroups.check(members, self.size)
+        call, self._calls_for_subgroups = self._calls_for_subgroups, self._calls_for_subgroups + 1
+
+        def made(place: int, ranks: Sequence[int]) -> Collectives | None:
+            if self.rank not in ranks:
+                return None
+            number = subgroups.number(self._subgroup, call, place, lists)
+            others = [rank for rank in ranks if rank != self.rank]
+            with self._named(f"sub-group {list(ranks)}", others):
+                wire = self._wire.part(f"{number:x}", ranks, timeout_seconds=self._timeout)
+            return _TorchExchange(
+                wire,
+                self._life,
+                timeout_seconds=self._timeout,
+                chunk_bytes=self._chunk_bytes,
+                native_sum=self._native_sum,
+                traffic=self.traffic,
+                subgroup=number,
+            )
+
+        with self._touching():
+            pass  # none of a group that is over
+        return [made(place, ranks) for place, ranks in enumerate(lists)]
+
     def abort(self, error: Exception) -> None:
         """Who waits is sent away; what gloo has under way ends at its own deadline."""
-        with self._tensors:
-            self._error = self._error or error
-        self._runner.give_up(self._error)
+        self._life.abort(error)
 
-    def close(self) -> None:
-        """Waits for what is under way."""
-        self._runner.close()
-
-    def ends_within(self, seconds: float) -> bool:
-        """`close`, for at most so long; False where gloo still has something under way."""
-        return self._runner.ends_within(seconds)
-
-    def _begun(self, key: Key, work: Callable[[], None]) -> Handle:
+    def _begun(
+        self, key: Key, work: Callable[[], None], *, with_ranks: Sequence[int] | None = None
+    ) -> Handle:
         def watched() -> None:
             with self._touching():
                 pass  # what was begun before an abort, and not worked on, is not any more
-            with self._named(key):
+            with self._named(str(key), self._others if with_ranks is None else with_ranks):
                 work()
 
-        return self._runner.begin(watched)
+        return self._life.runner.begin(watched)
+
+    def _touching(self) -> AbstractContextManager[None]:
+        return self._life.touching()
 
     @contextmanager
-    def _touching(self) -> Iterator[None]:
-        """Where tensors of the callers are read or written.
-
-        An abort waits until it is left, and after an abort it is not entered: whoever waited may
-        have freed them.
-        """
-        with self._tensors:
-            if self._error is not None:
-                raise self._error
-            yield
-
-    @contextmanager
-    def _named(self, key: Key) -> Iterator[None]:
+    def _named(self, what: str, ranks: Sequence[int]) -> Iterator[None]:
         try:
             yield
         except RuntimeError as exc:  # gloo has no other: a deadline, a closed connection
-            if not isinstance(exc, dist.DistError) and "gloo" not in str(exc).lower():
+            if not isinstance(exc, dist.DistError) and not _is_gloos(exc):
                 raise
-            away = sorted(self._others)
+            away = sorted(ranks)
             raise MissingRanks(
-                f"{key}: of rank{'s' * (len(away) > 1)} {', '.join(map(str, away))} one at least "
+                f"{what}: of rank{'s' * (len(away) > 1)} {', '.join(map(str, away))} one at least "
                 f"did not come within {self._timeout:g} s or is gone ({str(exc).splitlines()[0]}); "
                 f"nothing is filled in, the step is given up",
                 ranks=away,
@@ -332,7 +410,7 @@ class TorchRanks:
         for piece in schedule.chunks(Span(0, values.numel()), elements):
             with self._touching():
                 total = piece.of(values).clone()
-            dist.all_reduce(total, group=self._group)
+            self._wire.all_reduce(total)
             self.traffic.sends(total.nbytes)
             self.traffic.receives(total.nbytes)
             with self._touching():
@@ -359,7 +437,7 @@ class TorchRanks:
             mine = message()
             own[STAMP_BYTES : STAMP_BYTES + len(mine)] = mine
         rows = list(torch.empty(self.size, len(own), dtype=torch.uint8))
-        dist.all_gather(rows, own, group=self._group)
+        self._wire.all_gather(rows, own)
         for sender, row in enumerate(rows):
             _check(key, sender, row, stamp)
         self.traffic.sends(sizes[self.rank] * len(self._others))
@@ -386,7 +464,7 @@ class TorchRanks:
             leaving = sum(len(mine[k]) for k in self._others)
         coming = [_padded(nbytes) for nbytes in sizes]
         came = torch.empty(sum(coming), dtype=torch.uint8)
-        dist.all_to_all_single(came, room, coming, lengths, group=self._group)
+        self._wire.all_to_all(came, room, coming, lengths)
         rows = _rows(came, coming)
         for sender, row in enumerate(rows):
             _check(key, sender, row, stamp)
@@ -395,6 +473,46 @@ class TorchRanks:
         return [
             row[STAMP_BYTES : STAMP_BYTES + size] for row, size in zip(rows, sizes, strict=True)
         ]
+
+
+class TorchRanks(_TorchExchange):
+    """Fulfils `base.Collectives` for one rank of a process group; `close` it before that ends.
+
+    With `native_sum` gloo adds up what travels without a codec: as fast as it can, in an order of
+    its own, so the sums are equal to the other transports' within rounding only.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        chunk_bytes: int = CHUNK_BYTES,
+        native_sum: bool = False,
+        traffic: Traffic | None = None,
+    ) -> None:
+        wire = torch_wire.of_group(group)
+        super().__init__(
+            wire,
+            _Life(f"rank-{wire.rank}"),
+            timeout_seconds=timeout_seconds,
+            chunk_bytes=chunk_bytes,
+            native_sum=native_sum,
+            traffic=Traffic() if traffic is None else traffic,
+        )
+
+    def close(self) -> None:
+        """Waits for what is under way, also in sub-groups."""
+        self._life.runner.close()
+
+    def ends_within(self, seconds: float) -> bool:
+        """`close`, for at most so long; False where gloo still has something under way."""
+        return self._life.runner.ends_within(seconds)
+
+
+def _is_gloos(error: RuntimeError) -> bool:
+    told = str(error).lower()
+    return "gloo" in told or told == "wait timeout"  # who did not come to a new process group
 
 
 def _check(key: Key, sender: int, message: Tensor, stamp: Tensor) -> None:

@@ -39,6 +39,7 @@ from atoll.island.state.continuity import Continuity, Part
 from atoll.island.state.store import IslandIdentity
 from atoll.island.state.weights import IslandWeights
 from atoll.models import fingerprint
+from atoll.pools.adapters.base import Adapter, is_fsdp2, unwrapped
 from atoll.protocol.messages import Assignment, EvaluationTask
 from atoll.versions import recorded
 
@@ -128,24 +129,45 @@ class Run(Participant):
         rows) this island takes its share of the held-out evaluation.
 
         In a torchrun group `model` is wrapped in DistributedDataParallel, or had fully_shard
-        applied to it; its gradients are then combined by the ranks' honest row counts.
+        applied to it; its gradients are then combined by the ranks' honest row counts. That they
+        arrive as this sum is probed with a known gradient, once; NotSummed otherwise.
         """
-        self._loaded = self.group.together(lambda: self._bind(model, optimizer, evaluate))
+        share = BatchSlice(self.group.rank, self.group.size)
+        self._combine(model, share)
+        self._loaded = self.group.together(lambda: self._bind(model, optimizer, evaluate, share))
+
+    def _combine(self, model: nn.Module, share: BatchSlice) -> None:
+        """Collective: gradients are combined by the ranks' rows, and seen to be."""
+        ranks = self.group.size
+
+        def install() -> Adapter | None:
+            fingerprint.check(unwrapped(model), recorded.layout_of(self.manifest))
+            return combine.install(model, share, ranks=ranks)
+
+        def check() -> None:
+            if adapter is not None and ranks > 1:
+                with self.group.training():
+                    combine.check(adapter, share, ranks=ranks)
+
+        # All ranks have what they need before any of them waits for another's gradient.
+        adapter = self.group.together(install)
+        self.group.together(check)
 
     def _bind(
-        self, model: nn.Module, optimizer: Optimizer | None, evaluate: Evaluate | None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        evaluate: Evaluate | None,
+        share: BatchSlice,
     ) -> _Loaded:
         layout = recorded.layout_of(self.manifest)
-        fingerprint.check(combine.unwrapped(model), layout)
-        share = BatchSlice(self.group.rank, self.group.size)
-        combine.install(model, share, ranks=self.group.size)
         adopted = self._session.adopted
         weights = IslandWeights(
             model, layout, strategy=adopted.asked, download=adopted.download, group=self.group
         )
         weights.keeper = self.buckets
         weights.recall()
-        part = Part(self.group.rank, self.group.size, combine.is_fsdp2(model))
+        part = Part(self.group.rank, self.group.size, is_fsdp2(model))
         continuity = Continuity(
             self._store, adopted.info, worker_id=self.worker_id, elements=layout.size, part=part
         )

@@ -1,6 +1,7 @@
 """How a message between ranks is written: the values, then what they are.
 
-    values | u64 group | u64 step | u32 micro | u8 op | u32 unit | u32 phase | u64 start | u64 stop
+    values | u64 group | u64 sub-group | u64 step | u32 micro | u8 op | u32 unit | u32 phase
+           | u64 start | u64 stop
 
 Little-endian. What it is stands behind the values, so that these begin where the message begins
 and are read where they lie. Over a socket that is turned round, with their length first:
@@ -26,7 +27,7 @@ from atoll.collectives.exchange import CHUNK_BYTES
 from atoll.errors import ProtocolError
 from atoll.layout import Span
 
-_TRAILER = struct.Struct("<QQIBIIQQ")
+_TRAILER = struct.Struct("<QQQIBIIQQ")
 TRAILER_BYTES = _TRAILER.size
 ASK = b"?"
 _LENGTH = struct.Struct("<Q")
@@ -86,20 +87,20 @@ def announced(header: memoryview) -> tuple[Label, int]:
 
 def _trailer(label: Label) -> bytes:
     key, span = label.key, label.span
-    numbers = (key.group, key.step, key.micro, _OPS.index(key.op), key.unit, label.phase)
-    return _TRAILER.pack(*numbers, span.start, span.stop)
+    which = (key.group, label.subgroup, key.step, key.micro, _OPS.index(key.op), key.unit)
+    return _TRAILER.pack(*which, label.phase, span.start, span.stop)
 
 
 def _label(data: bytes | memoryview, offset: int) -> Label:
     found: tuple[int, ...] = _TRAILER.unpack_from(data, offset)
-    group, step, micro, op, unit, phase, start, stop = found
+    group, subgroup, step, micro, op, unit, phase, start, stop = found
     if op >= len(_OPS) or start > stop:
         raise ProtocolError(
             f"op={op} and elements [{start}, {stop}) of the message are out of range; there are "
             f"{len(_OPS)} kinds, and a span does not end before it starts"
         )
     key = Key(group=group, step=step, op=_OPS[op], micro=micro, unit=unit)
-    return Label(key, phase, Span(start, stop))
+    return Label(key, phase, Span(start, stop), subgroup)
 
 
 def read_request(name: str, start: int, stop: int) -> bytes:

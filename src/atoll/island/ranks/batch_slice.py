@@ -20,6 +20,10 @@ class BatchSlice:
         self.rows = stop - start
         return batch[start:stop] if self.rows else batch[:1]
 
+    def clear(self) -> None:
+        """No batch is under way."""
+        self.rows = self.total = 0
+
     def scale(self, gradient: Tensor) -> None:
         """Makes a mean over this rank's rows a part of the mean over all, in place."""
         if self.rows == 0:

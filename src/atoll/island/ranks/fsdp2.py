@@ -1,39 +1,20 @@
-"""FSDP2 inside an island: gradients summed into shards, shards to and from the flat weights.
+"""FSDP2 inside an island: shards to and from the flat weights.
 
 Loaded only for a model that `fully_shard` was applied to: importing FSDP2 takes most of a second.
 """
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from atoll.errors import ConfigError
 from atoll.island.ranks import buffers
-from atoll.island.ranks.batch_slice import BatchSlice
 from atoll.island.ranks.group import Group
 from atoll.layout import Layout, Span, TensorSpec
 from atoll.strategies import outer
-
-
-def combine_by(share: BatchSlice, model: nn.Module) -> None:
-    """From now on the backward pass of `model` sums gradients, each weighed by its rows."""
-    for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):
-            raise ConfigError(
-                f"parameter {name!r} is outside what fully_shard was applied to, so its gradient "
-                f"would stay on one rank; apply fully_shard to the whole model too"
-            )
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-            # The base class is not public; two methods are asked of it.
-            module.set_custom_reduce_scatter(cast(Any, _ReduceScatter(share)))
 
 
 def placed(value: Tensor, parameter: Tensor) -> Tensor:
@@ -48,31 +29,6 @@ def placed(value: Tensor, parameter: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-class _ReduceScatter:
-    """FSDP2's reduce-scatter of partial sums."""
-
-    def __init__(self, share: BatchSlice) -> None:
-        self._share = share
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for FSDP2's own buffers."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        """Sums every rank's part into the shard of each."""
-        self._share.scale(input_tensor)
-        return dist.reduce_scatter_single(
-            output=output_tensor, input=input_tensor, group=group, op=op, async_op=async_op
-        )
 
 
 class ShardedWeights:

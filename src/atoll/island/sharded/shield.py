@@ -83,6 +83,18 @@ class Shield:
         self.check()
         return self._inner.barrier(key)
 
+    def send(self, key: Key, values: Tensor, *, to: int) -> Handle:
+        self.check()
+        return self._inner.send(key, values, to=to)
+
+    def receive(self, key: Key, out: Tensor, *, source: int) -> Handle:
+        self.check()
+        return self._inner.receive(key, out, source=source)
+
+    def subgroups(self, members: Sequence[Sequence[int]]) -> list[Collectives | None]:
+        self.check()
+        return self._inner.subgroups(members)
+
     def abort(self, error: Exception) -> None:
         self._inner.abort(error)
 

@@ -5,9 +5,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from atoll.island.ranks import buffers, combine
+from atoll.island.ranks import buffers
 from atoll.island.ranks.group import Group
 from atoll.layout import Layout, Span
+from atoll.pools.adapters.base import is_fsdp2, unwrapped
 from atoll.strategies import outer
 
 _PIECE_BYTES = 16 << 20
@@ -47,8 +48,8 @@ class LocalWeights(Protocol):
 
 def of(model: nn.Module, layout: Layout, group: Group) -> LocalWeights:
     """The local weights of `model` as it is placed."""
-    plain = combine.unwrapped(model)
-    if combine.is_fsdp2(plain):
+    plain = unwrapped(model)
+    if is_fsdp2(plain):
         from atoll.island.ranks import fsdp2
 
         return fsdp2.ShardedWeights(plain, layout, group)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atoll.collectives import memory, schedule
-from atoll.collectives.base import Handle, Key, Label
+from atoll.collectives.base import Collectives, Handle, Key, Label
 from atoll.collectives.codecs import WireCodec
 from atoll.collectives.exchange import Runner
 from atoll.collectives.peers import ASK_BYTES, Peers
@@ -214,6 +214,15 @@ class QuorumExchange:
 
     def barrier(self, key: Key) -> Handle:
         return self._peers.barrier(key)
+
+    def send(self, key: Key, values: Tensor, *, to: int) -> Handle:
+        return self._peers.send(key, values, to=to)
+
+    def receive(self, key: Key, out: Tensor, *, source: int) -> Handle:
+        return self._peers.receive(key, out, source=source)
+
+    def subgroups(self, members: Sequence[Sequence[int]]) -> list[Collectives | None]:
+        return self._peers.subgroups(members)
 
     def abort(self, error: Exception) -> None:
         self._owner.abort(error)

@@ -1,0 +1,89 @@
+"""What a file declares: pools, axes, and functions that say by name what they need."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from atoll.errors import ConfigError
+
+Kind = Literal["rows", "parameters", "value", "state", "term"]
+ROWS, DRAW, INDEX = "rows", "draw", "index"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A group of ranks that do the same; of several blocks, each has `ranks` and items of an axis.
+
+    The ranks of a block share the rows of a step out among them.
+    """
+
+    name: str
+    ranks: int  # of a block
+    blocks: int = 1
+
+    @property
+    def size(self) -> int:
+        """Ranks of all blocks."""
+        return self.ranks * self.blocks
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.ranks} ranks)"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Items that the blocks of a pool share out."""
+
+    name: str
+    items: tuple[str, ...]
+    over: str  # pool
+
+    def of_block(self, block: int, blocks: int) -> tuple[str, ...]:
+        """The items of one block: as even as can be, in order."""
+        count = len(self.items)
+        return self.items[block * count // blocks : (block + 1) * count // blocks]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One declared function: the reference calls it on all rows, a rank on its own."""
+
+    kind: Kind
+    name: str
+    call: Callable[..., Any]
+    asks: tuple[str, ...]
+    pool: str = ""  # where it is computed, or who owns it
+    axis: str | None = None  # called once for each of its items
+    coeff: float = 1.0
+    once: bool = False
+
+
+def asked(call: Callable[..., Any]) -> tuple[str, ...]:
+    """The names that a function asks for."""
+    found = inspect.signature(call).parameters.values()
+    for one in found:
+        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            raise ConfigError(
+                f"{call.__name__} takes {one}; a declared function asks for what it needs by plain "
+                f"names, so that edges follow from them"
+            )
+    return tuple(one.name for one in found)
+
+
+def check_size(name: str, value: object) -> int:
+    """`value`, if it is a whole number from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be an integer of at least 1")
+    return value
+
+
+def axis_of(call: Callable[..., Any], asks: Sequence[str], axes: Sequence[str]) -> str | None:
+    """The axis that a function asks for, if it does."""
+    found = [name for name in asks if name in axes]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{call.__name__} asks for {found}; a function is called once for each item of one "
+            f"axis at most"
+        )
+    return found[0] if found else None

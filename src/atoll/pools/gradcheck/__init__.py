@@ -1,0 +1,1 @@
+"""The gradients of ranks against those of one process, and the names of what differs."""
