@@ -10,8 +10,8 @@ from torch import Tensor
 
 from atoll.collectives.base import Collectives, Key
 from atoll.errors import ConfigError, LayoutMismatch
-from atoll.pools.global_sum import global_sum
-from atoll.pools.once import contribute_once
+from atoll.pools.contributing import contribute_once
+from atoll.pools.global_sums import global_sum
 from tests.rank_groups import key, threads
 
 ROWS, WIDTH = 12, 5

@@ -11,8 +11,13 @@ import torch
 from atoll.collectives.base import Key
 from atoll.errors import ProtocolError
 from atoll.pools import made
+from atoll.pools.calls import Item
 from atoll.pools.coverage import Coverage
+from atoll.pools.declared import Function
 from atoll.pools.desk import GROUP, Desk
+from atoll.pools.provenance import Provenance
+from atoll.pools.types import Partial, Replicated, once, reduce
+from atoll.sums.partial import PartialSum
 
 
 def check(desk: Desk, coverage: Coverage, *, unit: int) -> None:
@@ -31,6 +36,32 @@ def check(desk: Desk, coverage: Coverage, *, unit: int) -> None:
             f"more than once{f' ({here})' if here else ''}; a message was lost, doubled or "
             f"averaged, so training stops"
         )
+
+
+def agree(desk: Desk, function: Function, parts: Mapping[Item, PartialSum], *, unit: int) -> None:
+    """The ranks of a term's pool tell each other what their parts are of, before one is divided.
+
+    ProtocolError on all of them where two count other units, or a row of an item is there twice.
+    """
+    group = desk.groups[function.pool]
+    total = torch.zeros(())
+    for part in parts.values():
+        total = total + part.total.detach().sum()
+    units = {part.unit for part in parts.values()}
+    count, name = sum(part.count for part in parts.values()), " and ".join(sorted(units))
+    rows = desk.seat.rows
+    own = Provenance.of(
+        function.name,
+        rank=desk.seat.rank,
+        step=desk.step,
+        rows=None if function.once else range(rows.start, rows.stop),
+        items=None if function.axis is None else desk.items[function.axis],
+    )
+    if function.once:
+        share = once(Replicated(total, count, name, own), desk.groups[desk.seat.block_group])
+    else:
+        share = Partial(total, count, name, (own,))
+    reduce(share, group, Key(group=GROUP, step=desk.step + 1, op="gather", unit=unit))
 
 
 def norms(desk: Desk, *, unit: int) -> dict[str, float]:

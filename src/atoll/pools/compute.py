@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.pools import calls, lanes, made
+from atoll.pools import calls, canary, lanes, made
 from atoll.pools.arrows.terms import Count, GlobalSum, Once
 from atoll.pools.calls import Item
 from atoll.pools.counted import Counted, Through
@@ -43,6 +43,8 @@ def term(
     """A term's share on this rank, counted over its pool, and its gradient at leaves."""
     found = _over_items(desk, function)
     parts = {item: calls.term_part(function, part) for item, part in found.items()}
+    if desk.is_counting:
+        canary.agree(desk, function, parts, unit=count.unit)
     is_counted = once is None or once.counts(desk.seat)
     own = {item: part.count if is_counted else 0 for item, part in parts.items()}
     counts = count.run(desk, own)

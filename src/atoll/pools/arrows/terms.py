@@ -9,7 +9,7 @@ from torch import Tensor
 from atoll.pools.arrows.base import Arrow, Meeting, meets, summed
 from atoll.pools.calls import Item
 from atoll.pools.desk import Desk
-from atoll.pools.global_sum import global_sum
+from atoll.pools.global_sums import global_sum
 from atoll.pools.placement import Seat
 
 
