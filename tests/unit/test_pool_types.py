@@ -276,7 +276,9 @@ def test_what_all_have_alike_is_refused_where_all_contribute_it():
 )
 def test_ranks_whose_parts_do_not_fit_are_told_alike_and_nothing_is_summed(change, told):
     def work(group: Collectives) -> tuple[str, int]:
-        about = {"rows": [5], "rank": 1, **change} if group.rank == 1 else {"rows": [0, 1]}
+        about: dict[str, Any] = (
+            {"rows": [5], "rank": 1, **change} if group.rank == 1 else {"rows": [0, 1]}
+        )
         before = part(**about)
         with pytest.raises(ProtocolError) as refused:
             reduce(before, group, key(1))
