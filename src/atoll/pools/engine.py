@@ -130,7 +130,7 @@ class _Runs(Arrow):
 
 def _here(top: Topology, placement: Placement, seat: Seat) -> dict[str, dict[str, tuple[str, ...]]]:
     """Which items of which parameters a rank has: its own block's, and all that it borrows."""
-    asked = {
+    named = {
         name
         for function in top.functions.values()
         if function.pool == seat.pool and function.kind in ("value", "term")
@@ -140,6 +140,6 @@ def _here(top: Topology, placement: Placement, seat: Seat) -> dict[str, dict[str
     for function in top.of_kind("parameters"):
         if function.pool == seat.pool:
             found[function.name] = {k: tuple(v) for k, v in placement.items(seat).items()}
-        elif function.name in asked:
+        elif function.name in named:
             found[function.name] = {axis.name: axis.items for axis in top.axes.values()}
     return found

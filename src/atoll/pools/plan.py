@@ -150,11 +150,11 @@ class _Derived:
 
     def borrowed(self, pool: str, owner: str) -> list[tuple[str, Item]]:
         """Modules of `owner` that functions on `pool` ask for."""
-        asked = {name for f in self.computed if f.pool == pool for name in f.asks}
+        named = {name for f in self.computed if f.pool == pool for name in f.asks}
         return [
             key
             for key in self.tensors
-            if key[0] in asked and self.top.functions[key[0]].pool == owner
+            if key[0] in named and self.top.functions[key[0]].pool == owner
         ]
 
     def consumers(self, value: Function) -> list[str]:
