@@ -200,6 +200,32 @@ def test_wrong_ratio_is_named_by_what_fits_at_all_four_sizes(checks, mutant, nam
     assert found == {named}
 
 
+@pytest.mark.parametrize(
+    ("at", "hidden"),
+    [
+        ({"ci": 2, "layers": (2, 2), "ppgd": 2}, ["legacy with #545"]),
+        ({"ci": 4, "layers": (2, 2), "ppgd": 2}, []),
+    ],
+)
+def test_sizes_that_hide_a_mistake_take_the_verdict_away(checks, at, hidden):
+    report = checks["uneven"].report(ThreadRanks(), Asked(sizes=[at]))
+
+    assert [one for one in report.unproven if "is the same program at every size" in one] == [
+        f"no verdict: mutant {name!r} is the same program at every size; run another size"
+        for name in hidden
+    ]
+    assert report.exit_code == (3 if hidden else 0)
+
+
+def test_ranks_that_are_all_alone_prove_hardly_anything(checks):
+    alone = Asked(sizes=[{"ci": 1, "layers": (1, 1), "ppgd": 1}])
+
+    report = checks["uneven"].report(ThreadRanks(), alone)
+
+    assert (report.defects, report.exit_code) == ((), 3)
+    assert len(report.unproven) > 15
+
+
 def test_rows_of_even_counts_take_the_verdict_away(checks):
     report = checks["even"].report(ThreadRanks(), Asked())
 

@@ -46,6 +46,11 @@ def judged(mutant: Mutant, facts: Facts, reference: Outcome, found: Outcome, *, 
     )
 
 
+def is_same(mutant: Mutant, facts: Facts, reference: Outcome) -> bool:
+    """Whether a mutant is, by its own table, the right program at these sizes."""
+    return all(told == ONE for told in _whole(facts, mutant.table(facts), reference).values())
+
+
 def _whole(facts: Facts, table: Table, reference: Outcome) -> dict[tuple[str, str], Prediction]:
     """All pairs that are connected; a prediction that changes nothing is a one."""
     found: dict[tuple[str, str], Prediction] = {}

@@ -72,6 +72,7 @@ class TopologyCheck:
             runs += self.runs(plan, ranks)
             if self.wire is not None:
                 remarks.append(self.rounded(plan, ranks))
+        alike = [] if asked.mutants else self.alike(plans)
         for plan in plans if asked.mutants else ():
             killed += self.kills(plan, ranks, asked)
         return Report(
@@ -79,7 +80,7 @@ class TopologyCheck:
             tuple(runs),
             tolerance=self.tolerance,
             remarks=tuple(remarks),
-            no_verdicts=evenness.no_verdicts,
+            no_verdicts=(*evenness.no_verdicts, *alike),
             kills=tuple(killed),
         )
 
@@ -112,6 +113,21 @@ class TopologyCheck:
         worst = max((pair.error for pair in pairs if pair.cosine is not None), default=0.0)
         label = sizes.named(plan.top).label
         return f"with {self.wire} on the wire, at {label}: worst error {worst:.2g}"
+
+    def alike(self, plans: Sequence[Plan]) -> list[str]:
+        """Mistakes that none of these sizes would show, by what they predict of themselves."""
+        hidden: dict[str, bool] = {}
+        for plan in plans:
+            facts = Facts(plan, plan_checks.check(plan), self.weights)
+            for mutant in catalogue.of(plan):
+                if hidden.get(mutant.name, True):  # one size that shows it is enough
+                    wanted = self.reference[min(mutant.steps, self.steps) - 1]
+                    hidden[mutant.name] = kills.is_same(mutant, facts, wanted)
+        return [
+            f"no verdict: mutant {name!r} is the same program at every size; run another size"
+            for name, is_hidden in hidden.items()
+            if is_hidden
+        ]
 
     def kills(self, plan: Plan, ranks: Ranks, asked: Asked) -> Sequence[Kill]:
         """Each mutant at one size, judged by the table that it states."""
