@@ -3,13 +3,14 @@
 Used by the reference and on ranks alike: the only thing they have in common.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.errors import ConfigError
+from atoll.errors import AtollError, ConfigError, EmptySum
 from atoll.pools.counted import Counted, Through
 from atoll.pools.declared import DRAW, INDEX, Axis, Function
 from atoll.pools.draws import Draw
@@ -59,7 +60,25 @@ def called(
             given[name] = item
         else:
             given[name] = _of_item(things[name], function, item)
-    return function.call(**given)
+    with named(function, item):
+        return function.call(**given)
+
+
+@contextmanager
+def named(function: Function, item: Item) -> Iterator[None]:
+    """Around a call of what the user wrote: what it raises says which function it was."""
+    try:
+        yield
+    except Exception as error:
+        told = str(error) if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{function.kind} {function.name!r}{of(item)} raised while it was called: {told}"
+        ) from error
+
+
+def of(item: Item) -> str:
+    """How messages name the item of a call."""
+    return "" if item is None else f" of {item!r}"
 
 
 def _of_item(thing: Any, function: Function, item: Item) -> Any:
@@ -103,12 +122,13 @@ def joined(function: Function, found: Mapping[Item, Any], axes: Mapping[str, Axi
     (alone,) = found.values()
     if not isinstance(alone, dict):
         return alone
-    for axis in axes.values():
-        if tuple(alone) == axis.items:
-            return ByItem(axis.name, alone)
+    fitting = [axis.name for axis in axes.values() if tuple(alone) == axis.items]
+    if len(fitting) == 1:
+        return ByItem(fitting[0], alone)
     raise ConfigError(
-        f"{function.kind} {function.name!r} returns a dict of {list(alone)}; give a tensor, or a "
-        f"dict by the items of an axis, all of them and in order: "
+        f"{function.kind} {function.name!r} returns a dict of {list(alone)}, which are the items "
+        f"of {fitting or 'no axis'}; give a tensor, or a dict by the items of one axis, all of "
+        f"them and in order: "
         f"{ {axis.name: list(axis.items) for axis in axes.values()} }"
     )
 
@@ -120,28 +140,55 @@ def tensors(name: str, thing: Any, *, rows: int) -> dict[Item, Tensor]:
         parts = {item: part for item, part in thing.items()}
     for item, part in parts.items():
         is_fit = isinstance(part, Tensor) and part.dim() > 0 and len(part) == rows
-        if not is_fit or not part.is_floating_point():
-            shape = tuple(part.shape) if isinstance(part, Tensor) else None
+        if not is_fit or part.dtype != torch.get_default_dtype():
+            told = f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else "no tensor"
             raise ConfigError(
-                f"{name}{f'[{item!r}]' if item else ''} is {type(part).__name__} of shape {shape}; "
-                f"values and state are floating tensors whose first dimension has the {rows} rows"
+                f"{name!r}{of(item)} is {type(part).__name__} ({told}); values and state are "
+                f"tensors of {torch.get_default_dtype()} whose first dimension has the {rows} rows"
             )
     return parts
 
 
-def term_part(function: Function, found: Any) -> Counted | Through:
-    """What a term returned; ConfigError unless it is a sum with its count."""
-    if isinstance(found, Counted | Through):
-        if function.once and isinstance(found, Through):
+def term_parts(function: Function, found: Mapping[Item, Any]) -> dict[Item, Counted | Through]:
+    """What a term returned for each item; ConfigError unless all are sums of one kind and unit."""
+    for item, part in found.items():
+        if not isinstance(part, Counted | Through):
+            raise ConfigError(
+                f"term {function.name!r}{of(item)} returned {type(part).__name__}; return "
+                f"Counted(total, count, unit), undivided, or Through(sums, count, unit, then)"
+            )
+        if function.once and isinstance(part, Through):
             raise ConfigError(
                 f"term {function.name!r} has once=True and returns Through; what every replica has "
                 f"needs no sum over ranks, so return Counted"
             )
-        return found
-    raise ConfigError(
-        f"term {function.name!r} returned {type(found).__name__}; return "
-        f"Counted(total, count, unit), undivided, or Through(sums, count, unit, then)"
-    )
+    kinds = sorted({(type(part).__name__, part.unit) for part in found.values()})
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"term {function.name!r} returns {kinds} for its items; the parts of a term are added, "
+            f"so all of them are of one kind and count one unit"
+        )
+    return dict(found)
+
+
+def divisor(term: str, count: int) -> float:
+    """What a term's sum is divided by; EmptySum where nothing was counted on any rank."""
+    if count == 0:
+        raise EmptySum(
+            f"term {term!r} counted nothing in this step, on no rank, so it has no mean; give it "
+            f"rows that count, or leave the step out"
+        )
+    return float(count)
+
+
+def bent(function: Function, item: Item, part: Through, total: Tensor, count: int) -> Tensor:
+    """What `then` makes of the global sum and count: one number."""
+    with named(function, item):
+        found = part.then(total, count)
+        if not isinstance(found, Tensor) or found.dim() != 0:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(f"Through.then gave {shape}; a term is one number, a tensor of ()")
+    return found
 
 
 def numbers(step: int, rows: int, start: int = 0, stop: int | None = None) -> Tensor:

@@ -20,14 +20,14 @@ from atoll.pools.types import Partial, Replicated, once, reduce
 from atoll.sums.partial import PartialSum
 
 
-def check(desk: Desk, coverage: Coverage, *, unit: int) -> None:
+def check(desk: Desk, coverage: Coverage, key: Key) -> None:
     """Called by all ranks after a step in which the canary crossed; all of them raise, or none.
 
     ProtocolError naming the term whose rows did not all arrive, or arrived more than once.
     """
     wrong = _wrong(desk, coverage)
     votes = torch.tensor([term in wrong for term in desk.terms], dtype=torch.int64)
-    desk.world.all_reduce(_key(desk, unit), votes).wait()
+    desk.world.all_reduce(key, votes).wait()
     named = [term for term, found in zip(desk.terms, votes, strict=True) if int(found)]
     if named:
         here = "; ".join(wrong[term] for term in named if term in wrong)
@@ -64,13 +64,13 @@ def agree(desk: Desk, function: Function, parts: Mapping[Item, PartialSum], *, u
     reduce(share, group, Key(group=GROUP, step=desk.step + 1, op="gather", unit=unit))
 
 
-def norms(desk: Desk, *, unit: int) -> dict[str, float]:
+def norms(desk: Desk, key: Key) -> dict[str, float]:
     """The 2-norm of each lane's gradient over distinct parameters, on every rank."""
     squares = torch.zeros(len(desk.lanes), dtype=torch.float64)
     if desk.seat.is_first:
         for name in desk.owned:
             squares += desk.param_grads[name].double().square().flatten(1).sum(1)
-    desk.world.all_reduce(_key(desk, unit), squares).wait()
+    desk.world.all_reduce(key, squares).wait()
     return dict(zip(desk.lanes.names, squares.sqrt().tolist(), strict=True))
 
 
@@ -90,7 +90,3 @@ def _wrong(desk: Desk, coverage: Coverage) -> Mapping[str, str]:
                     f"not {wanted.get(term, 0)}"
                 )
     return found
-
-
-def _key(desk: Desk, unit: int) -> Key:
-    return Key(group=GROUP, step=desk.step + 1, op="control", unit=unit)

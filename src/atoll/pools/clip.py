@@ -4,8 +4,6 @@ import math
 
 import torch
 
-from atoll.collectives.base import Key
-from atoll.pools.desk import GROUP
 from atoll.pools.engine import Engine
 
 _EPSILON = 1e-6  # torch's own, so that the factor is the same
@@ -24,7 +22,7 @@ def clip_grad_norm(engine: Engine, max_norm: float) -> float:
     """Scales all gradients down to `max_norm`, as torch does in one process; the norm before."""
     norm = grad_norm(engine)
     factor = max_norm / (norm + _EPSILON)
-    if factor < 1.0:
+    if not factor >= 1.0:  # so that NaN spreads, as it does in torch
         for parameter in engine.owned().values():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -37,7 +35,5 @@ def _squares(engine: Engine) -> float:
         for parameter in engine.owned().values():
             if parameter.grad is not None:
                 total += parameter.grad.double().square().sum()
-    unit = engine.unit_after_arrows
-    key = Key(group=GROUP, step=engine.desk.step + 1, op="control", unit=unit)
-    engine.desk.world.all_reduce(key, total).wait()
+    engine.desk.world.all_reduce(engine.next_key(), total).wait()
     return float(total)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.errors import ConfigError
 from atoll.pools import calls, canary, lanes, made
 from atoll.pools.arrows.terms import Count, GlobalSum, Once
 from atoll.pools.calls import Item
@@ -42,7 +43,8 @@ def term(
 ) -> None:
     """A term's share on this rank, counted over its pool, and its gradient at leaves."""
     found = _over_items(desk, function)
-    parts = {item: calls.term_part(function, part) for item, part in found.items()}
+    parts = calls.term_parts(function, found)
+    _check_kind(function, parts, through)
     if desk.is_counting:
         canary.agree(desk, function, parts, unit=count.unit)
     is_counted = once is None or once.counts(desk.seat)
@@ -50,14 +52,14 @@ def term(
     counts = count.run(desk, own)
     coeffs = desk.lanes.of(function.name)
     if through is not None:
-        total = _bent(desk, parts, counts, through)
+        total = _bent(desk, function, parts, counts, through)
         scales = through.scale(desk, coeffs)
         share = float(total.detach()) if through.speaks(desk) else 0.0
     else:
         total = _total(parts)
-        scales = count.scale(desk, coeffs, counts)
+        scales = count.scale(desk, coeffs, function.name, counts)
         is_logged = once is None or desk.seat.is_first
-        share = float(total.detach()) / float(sum(counts.values())) if is_logged else 0.0
+        share = float(total.detach()) / count.divisor(function.name, counts) if is_logged else 0.0
     desk.losses[function.name] = function.coeff * share
     if desk.seat == desk.placement.first(desk.seat.pool):
         desk.counts[function.name] = sum(counts.values())
@@ -124,8 +126,22 @@ def _total(parts: Mapping[Item, Counted | Through]) -> Tensor:
     return total
 
 
+def _check_kind(
+    function: Function, parts: Mapping[Item, Counted | Through], through: GlobalSum | None
+) -> None:
+    """A term that is now one, now the other, has no plan."""
+    found = {type(part).__name__ for part in parts.values()}
+    wanted = "Counted" if through is None else "Through"
+    if found != {wanted}:
+        raise ConfigError(
+            f"term {function.name!r} returned {sorted(found)} here and {wanted} when its plan was "
+            f"made; return one kind, whatever the rows are"
+        )
+
+
 def _bent(
     desk: Desk,
+    function: Function,
     parts: Mapping[Item, Counted | Through],
     counts: Mapping[Item, int],
     through: GlobalSum,
@@ -134,7 +150,7 @@ def _bent(
     for micro, (item, part) in enumerate(parts.items()):
         assert isinstance(part, Through), part
         total = through.run(desk, part.total, micro)
-        bent.append(part.then(total, counts[item]))
+        bent.append(calls.bent(function, item, part, total, counts[item]))
     return torch.stack(bent).sum()
 
 
@@ -155,7 +171,7 @@ def _index(desk: Desk) -> Tensor:
 def _count_term(desk: Desk, function: Function) -> None:
     at = desk.terms.index(function.name)
     for item in calls.items(function, desk.items):
-        counts = torch.zeros(len(desk.terms), desk.num_rows)
+        counts = torch.zeros(len(desk.terms), desk.num_rows, dtype=torch.int64)
         counts[at] = 1
         _count_call(desk, function, item, counts, is_once=function.once)
 

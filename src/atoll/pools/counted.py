@@ -17,7 +17,7 @@ class Counted(PartialSum):
 
     def __post_init__(self) -> None:
         # Not super(): the class that slots makes is another one than this method knows.
-        PartialSum.__post_init__(self)
+        _check_total(self)
         if self.total.dim() != 0:
             raise ConfigError(
                 f"Counted.total has shape {tuple(self.total.shape)}; a term is one number, so give "
@@ -34,3 +34,18 @@ class Through(PartialSum):
     """
 
     then: Then
+
+    def __post_init__(self) -> None:
+        _check_total(self)
+        if not callable(self.then):
+            raise ConfigError(f"Through.then={self.then!r} must be a function of (total, count)")
+
+
+def _check_total(part: PartialSum) -> None:
+    PartialSum.__post_init__(part)
+    if not isinstance(part.total, Tensor) or not part.total.is_floating_point():
+        told = part.total.dtype if isinstance(part.total, Tensor) else type(part.total).__name__
+        raise ConfigError(
+            f"total of {type(part).__name__} is {told}; give a floating tensor, which has a "
+            f"gradient"
+        )

@@ -1,6 +1,7 @@
 """What a file declares: pools, axes, and functions that say by name what they need."""
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -59,13 +60,45 @@ class Function:
     once: bool = False
 
 
+def name_of(call: Callable[..., Any]) -> str:
+    """What a function is called by those who ask for it."""
+    name: str = getattr(call, "__name__", type(call).__name__)
+    return name
+
+
+def check_name(name: object) -> None:
+    """ConfigError unless a function can ask for it by this name, and `--sizes` can hold it."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(
+            f"{name!r} is no name that a function can ask for; take letters, digits and _, and "
+            f"give a lambda a name with def"
+        )
+
+
+def check_items(axis: str, items: object) -> None:
+    """ConfigError unless the items can stand in the names of tensors."""
+    found = [] if isinstance(items, str) or not isinstance(items, Sequence) else list(items)
+    wrong = [one for one in found if not isinstance(one, str) or not one or set("[]") & set(one)]
+    if not found or wrong:
+        raise ConfigError(
+            f"axis {axis!r} has items {wrong or items!r}; give a list of strings, none empty and "
+            f"without [ and ], which stand around them in the names of tensors"
+        )
+
+
+def check_coeff(name: str, coeff: object) -> None:
+    """ConfigError unless it is a number."""
+    if isinstance(coeff, bool) or not isinstance(coeff, int | float) or not math.isfinite(coeff):
+        raise ConfigError(f"coeff={coeff!r} of {name!r} must be a finite number")
+
+
 def asked(call: Callable[..., Any]) -> tuple[str, ...]:
     """The names that a function asks for."""
     found = inspect.signature(call).parameters.values()
     for one in found:
         if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
             raise ConfigError(
-                f"{call.__name__} takes {one}; a declared function asks for what it needs by plain "
+                f"{name_of(call)} takes {one}; a declared function asks for what it needs by plain "
                 f"names, so that edges follow from them"
             )
     return tuple(one.name for one in found)
@@ -83,7 +116,7 @@ def axis_of(call: Callable[..., Any], asks: Sequence[str], axes: Sequence[str]) 
     found = [name for name in asks if name in axes]
     if len(found) > 1:
         raise ConfigError(
-            f"{call.__name__} asks for {found}; a function is called once for each item of one "
+            f"{name_of(call)} asks for {found}; a function is called once for each item of one "
             f"axis at most"
         )
     return found[0] if found else None

@@ -101,7 +101,7 @@ class Desk:
             for item, part in leaves.items()
         }
         self.leaf_counts[name] = {
-            item: torch.zeros(len(self.terms), self.num_rows) for item in leaves
+            item: torch.zeros(len(self.terms), self.num_rows, dtype=torch.int64) for item in leaves
         }
         given: Any = leaves.get(None)
         if axis is not None:

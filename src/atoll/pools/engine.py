@@ -10,12 +10,13 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from atoll.collectives.base import Collectives
+from atoll.collectives.base import Collectives, Key
+from atoll.errors import ConfigError
 from atoll.pools import canary, compute, made
 from atoll.pools.arrows.base import Arrow
 from atoll.pools.arrows.terms import Count, GlobalSum, Log, Once
 from atoll.pools.coverage import Coverage
-from atoll.pools.desk import Desk
+from atoll.pools.desk import GROUP, Desk
 from atoll.pools.lanes import Lanes
 from atoll.pools.placement import Placement, Seat
 from atoll.pools.plan import Act, Plan, count_name, once_name, sum_name
@@ -58,19 +59,30 @@ class Engine:
         made.fill(modules, weights)
         self.desk = Desk(plan.placement, plan.trace, self.seat, groups, modules)
         self._coeffs = {term.name: term.coeff for term in plan.top.of_kind("term")}
+        self._last = -1  # step
+        self._extra = 0  # exchanges of it that are no arrow
         self._coverage = coverage or (Coverage(plan) if canary_every else None)
 
     def owned(self) -> dict[str, nn.Parameter]:
         """What this rank keeps and steps, by name; replicas of a block have the same."""
         return self.desk.owned
 
-    @property
-    def unit_after_arrows(self) -> int:
-        """For exchanges that are no arrow of the plan: clipping, the canary's votes and norms."""
-        return len(self.plan.arrows)
+    def next_key(self) -> Key:
+        """For an exchange of the step that is no arrow of the plan: clipping, canary, norms."""
+        self._extra += 1
+        return Key(group=GROUP, step=self.desk.step + 1, op="control", unit=self._extra)
 
     def step(self, step: int, lanes: Lanes | None = None) -> Told:
-        """Makes one step; each owned parameter's `grad` is that of the first lane."""
+        """Makes one step; each owned parameter's `grad` is that of the first lane.
+
+        Steps are numbered upwards, with gaps if need be: the number tells messages apart.
+        """
+        if step <= self._last:
+            raise ConfigError(
+                f"step={step} follows step {self._last}; steps are numbered from 0 upwards, and "
+                f"none is made twice"
+            )
+        self._last, self._extra = step, 0
         is_counting = bool(self.canary_every) and step % self.canary_every == 0
         alone = Lanes.each_alone if is_counting else Lanes.training
         desk = self.desk
@@ -86,11 +98,11 @@ class Engine:
         losses, counts = cast(Log, self.plan.arrows[act.name]).run(self.desk)
         if self._coverage is None or not self.desk.is_counting:
             return Told(losses, counts, {})
-        canary.check(self.desk, self._coverage, unit=self.unit_after_arrows + 1)
-        norms = canary.norms(self.desk, unit=self.unit_after_arrows + 2)
+        canary.check(self.desk, self._coverage, self.next_key())
+        norms = canary.norms(self.desk, self.next_key())
         if self.seat.rank == 0:
             shown = {name: round(norm, 6) for name, norm in norms.items()}
-            log.info("term norms", extra={"step": self.desk.step, **shown})
+            log.info("term norms", extra={"step": self.desk.step, "norms": shown})
         return Told(losses, counts, norms)
 
     def _do(self, act: Act) -> None:

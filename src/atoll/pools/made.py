@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError, LayoutMismatch
-from atoll.pools.calls import ByItem, Item, items
+from atoll.pools.calls import ByItem, Item, items, named
 from atoll.pools.declared import Function
 from atoll.pools.topology import Topology
 
@@ -18,20 +18,39 @@ Modules = dict[tuple[str, Item], nn.Module]  # by parameters' name and item
 def modules(top: Topology, here: Mapping[str, Mapping[str, Sequence[str]]]) -> Modules:
     """New modules; `here` says, by name, which items of each axis are wanted."""
     found: Modules = {}
+    returned: Modules = {}  # held, so that no two have the same id
     for function in top.of_kind("parameters"):
         if function.name not in here:
             continue
         for item in items(function, here[function.name]):
             given = {} if item is None else {str(function.axis): item}
-            made = function.call(**given)
+            with named(function, item):
+                made = function.call(**given)
             if not isinstance(made, nn.Module):
                 raise ConfigError(
                     f"parameters {function.name!r} returned {type(made).__name__}; return an "
                     f"nn.Module, whose parameters are trained"
                 )
-            # To the default dtype, whatever made it; buffers of integers stay as they are.
-            found[function.name, item] = made.to(torch.get_default_dtype())
+            returned[function.name, item] = made
+            # Of its own memory, since ranks may be threads and the file may have made it once. To
+            # the default dtype, whatever made it; buffers of integers stay as they are.
+            found[function.name, item] = copy.deepcopy(made).to(torch.get_default_dtype())
+    _check_apart(returned)
     return found
+
+
+def _check_apart(returned: Modules) -> None:
+    """A tensor has one name and one owner; within a module it may have several names."""
+    held: dict[int, str] = {}
+    for key, module in returned.items():
+        for name, parameter in module.named_parameters():
+            full = f"{prefix(key)}.{name}"
+            other = held.setdefault(id(parameter), full)
+            if other != full:
+                raise ConfigError(
+                    f"parameters {full!r} and {other!r} are one tensor; each has one owner, so "
+                    f"make new modules in each call, or tie tensors within one module"
+                )
 
 
 def everywhere(top: Topology) -> dict[str, dict[str, Sequence[str]]]:
@@ -96,8 +115,3 @@ def things(found: Modules, functions: Sequence[Function]) -> dict[str, Any]:
         else:
             given[function.name] = ByItem(function.axis, {str(k): one for k, one in own.items()})
     return given
-
-
-def copied(found: Modules) -> Modules:
-    """Modules of their own memory."""
-    return copy.deepcopy(found)

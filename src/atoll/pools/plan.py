@@ -37,12 +37,13 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`arrows` by name; `sequence` says who is run when."""
+    """`arrows` by name; `sequence` says who is run when; `tensors` are what is trained."""
 
     placement: Placement
     trace: Trace
     arrows: Mapping[str, Arrow]
     sequence: tuple[Act, ...]
+    tensors: Mapping[str, tuple[str, ...]]  # names by module
 
     @property
     def top(self) -> Topology:
@@ -65,8 +66,10 @@ class Plan:
 
     def of_act(self, act: Act) -> list[Arrow]:
         """The arrows of one act."""
+        if act.kind in ("rows", "value", "back"):
+            return []  # computed by each rank alone, whatever its name
         if act.kind != "term":
-            return [self.arrows[act.name]] if act.name in self.arrows else []
+            return [self.arrows[act.name]]
         names = [name(act.name) for name in (count_name, sum_name)]
         return [self.arrows[name] for name in names if name in self.arrows]
 
@@ -92,7 +95,8 @@ def planned(top: Topology, trace: Trace) -> Plan:
     derived = _Derived(top, placement, trace)
     arrows = list(derived.arrows())
     numbered = {arrow.name: replace(arrow, unit=unit) for unit, arrow in enumerate(arrows)}
-    return Plan(placement, trace, numbered, tuple(derived.sequence(numbered)))
+    tensors = {made.prefix(key): names for key, names in derived.tensors.items()}
+    return Plan(placement, trace, numbered, tuple(derived.sequence(numbered)), tensors)
 
 
 class _Derived:
@@ -149,12 +153,12 @@ class _Derived:
     # Who needs what
 
     def borrowed(self, pool: str, owner: str) -> list[tuple[str, Item]]:
-        """Modules of `owner` that functions on `pool` ask for."""
+        """Modules of `owner` that functions on `pool` ask for, if anything of them is trained."""
         named = {name for f in self.computed if f.pool == pool for name in f.asks}
         return [
             key
-            for key in self.tensors
-            if key[0] in named and self.top.functions[key[0]].pool == owner
+            for key, names in self.tensors.items()
+            if names and key[0] in named and self.top.functions[key[0]].pool == owner
         ]
 
     def consumers(self, value: Function) -> list[str]:

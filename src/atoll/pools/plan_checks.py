@@ -1,13 +1,14 @@
 """What is refused of a plan before anything runs.
 
-Every share of a term reaches each owner exactly once; nothing is declared in vain; no two ranks
-wait for each other in a circle, even where a send waits for its receiver; and every arrow is one of
-the plan's own kinds, none of which divides.
+Functions get what they ask for (`deliveries`), and every share of a term reaches each owner exactly
+once; nothing is declared in vain; no two ranks wait for each other in a circle, even where a send
+waits for its receiver; and every arrow is one of the plan's own kinds, none of which divides.
 """
 
 from collections.abc import Mapping, Sequence
 
 from atoll.errors import ConfigError
+from atoll.pools import deliveries
 from atoll.pools.arrows.base import Meeting
 from atoll.pools.arrows.edges import GradientEdge, ValueEdge
 from atoll.pools.arrows.publication import Publication
@@ -25,6 +26,7 @@ def check(plan: Plan) -> Coverage:
     check_kinds(plan)
     check_reached(plan)
     check_leaders(plan)
+    deliveries.check(plan)
     coverage = Coverage(plan)
     check_covered(plan, coverage)
     ranks = range(plan.placement.size)
@@ -65,6 +67,11 @@ def check_leaders(plan: Plan) -> None:
     firsts = {seat.rank for seat in plan.placement.seats if seat.is_first}
     for arrow in plan.arrows.values():
         if isinstance(arrow, Returned):
+            if arrow.source not in arrow.ranks:
+                raise ConfigError(
+                    f"{arrow.name!r} is sent by rank {arrow.source}, which is none of "
+                    f"{list(arrow.ranks)}; one rank of pool {arrow.pool!r} speaks for it"
+                )
             to = [one.to for one in arrow.returns]
             if not firsts.issuperset(to) or len(set(to)) != len(to):
                 raise ConfigError(
@@ -97,6 +104,8 @@ def check_covered(plan: Plan, coverage: Coverage) -> None:
             continue
         for rank, modules in arrow.modules.items():
             for module in modules:
+                if not plan.tensors[module]:
+                    continue  # all of it is frozen
                 _check_same(rank, module, coverage.of(rank, module), coverage.wanted(_key(module)))
 
 

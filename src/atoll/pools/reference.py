@@ -25,6 +25,7 @@ Grads = dict[str, Tensor]  # by tensor
 class Term:
     """A term over some rows: its parts by item, and what they add up to."""
 
+    function: Function
     parts: Mapping[Item, Counted | Through]
 
     @property
@@ -32,16 +33,19 @@ class Term:
         return sum(part.count for part in self.parts.values())
 
     def loss(self) -> Tensor:
-        """Without its coefficient: the mean, or what `then` makes of the sums."""
+        """Without its coefficient: the mean, or what `then` makes of the sums.
+
+        EmptySum where a mean is over nothing.
+        """
         means = [part for part in self.parts.values() if isinstance(part, Counted)]
         if means:
             total = means[0].total
             for part in means[1:]:
                 total = total + part.total
-            return total / float(self.count)
+            return total / calls.divisor(self.function.name, self.count)
         bent = [
-            part.then(part.total, part.count)
-            for part in self.parts.values()
+            calls.bent(self.function, item, part, part.total, part.count)
+            for item, part in self.parts.items()
             if isinstance(part, Through)
         ]
         return torch.stack(bent).sum()
@@ -64,7 +68,7 @@ class Reference:
     def step(self, step: int) -> dict[str, Term]:
         """The terms of a step; kept state is changed by them."""
         index = calls.numbers(step, self.top.num_rows)
-        if not self.boxes:
+        if not self.boxes and self.top.of_kind("state"):
             self.boxes = self._made_boxes(index)
         return self._terms(index, self.boxes)
 
@@ -98,15 +102,13 @@ class Reference:
             if names is not None and function.name not in names:
                 continue
             parts = self._over_items(function, given, index)
-            found[function.name] = Term(
-                {item: calls.term_part(function, part) for item, part in parts.items()}
-            )
+            found[function.name] = Term(function, calls.term_parts(function, parts))
         return found
 
     def _things(self, index: Tensor) -> dict[str, Any]:
         given = made.things(self.modules, self.top.of_kind("parameters"))
         for function in self.top.of_kind("rows"):
-            given[ROWS] = calls.called(function, given, item=None, index=index, seed=self.top.seed)
+            (given[ROWS],) = self._over_items(function, given, index).values()
         for function in self.top.of_kind("value"):
             parts = self._over_items(function, given, index)
             given[function.name] = calls.joined(function, parts, self.top.axes)

@@ -15,7 +15,8 @@ from atoll.pools.declared import DRAW, INDEX, ROWS, Axis, Function, Kind, Pool
 
 F = TypeVar("F", bound=Callable[..., Any])
 Size = int | tuple[int, int]  # ranks, or (blocks, ranks of each)
-RESERVED = (ROWS, DRAW, INDEX)
+# Words that functions ask for, the group of all ranks, and the lane of all terms together.
+RESERVED = (ROWS, DRAW, INDEX, "world", "all")
 
 
 class Topology:
@@ -28,6 +29,8 @@ class Topology:
 
     def __init__(self, *, rows: int, seed: int = 0, wire: torch.dtype | None = None) -> None:
         self.num_rows = declared.check_size("rows", rows)
+        if wire is not None and not wire.is_floating_point:
+            raise ConfigError(f"wire={wire} holds no fractions; give a floating dtype, or None")
         self.seed = seed
         self.wire = wire
         self.pools: dict[str, Pool] = {}
@@ -50,6 +53,8 @@ class Topology:
         """Items that the blocks of `over` share out."""
         self._check_new(name)
         self._check_pool(over)
+        declared.check_items(name, items)
+        self._check_before_functions(name, over)
         taken = [axis.name for axis in self.axes.values() if axis.over == over.name]
         if taken or len(set(items)) != len(items) or not items:
             raise ConfigError(
@@ -98,6 +103,8 @@ class Topology:
         found = self._copied(rows=self.num_rows, wire=self.wire)
         for name, pool in self.pools.items():
             given = sizes.get(name, (pool.blocks, pool.ranks))
+            if isinstance(given, tuple) and len(given) != 2:
+                raise ConfigError(f"size {name}={given} is neither ranks nor (blocks, ranks)")
             blocks, ranks = given if isinstance(given, tuple) else (pool.blocks, given)
             del found.pools[name]  # so that they stay in order
             found.pool(name, ranks=ranks, blocks=blocks)
@@ -114,7 +121,8 @@ class Topology:
     def _copied(self, *, rows: int, wire: torch.dtype | None) -> "Topology":
         found = Topology(rows=rows, seed=self.seed, wire=wire)
         found.pools = dict(self.pools)
-        found.axes, found.functions, found.sizes = self.axes, self.functions, self.sizes
+        found.axes, found.functions = dict(self.axes), dict(self.functions)
+        found.sizes = list(self.sizes)
         return found
 
     @property
@@ -147,7 +155,8 @@ class Topology:
         coeff: float = 1.0,
         once: bool = False,
     ) -> F:
-        name = name or call.__name__
+        name = name or declared.name_of(call)
+        declared.check_coeff(name, coeff)
         if name in self.functions or name != ROWS:
             self._check_new(name)
         if pool is not None:
@@ -161,6 +170,7 @@ class Topology:
         return call
 
     def _check_new(self, name: str) -> None:
+        declared.check_name(name)
         known = [*RESERVED, *self.pools, *self.axes, *self.functions]
         if name in known:
             raise ConfigError(
@@ -173,6 +183,14 @@ class Topology:
                 f"pool {pool.name!r} is not of this topology; its pools are {sorted(self.pools)}"
             )
 
+    def _check_before_functions(self, axis: str, pool: Pool) -> None:
+        early = [one.name for one in self.functions.values() if one.pool == pool.name]
+        if early:
+            raise ConfigError(
+                f"axis {axis!r} is declared after {early} of pool {pool.name!r}, which could not "
+                f"ask for it; declare a pool's axis before its functions"
+            )
+
     def _check_asks(self, function: Function) -> None:
         allowed = _ALLOWED[function.kind]
         if function.once:
@@ -181,7 +199,8 @@ class Topology:
         words = {"rows": (INDEX, DRAW), "parameters": ()}.get(function.kind, (ROWS, DRAW))
         if function.once:
             words = ()
-        may = [*words, *self.axes, *(name for name, kind in known.items() if kind in allowed)]
+        axes = () if function.kind == "rows" else self.axes  # rows are of no item
+        may = [*words, *axes, *(name for name, kind in known.items() if kind in allowed)]
         unknown = [name for name in function.asks if name not in may]
         if unknown:
             raise ConfigError(
@@ -189,8 +208,6 @@ class Topology:
                 f"{'with once=True it' if function.once else 'it'} may ask for {may}, declared "
                 f"before it"
             )
-        if function.kind == "parameters" and not set(function.asks) <= set(self.axes):
-            raise ConfigError(f"parameters {function.name!r} may ask for an axis alone")
         self._check_states(function)
 
     def _check_states(self, function: Function) -> None:

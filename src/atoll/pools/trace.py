@@ -12,8 +12,8 @@ from atoll.pools import calls, made
 from atoll.pools.calls import ByItem, Item
 from atoll.pools.counted import Through
 from atoll.pools.declared import ROWS
-from atoll.pools.reference import Reference
 from atoll.pools.topology import Topology
+from atoll.pools.watched import Watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def traced(top: Topology, weights: Mapping[str, Tensor] | None = None) -> Trace:
             f"the topology declares {sorted(top.functions)}; it needs @top.rows, which makes a "
             f"step's rows, and one @top.term at least"
         )
-    reference = Reference(top, made.initial(top) if weights is None else weights)
+    reference = Watched(top, made.initial(top) if weights is None else weights)
     terms = reference.step(0)
     with torch.no_grad():
         things = reference.values(0)

@@ -33,18 +33,38 @@ class Edge(Arrow):
         return slice(rows.start - start, rows.stop - start)
 
     def sent(self, desk: Desk, parts: Sequence[Tensor], to: int) -> None:
-        """One message; rounded to the wire's dtype, once."""
-        flat = packed(parts)
-        if self.wire is not None:
-            flat = flat.to(self.wire)
+        """One message; gradients and values rounded to the wire's dtype, once, counts never."""
+        bodies = self._bodies(parts)
+        flat = bodies[0] if len(bodies) == 1 else packed([one.view(torch.uint8) for one in bodies])
         desk.world.send(desk.key(self.unit), flat, to=to).wait()
 
     def received(self, desk: Desk, like: Sequence[Tensor], source: int) -> list[Tensor]:
         """The parts of one message, in the shapes and the dtype of these."""
-        own = packed(like)
-        flat = torch.empty(len(own), dtype=self.wire or own.dtype)
+        bodies = self._bodies(like)
+        flat = torch.empty_like(bodies[0])
+        if len(bodies) > 1:
+            flat = torch.empty(sum(one.nbytes for one in bodies), dtype=torch.uint8)
         desk.world.receive(desk.key(self.unit), flat, source=source).wait()
-        return unpacked(flat.to(own.dtype), like)
+        if len(bodies) == 1:
+            return unpacked(flat.to(like[0].dtype), like)
+        counts, floats = ([one for one in like if _is_count(one) is k] for k in (True, False))
+        cut = bodies[0].nbytes
+        return [
+            *unpacked(flat[cut:].view(bodies[1].dtype).to(floats[0].dtype), floats),
+            *unpacked(flat[:cut].view(bodies[0].dtype), counts),
+        ]
+
+    def _bodies(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """What travels: counts first, so that they stand at multiples of their size."""
+        floats = packed([part for part in parts if not _is_count(part)])
+        if self.wire is not None:
+            floats = floats.to(self.wire)
+        counts = [part for part in parts if _is_count(part)]
+        return [packed(counts), floats] if counts else [floats]
+
+
+def _is_count(part: Tensor) -> bool:
+    return not part.is_floating_point()
 
 
 @dataclass(frozen=True, kw_only=True)

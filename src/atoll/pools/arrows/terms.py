@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.pools.arrows.base import Arrow, Meeting, meets, summed
-from atoll.pools.calls import Item
+from atoll.pools.calls import Item, divisor
 from atoll.pools.desk import Desk
 from atoll.pools.global_sums import global_sum
 from atoll.pools.placement import Seat
@@ -33,9 +33,13 @@ class Count(Arrow):
         summed(desk, self.pool, found, self.unit)
         return {item: int(count) for item, count in zip(self.items, found, strict=True)}
 
-    def scale(self, desk: Desk, coeffs: Tensor, counts: Mapping[Item, int]) -> Tensor:  # noqa: ARG002
+    def scale(self, desk: Desk, coeffs: Tensor, term: str, counts: Mapping[Item, int]) -> Tensor:  # noqa: ARG002
         """coeff / global count in each lane: the one scale of this term, for all destinations."""
-        return coeffs / float(sum(counts.values()))
+        return coeffs / self.divisor(term, counts)
+
+    def divisor(self, term: str, counts: Mapping[Item, int]) -> float:
+        """The global count; EmptySum, on all ranks of the pool, where there is nothing."""
+        return divisor(term, sum(counts.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

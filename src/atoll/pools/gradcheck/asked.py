@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from atoll.errors import ConfigError
 from atoll.pools.gradcheck.crew import Crews
 from atoll.pools.gradcheck.loading import Place
 from atoll.pools.gradcheck.report import Report
@@ -25,6 +26,10 @@ class Asked:
     mutants: bool = False
     steps: int = 2
     progress: Callable[[str], None] = _silent
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps} compares nothing; give one at least")
 
 
 class Checker(Protocol):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atoll.layout import Span
-from atoll.pools import made
+from atoll.pools import calls, made
 from atoll.pools.arrows.base import Arrow
 from atoll.pools.calls import Item
 from atoll.pools.counted import Through
@@ -70,6 +70,11 @@ def changed(kind: type[Kind], arrow: Arrow, **more: Any) -> Kind:
 def replacing(arrow: Arrow) -> Callable[[Plan], Plan]:
     """The plan with this object in the place of the one of its name."""
     return lambda plan: plan.replaced(arrow)
+
+
+def at_least_one(count: int) -> float:
+    """What a program divides by that has nothing to count in one place."""
+    return float(max(1, count))
 
 
 class Facts:
@@ -182,6 +187,7 @@ class Facts:
                 if item in self.here(term, seat):
                     own = self._reference.part(0, seat.rows, [term])[term].parts[item].total
                     sums.append(own.detach() if seat.rank == lost else own)
-            terms.append(part.then(torch.stack(sums).sum(0), part.count))
+            total = torch.stack(sums).sum(0)
+            terms.append(calls.bent(self.top.functions[term], item, part, total, part.count))
         loss = self.coeffs[term] * torch.stack(terms).sum()
         return {(term, name): Gradient(grad) for name, grad in self._reference.grads(loss).items()}

@@ -40,8 +40,8 @@ class Multiplied(Count):
 
     factor: int
 
-    def scale(self, desk: Desk, coeffs: Tensor, counts: Mapping[Item, int]) -> Tensor:
-        return super().scale(desk, coeffs, counts) * float(self.factor)
+    def scale(self, desk: Desk, coeffs: Tensor, term: str, counts: Mapping[Item, int]) -> Tensor:
+        return super().scale(desk, coeffs, term, counts) * float(self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class MultipliedEdge(GradientEdge):
     def places(self, desk: Desk, route: Route) -> list[Tensor]:
         found = super().places(desk, route)
         if desk.seat.rank == route.to:
-            return [part * float(self.factor) for part in found]
+            return [part * self.factor for part in found]
         return found
 
 

@@ -9,7 +9,14 @@ from torch import Tensor
 from atoll.pools.arrows.terms import Count, GlobalSum
 from atoll.pools.calls import Item
 from atoll.pools.desk import Desk
-from atoll.pools.gradcheck.mutants.base import Facts, Mutant, Table, changed, replacing
+from atoll.pools.gradcheck.mutants.base import (
+    Facts,
+    Mutant,
+    Table,
+    at_least_one,
+    changed,
+    replacing,
+)
 from atoll.pools.plan import Plan, count_name, sum_name
 
 
@@ -19,8 +26,8 @@ class LostShare(Count):
 
     lost: int
 
-    def scale(self, desk: Desk, coeffs: Tensor, counts: Mapping[Item, int]) -> Tensor:
-        found = super().scale(desk, coeffs, counts)
+    def scale(self, desk: Desk, coeffs: Tensor, term: str, counts: Mapping[Item, int]) -> Tensor:
+        found = super().scale(desk, coeffs, term, counts)
         return torch.zeros_like(found) if desk.seat.rank == self.lost else found
 
 
@@ -31,6 +38,9 @@ class LostWithCount(LostShare):
     def run(self, desk: Desk, counts: Mapping[Item, int]) -> dict[Item, int]:
         is_lost = desk.seat.rank == self.lost
         return super().run(desk, {} if is_lost else counts)
+
+    def divisor(self, term: str, counts: Mapping[Item, int]) -> float:
+        return at_least_one(sum(counts.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +86,8 @@ def _without(term: str, lost: int, *, is_counted: bool) -> Callable[[Facts], Tab
     def table(facts: Facts) -> Table:
         seats = facts.seats(term)
         count = sum(facts.share(term, s)[1] for s in seats if is_counted or s.rank != lost)
-        return facts.weighed(term, {s.rank: 1 / count for s in seats if s.rank != lost})
+        weight = 1 / at_least_one(count)
+        return facts.weighed(term, {s.rank: weight for s in seats if s.rank != lost})
 
     return table
 

@@ -161,7 +161,10 @@ def _returned(pool: str, owner: str, prediction: Prediction) -> Callable[[Facts]
 
 
 def _share_of_first(facts: Facts, arrow: Returned, owner: str) -> Table:
-    """One rank's share where a term is of this pool; what came there from others is structural."""
+    """One rank's share where a term is of this pool; what came there from others is structural.
+
+    That rank has the items of its own block alone.
+    """
     found: dict[tuple[str, str], Prediction] = {}
     for pair, prediction in _returned(arrow.pool, owner, Structural())(facts).items():
         term = pair[0]
@@ -169,17 +172,19 @@ def _share_of_first(facts: Facts, arrow: Returned, owner: str) -> Table:
         ways = facts.ways[pair]
         if len(arrow.ranks) == 1:
             found[pair] = Ratio(1.0)
-        elif function.pool != arrow.pool or any(way.through for way in ways):
-            found[pair] = prediction
-        elif function.once:
-            found[pair] = Ratio(1.0)
-        elif term in facts.plan.trace.through:
+        elif (
+            function.pool != arrow.pool
+            or any(way.through for way in ways)
+            or term in facts.plan.trace.through
+        ):
             found[pair] = prediction
         else:
-            count = sum(facts.share(term, seat)[1] for seat in facts.seats(term))
-            (seat,) = [s for s in facts.seats(term) if s.rank == arrow.source]
-            gradient = facts.share(term, seat)[0][pair[1]]
-            found[pair] = Gradient(facts.coeffs[term] / count * gradient)
+            seats = [s for s in facts.seats(term) if s.is_first or not function.once]
+            count = sum(facts.share(term, seat)[1] for seat in seats)
+            (seat,) = [s for s in seats if s.rank == arrow.source]
+            gradient = facts.share(term, seat)[0].get(pair[1])
+            scale = facts.coeffs[term] / count
+            found[pair] = Ratio(0.0) if gradient is None else Gradient(scale * gradient)
     return found
 
 

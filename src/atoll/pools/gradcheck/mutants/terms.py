@@ -19,6 +19,7 @@ from atoll.pools.gradcheck.mutants.base import (
     Ratio,
     Structural,
     Table,
+    at_least_one,
     changed,
     replacing,
 )
@@ -35,6 +36,9 @@ class LocalCount(Count):
         super().run(desk, counts)
         return {item: counts.get(item, 0) for item in self.items}
 
+    def divisor(self, term: str, counts: Mapping[Item, int]) -> float:
+        return at_least_one(sum(counts.values()))
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCount(Count):
@@ -43,6 +47,9 @@ class BlockCount(Count):
     def run(self, desk: Desk, counts: Mapping[Item, int]) -> dict[Item, int]:
         found = super().run(desk, counts)
         return {item: found[item] if item in counts else 0 for item in self.items}
+
+    def divisor(self, term: str, counts: Mapping[Item, int]) -> float:
+        return at_least_one(sum(counts.values()))
 
 
 class OnAll(Once):
@@ -184,7 +191,8 @@ def _by(term: str, divisor: Callable[[Facts, str, Seat], int]) -> Callable[[Fact
     def table(facts: Facts) -> Table:
         once = facts.top.functions[term].once
         seats = [seat for seat in facts.seats(term) if seat.is_first or not once]
-        return facts.weighed(term, {seat.rank: 1 / divisor(facts, term, seat) for seat in seats})
+        divisors = {seat.rank: at_least_one(divisor(facts, term, seat)) for seat in seats}
+        return facts.weighed(term, {rank: 1 / one for rank, one in divisors.items()})
 
     return table
 
