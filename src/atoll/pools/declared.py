@@ -62,7 +62,7 @@ class Function:
 
 def name_of(call: Callable[..., Any]) -> str:
     """What a function is called by those who ask for it."""
-    name: str = getattr(call, "__name__", type(call).__name__)
+    name: str = getattr(call, "__name__", f"<{type(call).__name__}>")
     return name
 
 
@@ -71,7 +71,7 @@ def check_name(name: object) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(
             f"{name!r} is no name that a function can ask for; take letters, digits and _, and "
-            f"give a lambda a name with def"
+            f"a function that def has named"
         )
 
 

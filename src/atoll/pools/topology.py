@@ -157,7 +157,7 @@ class Topology:
     ) -> F:
         name = name or declared.name_of(call)
         declared.check_coeff(name, coeff)
-        if name in self.functions or name != ROWS:
+        if kind != "rows" or name in self.functions:
             self._check_new(name)
         if pool is not None:
             self._check_pool(pool)

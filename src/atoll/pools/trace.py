@@ -63,6 +63,8 @@ def traced(top: Topology, weights: Mapping[str, Tensor] | None = None) -> Trace:
     reference = Watched(top, made.initial(top) if weights is None else weights)
     terms = reference.step(0)
     with torch.no_grad():
+        for term in terms.values():
+            term.loss()  # what `then` gives is refused here, too
         things = reference.values(0)
     values = {
         function.name: _spec(function.name, things[function.name], top.num_rows)
