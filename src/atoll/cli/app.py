@@ -207,7 +207,7 @@ def gradcheck(
         list[Path], typer.Argument(help="Python files with one Topology or Loop each.")
     ],
     mutants: Annotated[
-        bool, typer.Option("--mutants", help="Prove that wrong scales would be seen.")
+        bool, typer.Option("--mutants", help="Break one part at a time; each break must be seen.")
     ] = False,
     sizes: Annotated[
         list[str] | None,
@@ -218,7 +218,11 @@ def gradcheck(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare gradients of ranks with one process; exit code 1 wrong, 2 refused, 3 no verdict."""
+    """Compare gradients of ranks with those of one process.
+
+    Exit code 0: right. 1: a gradient is wrong, or a mutant survived. 2: refused, with the reason.
+    3: no verdict, since these sizes or counts could not show a mistake. Of several files the worst.
+    """
     from atoll.cli import gradcheck as command
 
     command.gradcheck(files, mutants=mutants, sizes=sizes, ranks=ranks, as_json=as_json)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
+from atoll.cli import gradcheck_shown as shown
 from atoll.cli import output
 from atoll.errors import ConfigError
 from atoll.pools.gradcheck import check as checking
@@ -16,7 +16,6 @@ from atoll.pools.gradcheck.asked import Asked, Ranks, Sizes
 from atoll.pools.gradcheck.crew import Crews
 from atoll.pools.gradcheck.report import Report
 
-MAX_SENTENCES = 30  # of one file; --json has all
 KINDS: dict[str, Ranks] = {"local": "local", "gloo": "gloo"}
 
 
@@ -42,7 +41,7 @@ def gradcheck(
         output.print_json({"exit_code": code, "files": [one.to_json() for one in reports]})
     else:
         for report in reports:
-            _show(report)
+            shown.show(report)
     if code:
         raise typer.Exit(code)
 
@@ -65,7 +64,11 @@ def parse_sizes(text: str) -> Sizes:
 
 def _checked(files: Sequence[Path], asked: Asked) -> list[Report]:
     bars = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), console=output.stderr, transient=True
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        console=output.stderr,
+        transient=True,
+        disable=not output.stderr.is_terminal,
     )
     reports: list[Report] = []
     with Crews() as crews, bars:
@@ -80,50 +83,3 @@ def _checked(files: Sequence[Path], asked: Asked) -> list[Report]:
             asked_here = replace(asked, progress=tell)
             reports.append(checking.check_file(path, asked_here, crews=crews))
     return reports
-
-
-def _show(report: Report) -> None:
-    if report.runs:
-        output.console.print(_table(report))
-    for sentence in report.sentences[:MAX_SENTENCES]:
-        output.say(f"  {sentence}")
-    left = len(report.sentences) - MAX_SENTENCES
-    if left > 0:
-        output.say(f"  and {left} more; --json has all")
-    if report.kills:
-        output.console.print(_kill_matrix(report))
-    worst = f", worst error {report.worst_error:.2g}" if report.runs else ""
-    output.say(f"{report.subject}: {report.verdict}{worst}")
-
-
-def _table(report: Report) -> Table:
-    """Ratios by term and tensor, a column for each size; the worst error of the row at the end."""
-    columns = [_column(run.size.label, run.step) for run in report.runs]
-    cells: dict[tuple[str, str], dict[str, str]] = {}
-    errors: dict[tuple[str, str], float] = {}
-    for run in report.runs:
-        for pair in run.pairs:
-            key = (pair.term, pair.tensor)
-            shown = pair.state if pair.ratio is None else f"{pair.ratio:.4f}"
-            cells.setdefault(key, {})[_column(run.size.label, run.step)] = shown
-            errors[key] = max(errors.get(key, 0.0), pair.error)
-    rows = [
-        (f"{term} on {tensor}", *(at.get(column) for column in columns), f"{errors[key]:.1e}")
-        for key, at in cells.items()
-        for term, tensor in [key]
-    ]
-    return output.table(report.subject, ["ratio", *columns, "worst error"], rows)
-
-
-def _column(label: str, step: int) -> str:
-    return label if step == 1 else f"{label} step {step}"
-
-
-def _kill_matrix(report: Report) -> Table:
-    """A row for each mutant, a column for each size."""
-    sizes = list(dict.fromkeys(one.size for one in report.kills))
-    rows: dict[str, dict[str, str]] = {}
-    for one in report.kills:
-        rows.setdefault(one.mutant, {})[one.size] = f"{one.state}: {one.found}"
-    shown = [(name, *(at.get(size) for size in sizes)) for name, at in rows.items()]
-    return output.table("mutants", ["mutant", *sizes], shown)

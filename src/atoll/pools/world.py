@@ -7,7 +7,7 @@ from torch import Tensor
 
 from atoll.collectives.base import Collectives
 from atoll.errors import ConfigError
-from atoll.pools import made, plan_checks, threads
+from atoll.pools import handing, made, plan_checks, threads
 from atoll.pools.engine import Engine
 from atoll.pools.plan import planned
 from atoll.pools.topology import Topology
@@ -21,7 +21,7 @@ class World:
     """What all ranks of a topology agree on.
 
     `weights` and `trace` are made here unless another process gives them: weights are handed out as
-    bytes (`made.initial` on one place), never made twice from a seed.
+    bytes (`over`), never made twice from a seed.
     """
 
     def __init__(
@@ -35,6 +35,12 @@ class World:
         self.trace = traced(top, self.weights) if trace is None else trace
         self.plan = planned(top, self.trace)
         self.coverage = plan_checks.check(self.plan)
+
+    @classmethod
+    def over(cls, top: Topology, group: Collectives) -> "World":
+        """The same world on every rank of `group`, with what rank 0 makes; all of them call it."""
+        weights, trace = handing.handed_out(top, group)
+        return cls(top, weights=weights, trace=trace)
 
     @property
     def size(self) -> int:
@@ -59,6 +65,10 @@ class World:
             self.plan.placement,
             lambda rank, groups: work(self._engine(rank, groups, canary_every)),
         )
+
+    def trained(self, engine: Engine) -> dict[str, Tensor]:
+        """All weights as they are now, on every rank; all of them call it, once after a step."""
+        return handing.brought_together(engine, self.weights)
 
     def _engine(self, rank: int, groups: Mapping[str, Collectives], canary_every: int) -> Engine:
         return Engine(

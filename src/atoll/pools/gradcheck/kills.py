@@ -37,12 +37,15 @@ def judged(mutant: Mutant, facts: Facts, reference: Outcome, found: Outcome, *, 
         state = "held"
     else:
         state = "listed" if is_same else "killed"
+    changes = _changes(facts, table)
+    said = ", ".join(f"{term} {word}" for term, word in changes.items())
     return Kill(
         mutant=mutant.name,
         size=size,
-        predicted=_told(table),
+        predicted=said or "the same program",
         found="; ".join(misses[:3]) if misses else "as predicted",
         state=state,  # type: ignore[arg-type] # one of the four
+        changes=changes,
     )
 
 
@@ -113,14 +116,22 @@ def _of(outcome: Outcome, pair: tuple[str, str]) -> Tensor:
     return torch.zeros_like(outcome.grads[ALL][tensor]) if found is None else found
 
 
-def _told(table: Mapping[tuple[str, str], Prediction]) -> str:
-    """The pairs that are not ones, by term."""
-    by_term: dict[str, dict[str, None]] = {}
-    for (term, _), told in table.items():
+def _changes(facts: Facts, table: Mapping[tuple[str, str], Prediction]) -> dict[str, str]:
+    """What is predicted where it is not one, by term; by its parameters too where they differ."""
+    found: dict[str, dict[str, dict[str, None]]] = {}
+    for (term, tensor), told in table.items():
+        words = found.setdefault(term, {}).setdefault(facts.modules[tensor][0], {})
         if told != ONE:
-            by_term.setdefault(term, {})[_word(told)] = None
-    said = [f"{term} {' or '.join(words)}" for term, words in by_term.items()]
-    return ", ".join(said) or "the same program"
+            words[_word(told)] = None
+    said: dict[str, str] = {}
+    for term, by_parameters in found.items():
+        texts = {name: " or ".join(some) for name, some in by_parameters.items()}
+        if len(set(texts.values())) == 1:
+            texts = {"": next(iter(texts.values()))}
+        said |= {
+            f"{term} on {name}" if name else term: text for name, text in texts.items() if text
+        }
+    return said
 
 
 def _word(told: Prediction) -> str:

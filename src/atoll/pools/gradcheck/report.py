@@ -5,7 +5,7 @@ Prints nothing: the command line shows it, a test raises by it, `to_json` is for
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -25,7 +25,8 @@ class Kill:
     """One mutant at one size: what it was predicted to change, and what was found.
 
     `listed`: the same program at this size, as predicted. `survived` is also a mutant that was
-    seen with another table than the predicted one.
+    seen with another table than the predicted one. `changes` are the words of the prediction, by
+    "term", or "term on parameters" where it is not the same for all of them.
     """
 
     mutant: str
@@ -33,6 +34,7 @@ class Kill:
     predicted: str
     found: str
     state: KillState
+    changes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
