@@ -42,7 +42,7 @@ def on_ranks(world: World, steps: int = 2, **options: Any) -> list[list[tuple[Gr
 
     def work(engine: Engine) -> list[tuple[Grads, Told]]:
         own = engine.owned()
-        found = []
+        found: list[tuple[Grads, Told]] = []
         for step in range(steps):
             told = engine.step(step)
             grads = {name: one.grad.clone() for name, one in own.items() if one.grad is not None}
@@ -64,7 +64,7 @@ def in_one_process(world: World, steps: int = 2) -> list[tuple[Grads, dict[str, 
     top = world.plan.top
     one = Reference(top, world.weights)
     coeffs = {term.name: term.coeff for term in top.of_kind("term")}
-    found = []
+    found: list[tuple[Grads, dict[str, float]]] = []
     for step in range(steps):
         losses = {name: coeffs[name] * term.loss() for name, term in one.step(step).items()}
         trained = one.trained()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -412,8 +412,8 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
         "borrowed_by_blocks",
         lambda plan: plan.replaced(
             replace(
-                (one := plan.arrows["return use -> keep"]),
-                returns=to_all(plan, one),  # type: ignore[arg-type] # by its name
+                (one := cast(Returned, plan.arrows["return use -> keep"])),
+                returns=to_all(plan, one),
             )
         ),
         r"'return use -> keep' sends gradients to ranks \[0, 1, 2\]",
