@@ -86,7 +86,7 @@ def hand_losses(weights: dict[str, Tensor], rows: slice, moving: Tensor) -> dict
         "p": functional.linear(p, weights["reader[p].weight"], weights["reader[p].bias"])[:, 0],
         "q": functional.linear(q, weights["reader[q].weight"], weights["reader[q].bias"])[:, 0],
     }
-    squares = sum(((one - 1).square() * n).sum() for one in read.values())
+    squares = torch.stack([((one - 1).square() * n).sum() for one in read.values()]).sum()
     weight = weights["reader[p].weight"].abs().sum() + weights["reader[q].weight"].abs().sum()
     s = p.square().sum(0) + q.square().sum(0)
     return {
