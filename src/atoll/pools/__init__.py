@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from atoll.pools.global_sum import global_sum as global_sum
     from atoll.pools.gradcheck.check import check as check
     from atoll.pools.loop import Loop as Loop
+    from atoll.pools.once import contribute_once as contribute_once
     from atoll.pools.topology import Topology as Topology
     from atoll.pools.world import World as World
 
@@ -24,6 +25,7 @@ _PLACES = {
     "World": "world",
     "check": "gradcheck.check",
     "clip_grad_norm": "clip",
+    "contribute_once": "once",
     "grad_norm": "clip",
     "global_sum": "global_sum",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "World",
     "check",
     "clip_grad_norm",
+    "contribute_once",
     "global_sum",
     "grad_norm",
 ]
