@@ -190,4 +190,9 @@ class Facts:
             total = torch.stack(sums).sum(0)
             terms.append(calls.bent(self.top.functions[term], item, part, total, part.count))
         loss = self.coeffs[term] * torch.stack(terms).sum()
-        return {(term, name): Gradient(grad) for name, grad in self._reference.grads(loss).items()}
+        grads = self._reference.grads(loss)
+        # Of a pool of one rank nothing is left, and what is not there is not the right gradient.
+        return {
+            pair: Gradient(grads[pair[1]]) if pair[1] in grads else Ratio(0.0)
+            for pair in self.pairs(term)
+        }
