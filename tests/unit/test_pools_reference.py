@@ -406,3 +406,17 @@ def test_trace_says_shapes_by_item_and_crosses_to_other_processes() -> None:
     assert trace.values["seen"].shapes == {"p": (2,), "q": (2,), "r": (2,)}
     assert type(trace).from_json(trace.to_json()) == trace
     assert traced(pool_topologies.global_sums()).through == ("entropy", "balance")
+
+
+def test_part_leaves_state_alone_that_a_term_changes_in_place() -> None:
+    def moved(value, kept, rows):
+        kept.value.add_(1.0)
+        return Counted(value.sum() + kept.value.sum(), len(rows["x"]), "rows")
+
+    top = calling(term=moved)
+    reference = Reference(top, made.initial(top))
+    reference.step(0)
+
+    reference.part(0, Span(0, 3))
+
+    assert torch.equal(reference.boxes["kept"].value, torch.ones(6))
