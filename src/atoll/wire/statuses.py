@@ -63,11 +63,15 @@ def log_fault(log: logging.Logger, event: str, error: AtollError) -> None:
 
 
 def _said(error: AtollError) -> str:
-    """What `error` says without directories of this machine: of a path its last name is left."""
-    if not isinstance(error, (StoreError, ConfigError)):
-        return str(error)
-    text = _QUOTED.sub(lambda found: f"{found[1]}…/{found[2]}{found[1]}", str(error))
-    return _BARE.sub(lambda found: f"…/{found[1]}", text)
+    """What `error` says to whoever may not know this machine's directories."""
+    own = isinstance(error, (StoreError, ConfigError))  # others quote what was sent
+    return without_paths(str(error)) if own else str(error)
+
+
+def without_paths(text: str) -> str:
+    """`text` without directories of this machine: of an absolute path its last name is left."""
+    shorter = _QUOTED.sub(lambda found: f"{found[1]}…/{found[2]}{found[1]}", text)
+    return _BARE.sub(lambda found: f"…/{found[1]}", shorter)
 
 
 def sentence(error: AtollError, *, paths: bool = False) -> str:
