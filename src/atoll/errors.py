@@ -7,7 +7,8 @@
                                   ManifestMismatch (DatasetMismatch)
       StoreError                  BlobMissing, BlobChanged, ObjectMissing, ObjectChanged,
                                   ObjectSize, ObjectRefused, StorageFull, StoreAway, StoreLate,
-                                  DiskFailed, LedgerVersion, StateHeld, Superseded, StateDamaged
+                                  DiskFailed, LedgerVersion, StateHeld, StateUnsafe, Superseded,
+                                  StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution (LeftOut), Conflict,
                                   EmptySum, Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
@@ -155,6 +156,10 @@ class LedgerVersion(StoreError, code="LEDGER_VERSION"):
 
 class StateHeld(StoreError, code="STATE_HELD"):
     """Another process holds this state directory."""
+
+
+class StateUnsafe(StoreError, code="STATE_UNSAFE"):
+    """A state directory is another user's, open to others, or holds a link."""
 
 
 class Superseded(StoreError, code="SUPERSEDED", retry=True):

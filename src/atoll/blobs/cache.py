@@ -11,7 +11,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from atoll import files as filesystem
-from atoll.blobs.drafts import FileDraft, FileReader
+from atoll.blobs.drafts import OWN_NAME, FileDraft, FileReader
 from atoll.files import SYSTEM, Identity
 
 
@@ -65,7 +65,7 @@ class CachedFiles:
         """Removes the files that an earlier life left."""
         with self._lock, filesystem.naming("sweep", self._directory):
             for name in os.listdir(self._directory):
-                if name not in self._held:
+                if name not in self._held and OWN_NAME.fullmatch(name):
                     SYSTEM.remove(self._directory / name)
 
     def clear(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from atoll.files import Identity, SystemFiles
 
 HASH_CHUNK_BYTES = 1 << 20  # reading and hashing in pieces that stay in cache
 WRITEBACK_BYTES = 8 << 20
+OWN_NAME = re.compile(r"[0-9]+-[0-9]+\.part|[0-9a-f]{64}")
 
 
 class FileDraft(BlobWriter):
@@ -106,11 +108,11 @@ class Drafts:
         return draft
 
     def sweep(self) -> None:
-        """Removes what earlier lives left in the directory."""
+        """Removes what earlier lives left in the directory: drafts, and copies by their sha256."""
         kept = {draft.path for draft in self._alive()}
         with filesystem.naming("sweep", self.directory):
             for path in list(self.directory.iterdir()):
-                if path not in kept:
+                if path not in kept and OWN_NAME.fullmatch(path.name):
                     self.files.remove(path)
 
     def drop_all(self) -> None:

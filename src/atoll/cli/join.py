@@ -43,6 +43,7 @@ def join(options: JoinOptions) -> None:
         options.url,
         token=required_token(options.token),
         fingerprint=options.fingerprint,
+        insecure=options.insecure,
         worker_id=options.worker_id,
         state=options.state,
         home=Path(state_home) / "atoll" if state_home else joining.DEFAULT_HOME,

@@ -89,7 +89,7 @@ class Ask(Message, Generic[R]):
 class Waiting(Ask[R]):
     """A message whose answer may be held back (a long poll) for `wait_seconds` at most."""
 
-    wait_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
+    wait_seconds: Annotated[float, Field(strict=True, ge=0, le=60)] = 0.0
 
 
 TABLE: dict[tuple[str, str], type[Ask[Any]]] = {}  # every message, by method and path

@@ -10,15 +10,15 @@ from pydantic import BaseModel, Field, model_validator
 from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
 from atoll.protocol.exchange import Ask, Route, Waiting
-from atoll.protocol.fields import Message, NotNegative, Number, RunName, Whole, WorkerName
+from atoll.protocol.fields import Message, NotNegative, Number, OfQuery, RunName, Whole, WorkerName
 from atoll.protocol.manifest import Manifest, Sha256, Word
 from atoll.rows import RowRange
 from atoll.settings import Choice
 
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Ed25519
 
 
@@ -84,7 +84,7 @@ class Telemetry(Message):
     round: Whole = 0
     step: Whole = 0
     tokens: Whole = 0  # trained since this process started
-    tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    tokens_per_second: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 0.0
     loss: Number | None = None
     bytes_sent: Whole = 0
     bytes_received: Whole = 0
@@ -151,7 +151,9 @@ class Assignment(Message):
     digest: Sha256
     round: Whole | None = None
     manifest_sha256: Sha256 | None = None  # the manifest that the round is under
-    fragment: Annotated[int, Field(ge=-1)] = 0  # that the round carries; -1: the whole model
+    fragment: Annotated[int, Field(strict=True, ge=-1)] = (
+        0  # that the round carries; -1: the whole model
+    )
     ranges: tuple[RowRange, ...] = ()
     steps: Whole = 0  # inner steps that the rows are for
     global_tokens: Whole = 0  # accepted in the run before this round
@@ -186,7 +188,7 @@ class EvaluationReport(Ask[Done], route=Route("POST", "/workers/{worker_id}/eval
     identity: Identity
     version: Whole
     loss_sum: Number
-    tokens: Annotated[int, Field(ge=1, le=2**53)]
+    tokens: Annotated[int, Field(strict=True, ge=1, le=2**53)]
 
 
 class LeaveRequest(Ask[Done], route=Route("DELETE", "/workers/{worker_id}")):
@@ -240,7 +242,7 @@ class Ready(Message):
 class ReadyRequest(Ask[Ready], route=Route("GET", "/training/ready")):
     """Are at least `min_workers` in? Without a number: as many as the manifest asks for."""
 
-    min_workers: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    min_workers: Annotated[int, Field(strict=True, ge=1, le=2**31), OfQuery] | None = None
 
 
 class WorkerEntry(Message):

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.protocol.exchange import Ask, Route
-from atoll.protocol.fields import Message, NotNegative, Number, Whole
+from atoll.protocol.fields import Message, Natural, NotNegative, Number, OfQuery, Whole
 from atoll.protocol.messages import Done, Identity
 
 MAX_BATCH = 256
@@ -15,7 +15,7 @@ MAX_PAGE = 10_000
 class Sample(Message):
     """One moment of an island; `sequence` counts from 1 in each process, a gap was dropped."""
 
-    sequence: Annotated[int, Field(ge=1, le=2**53)]
+    sequence: Natural
     wall: NotNegative  # by the island's clock
     round: Whole
     step: Whole
@@ -36,7 +36,7 @@ class SamplesRequest(
     """
 
     identity: Identity
-    life: Annotated[int, Field(ge=1, le=2**53)]
+    life: Natural
     samples: Annotated[tuple[Sample, ...], Field(max_length=MAX_BATCH)]
 
 
@@ -61,5 +61,5 @@ class HistoryRequest(Ask[SampleHistory], route=Route("GET", "/metrics/history"))
     """A page of the samples that are kept, of one worker or of all."""
 
     worker_id: Annotated[str, Field(max_length=64)] | None = None
-    after: Whole = 0
-    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 1000
+    after: Annotated[Whole, OfQuery] = 0
+    limit: Annotated[int, Field(strict=True, ge=1, le=MAX_PAGE), OfQuery] = 1000

@@ -18,10 +18,10 @@ from atoll.rows import RowRange
 MAX_RANKS = 1024
 MAX_HELD = 8
 Certificate = Annotated[str, Field(max_length=8192)]  # PEM; empty without TLS
-Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+Rank = Annotated[int, Field(strict=True, ge=0, lt=MAX_RANKS)]
 MAX_LATE = 16_384  # of a round
 # As `rows.Late`: a step, a rank whose rows are not in it, and of how many ranks it was one.
-LateRank = tuple[Whole, Rank, Annotated[int, Field(ge=1, le=MAX_RANKS)]]
+LateRank = tuple[Whole, Rank, Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)]]
 
 
 class RankMember(Message):
@@ -41,7 +41,7 @@ class Launch(Message):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     rank: Rank
-    size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    size: Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)]
 
     @model_validator(mode="after")
     def _check_rank(self) -> Self:

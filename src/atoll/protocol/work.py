@@ -26,7 +26,7 @@ class Queue(Message):
     """One epoch of one dataset."""
 
     dataset_id: str
-    shuffle_seed: Annotated[int, Field(ge=0, lt=2**63)]  # as in the manifest
+    shuffle_seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)]  # as in the manifest
     epoch: Whole
     length: Whole  # 0: a stream
     units: Whole

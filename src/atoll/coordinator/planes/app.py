@@ -21,7 +21,7 @@ from atoll.clock import Clock
 from atoll.coordinator import handlers
 from atoll.coordinator.authority import Authority
 from atoll.coordinator.handlers import Arrival
-from atoll.coordinator.planes import request_guard
+from atoll.coordinator.planes import json_bodies, request_guard
 from atoll.coordinator.planes.access import Access, Role
 from atoll.coordinator.shown import metrics
 from atoll.errors import AtollError, ProtocolError
@@ -72,9 +72,11 @@ def create(coordinator: Authority, access: Access, clock: Clock) -> FastAPI:
     long_polls = LongPolls()
     coordinator.on_change(long_polls.notify)
     # What the API looks like is told to nobody without a token; FastAPI's own page would be open.
-    app = FastAPI(title="Atoll coordinator", openapi_url=None)
+    app = FastAPI(title="Atoll coordinator", openapi_url=None, redirect_slashes=False)
+    # Redirects to `path` from `path/` would be made of the Host header, which is anybody's.
+    app.router.route_class = json_bodies.JsonRoute
     app.state.long_polls = long_polls
-    _install_errors(app, coordinator)
+    _install_errors(app, coordinator, access)
     app.add_middleware(
         request_guard.RequestGuard,
         access=access,
@@ -172,19 +174,20 @@ def _ledger_copy(coordinator: Authority) -> Iterator[bytes]:
                 yield piece
 
 
-def _install_errors(app: FastAPI, coordinator: Authority) -> None:
+def _install_errors(app: FastAPI, coordinator: Authority, access: Access) -> None:
     @app.exception_handler(AtollError)
-    async def refused(_: Request, error: AtollError) -> JSONResponse:
-        if statuses.http(error) >= 500 and not error.retry:
-            # The sender cannot help it: whoever runs the coordinator must see it.
-            log.error("a request found a fault", extra={"code": error.code, "reason": str(error)})
-        return request_guard.reply(error)
+    async def refused(request: Request, error: AtollError) -> JSONResponse:
+        # The sender cannot help it: whoever runs the coordinator must see it.
+        statuses.log_fault(log, "a request found a fault", error)
+        is_admin = access.is_admin(request.headers.get("authorization"))
+        return request_guard.reply(error, paths=is_admin)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        refusal = ProtocolError(f"{name}: {first['msg']}")
+        why = first.get("ctx", {}).get("error")  # of a body that is no good JSON
+        refusal = ProtocolError(f"{name}: {first['msg']}{f' ({why})' if why else ''}")
         coordinator.refused(refusal)
         return request_guard.reply(refusal)
 

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from atoll.coordinator.planes import access
 from atoll.coordinator.planes.access import Access
 from atoll.errors import Accident, AtollError, FrameTooLarge, StaleGeneration
 from atoll.protocol.messages import ErrorReply
@@ -44,7 +45,7 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             if scope["path"] not in self.open_paths:
-                self.access.require(headers.get("authorization"))
+                self.access.require(access.only(headers.getlist("authorization")))
             _check_size(headers)
         except AtollError as error:
             self.count(error)
@@ -73,15 +74,17 @@ class RequestGuard:
             await reply(Accident())(scope, receive, send)
 
 
-def reply(error: AtollError, *, code: int | None = None, close: bool = False) -> JSONResponse:
-    """The one shape of a refusal; `code` replaces the table's status."""
+def reply(
+    error: AtollError, *, code: int | None = None, close: bool = False, paths: bool = False
+) -> JSONResponse:
+    """The one shape of a refusal; `code` replaces the table's status, `paths` are for an admin."""
     found = statuses.http(error) if code is None else code
     headers = {"WWW-Authenticate": 'Bearer realm="atoll"'} if found == 401 else {}
     if close:
         headers["Connection"] = "close"
     body = ErrorReply(
         code=error.code,
-        message=statuses.sentence(error),
+        message=statuses.sentence(error, paths=paths),
         retry=error.retry,
         generation=error.present if isinstance(error, StaleGeneration) else None,
     )

@@ -14,7 +14,7 @@ import uvicorn
 
 from atoll.clock import Clock
 from atoll.coordinator.authority import Authority
-from atoll.coordinator.planes import app, head_timeout, transfer
+from atoll.coordinator.planes import access, app, head_timeout, transfer
 from atoll.coordinator.planes.access import Access
 from atoll.coordinator.planes.closing_thread import ClosingThread
 from atoll.errors import ConfigError
@@ -181,9 +181,9 @@ class Server:
         await data_plane.start()
         return data_plane, port
 
-    def _admit(self, authorization: str | None) -> None:
+    def _admit(self, authorizations: Sequence[str]) -> None:
         with self._coordinator.refusals():
-            self._access.require(authorization)
+            self._access.require(access.only(authorizations))
 
     async def _over(self) -> None:
         """Returns when a finished run has been fetched by everybody who is still there."""

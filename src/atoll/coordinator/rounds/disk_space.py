@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from atoll.blobs.base import Blobs
 from atoll.clock import Clock
 from atoll.errors import StorageFull
+from atoll.wire import statuses
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class DiskSpace:
         if not self.reason:
             log.warning("no room on the disk", extra={"reason": str(error)})
             self._look_at = self.clock.now() + LOOK_SECONDS
-        self.reason = str(error)
+        self.reason = statuses.without_paths(str(error))  # workers see it
 
     def is_there(self) -> bool:
         """Whether a write is worth trying; after a refusal, room is looked for once a second."""
@@ -46,7 +47,7 @@ class DiskSpace:
         try:
             self.blobs.writer(expect_bytes=self.needed_bytes).abort()
         except StorageFull as error:
-            self.reason = str(error)
+            self.reason = statuses.without_paths(str(error))  # workers see it
             return False
         log.info("room on the disk again")
         self.reason = ""

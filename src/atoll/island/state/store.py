@@ -15,6 +15,7 @@ is the truth: losing this directory costs repeated work, never the run.
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atoll import files as filesystem
+from atoll import own_directory
 from atoll.errors import StateHeld, StoreError
 from atoll.island.state.base import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, Saved
 
@@ -53,7 +55,7 @@ class StoredFrame:
         self.preamble = preamble
         self.sha256 = sha256
         self.nbytes = len(preamble) + path.stat().st_size
-        self._fd = os.open(path, os.O_RDONLY)
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Up to `nbytes` from `offset`."""
@@ -78,9 +80,11 @@ class IslandStore:
     def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
         self._has_frames = has_frames  # False: a follower's, which keeps inner state alone
         filesystem.make_directories(directory.absolute())
+        own_directory.check(directory, option="--state")
         self.directory = directory
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(directory / "lock", flags, 0o600)
         except OSError as exc:
             raise StoreError(
                 f"island directory {str(directory)!r} cannot be used ({exc.strerror}); it must be "
@@ -120,9 +124,10 @@ class IslandStore:
         if path.exists():
             self._remove(path)  # of an earlier try
         with _own_disk(path):
-            path.mkdir()
-            for spare in self.directory.glob(f"{SPARE}*"):
-                os.replace(spare, path / spare.name.removeprefix(SPARE))
+            path.mkdir(mode=0o700)
+            for name in (FRAME_FILE, RESIDUAL_FILE):
+                with suppress(FileNotFoundError):
+                    os.replace(self.directory / f"{SPARE}{name}", path / name)
         return path
 
     @contextmanager
@@ -131,7 +136,7 @@ class IslandStore:
 
         A spare one is written over: its pages and blocks are there already, which costs half.
         """
-        flags = os.O_RDWR | os.O_CREAT
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with _own_disk(path), os.fdopen(os.open(path, flags, 0o600), "w+b") as file:
             yield file
             file.truncate()
@@ -169,7 +174,7 @@ class IslandStore:
         promoted = self.directory / f"checkpoint-{round_number}"
         if promoted.exists():
             self._remove(promoted)  # of a history that the coordinator has lost
-        older = list(self.directory.glob("checkpoint-*"))
+        older = self._named("checkpoint")
         with _own_disk(promoted):
             os.replace(self.directory / f"pending-{round_number}", promoted)
             filesystem.sync(self.directory, way_out=_WAY_OUT)
@@ -185,15 +190,20 @@ class IslandStore:
 
     def discard_pending(self, *, after: int = 0) -> None:
         """A refusal, or a round that is over: what is pending of rounds after `after` is void."""
-        for path in self.directory.glob("pending-*"):
+        for path in self._named("pending"):
             if _round_of(path) > after:
                 self._remove(path)
 
     def forget(self) -> None:
         """Drops all training state, not the identity: it belongs to another history."""
         self.discard_pending()
-        for path in self.directory.glob("checkpoint-*"):
+        for path in self._named("checkpoint"):
             self._remove(path)
+
+    def _named(self, *kinds: str) -> list[Path]:
+        """The directories of rounds of these kinds; other names are not this program's."""
+        own = re.compile(rf"({'|'.join(kinds)})-[0-9]+")
+        return [path for path in self.directory.iterdir() if own.fullmatch(path.name)]
 
     def _remove(self, path: Path) -> None:
         """Takes the name away first: a kill in the middle leaves no half directory under it."""
@@ -218,8 +228,8 @@ class IslandStore:
         return max(self._complete("checkpoint"), default=None), tuple(self._complete("pending"))
 
     def _complete(self, kind: str) -> list[int]:
-        complete = self.directory.glob(f"{kind}-*/complete.json")
-        return sorted(_round_of(path.parent) for path in complete)
+        found = self._named(kind)
+        return sorted(_round_of(path) for path in found if (path / "complete.json").exists())
 
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         """Fills `buffer` from a file of the saved directory; StoreError when it does not fit."""
@@ -238,11 +248,11 @@ class IslandStore:
             )
 
     def _remove_unfinished(self) -> None:
-        for path in self.directory.glob("trash-*"):
+        for path in self._named("trash-checkpoint", "trash-pending"):
             shutil.rmtree(path, ignore_errors=True)
         pending = FRAME_FILE if self._has_frames else STATE_FILE
         for kind, needed in (("pending", pending), ("checkpoint", STATE_FILE)):
-            for path in self.directory.glob(f"{kind}-*"):
+            for path in self._named(kind):
                 if not (path / "complete.json").exists() or not (path / needed).exists():
                     self._remove(path)
 

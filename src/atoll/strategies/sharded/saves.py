@@ -13,6 +13,7 @@ dropped when the directory is opened.
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import weakref
@@ -31,6 +32,7 @@ CHUNK_BYTES = 1 << 20
 HASH_BYTES = 32
 HEAD_BYTES = 8  # the save's size
 KEPT = 2  # complete pairs beside the newest one that is known to be consistent
+_OWN_NAME = re.compile("save-[0-9]+-[0-9]+")
 MAX_META_BYTES = 1 << 20  # with `protocol.sharded.MAX_LATE` late ranks in it
 OWN, PREDECESSOR = "own", "predecessor"
 _WAY_OUT = (
@@ -280,9 +282,9 @@ class Saves:
         self._held: dict[tuple[int, int], HeldSave] = {}  # by step and group
         for path in directory.iterdir():
             held = self._known(path)
-            if held is None:
+            if held is None and _OWN_NAME.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
-            else:
+            elif held is not None:
                 self._held[held.step, held.group] = held
 
     def _known(self, path: Path) -> HeldSave | None:
