@@ -6,6 +6,7 @@ themselves: they are named like a full disk, which is waited for, and never like
 
 import contextlib
 import errno
+import logging
 import os
 import resource
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atoll.errors import Exhausted
+
+log = logging.getLogger(__name__)
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _LEAST_SHARE = 16
@@ -27,12 +30,14 @@ class Limit(NamedTuple):
 
 
 def raise_limit() -> Limit:
-    """Raises this process's limit of open files to the most that it may have."""
+    """Raises this process's limit of open files to the most that it may have, and logs both."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Where the hard one is no number, some systems refuse it: what there is stays.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return Limit(soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    limit = Limit(soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    log.info("limit of open files", extra=limit._asdict())
+    return limit
 
 
 def share() -> int:

@@ -5,20 +5,24 @@ The limit is the system's own. The same for a machine without files and without 
 
 import errno
 import hashlib
+import logging
 import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from atoll import files, open_files
+from atoll import files
 from atoll.blobs.directory import DirectoryBlobs
+from atoll.cli import join as joining
+from atoll.cli.options import JoinOptions
 from atoll.codecs.fp32.codec import Fp32
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.shown.samples import SampleStore
-from atoll.errors import DiskFailed, Exhausted, StorageFull, StoreError
+from atoll.errors import ConfigError, DiskFailed, Exhausted, StorageFull, StoreError
 from atoll.files import SystemFiles
 from atoll.layout import Layout
 from atoll.ledger import database
@@ -26,6 +30,7 @@ from atoll.protocol.samples import Sample
 from atoll.wire import statuses
 from atoll.wire.header import Told
 from tests.clusters import Cluster
+from tests.commanded import commanded, options_in
 from tests.ledgers import alone
 from tests.scarce_files import leaving, no_file_left
 
@@ -319,12 +324,43 @@ def test_audit_without_files_ends_and_finds_no_damage(cluster):
 # The limit
 
 
-def test_limit_is_raised_to_the_most_that_the_process_may_have():
+@pytest.fixture
+def low() -> Iterator[int]:
+    """A soft limit far below the hard one, which a command may raise."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        low = leaving(20)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (low, before[1]))
-        assert open_files.raise_limit() == (low, before[1])
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    found = leaving(60)
+    assert found < before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (found, before[1]))
+    yield found
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def logged_limits(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int]]:
+    found = [vars(r) for r in caplog.records if r.message == "limit of open files"]
+    return [(record["before"], record["now"]) for record in found]
+
+
+def check_raised(low: int, caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft == hard
+    assert logged_limits(caplog) == [(low, hard)]
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(logging.getLogger("atoll"), "propagate", True)
+    caplog.set_level(logging.INFO, "atoll")
+    return caplog
+
+
+def test_serving_raises_the_limit_of_open_files_and_logs_it(tmp_path, low, told):
+    with commanded(options_in(tmp_path)):
+        check_raised(low, told)
+
+
+def test_joining_raises_the_limit_of_open_files_and_logs_it(low, told, monkeypatch):
+    monkeypatch.setattr(joining.signal, "signal", lambda *_: None)
+    with pytest.raises(ConfigError, match="parallel"):
+        joining.join(JoinOptions(url="http://127.0.0.1:1", parallel="sideways"))
+
+    check_raised(low, told)
