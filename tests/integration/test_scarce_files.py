@@ -8,7 +8,9 @@ import hashlib
 import logging
 import os
 import resource
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ from atoll import files
 from atoll.blobs.directory import DirectoryBlobs
 from atoll.cli import join as joining
 from atoll.cli.options import JoinOptions
+from atoll.clock import ManualClock
 from atoll.codecs.fp32.codec import Fp32
 from atoll.coordinator.rounds.spool import Spool
 from atoll.coordinator.shown.samples import SampleStore
 from atoll.errors import ConfigError, DiskFailed, Exhausted, StorageFull, StoreError
 from atoll.files import SystemFiles
+from atoll.island.state.store import IslandIdentity, IslandStore
 from atoll.layout import Layout
 from atoll.ledger import database
 from atoll.protocol.samples import Sample
@@ -359,8 +363,91 @@ def test_serving_raises_the_limit_of_open_files_and_logs_it(tmp_path, low, told)
 
 
 def test_joining_raises_the_limit_of_open_files_and_logs_it(low, told, monkeypatch):
-    monkeypatch.setattr(joining.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(ConfigError, match="parallel"):
         joining.join(JoinOptions(url="http://127.0.0.1:1", parallel="sideways"))
 
     check_raised(low, told)
+
+
+# An island's own state
+
+
+class FilesComeBack(ManualClock):
+    """Gives the files back after so many seconds of waiting."""
+
+    def __init__(self, held: ExitStack, *, after: int) -> None:
+        super().__init__()
+        self._held, self._left = held, after
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self._left -= 1
+        if self._left == 0:
+            self._held.close()
+
+
+STEPS: dict[str, Callable[[IslandStore], object]] = {
+    "identity": lambda s: s.set_identity(IslandIdentity("b", "c" * 64)),
+    "begin": lambda s: s.begin(3),
+    "complete": lambda s: s.complete(s.directory / "pending-2", META, {"x": torch.full((2,), 2.0)}),
+    "promote": lambda s: s.promote(2),
+    "pending": lambda s: s.pending(2),
+    "checkpoint": lambda s: s.checkpoint(),
+    "rounds": lambda s: s.rounds(),
+    "frame": lambda s: s.frame(s.pending(2)).close(),
+    "discard": lambda s: s.discard_pending(),
+}
+META = {"preamble": "00ff", "sha256": "a" * 64}
+
+
+def kept(home: Path, clock: ManualClock | None = None) -> IslandStore:
+    """An island with round 1 accepted and round 2 pending."""
+    store = IslandStore(home, clock=clock)
+    store.set_identity(IslandIdentity("a", "b" * 64))
+    for number in (1, 2):
+        path = store.begin(number)
+        (path / "frame").write_bytes(b"frame")
+        store.complete(path, META, {"x": torch.full((2,), float(number))})
+        if number == 1:
+            store.promote(1)
+    return store
+
+
+def left(store: IslandStore) -> dict[str, bytes]:
+    """What a new life finds; the files that mean something."""
+    store.close()
+    with closing(IslandStore(store.directory)) as again:
+        found = again.directory.rglob("*")
+        return {
+            str(path.relative_to(again.directory)): path.read_bytes()
+            for path in found
+            if path.is_file() and not path.name.startswith(("lock", "spare", "trash"))
+        }
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+@pytest.mark.parametrize("step", STEPS)
+def test_island_without_files_waits_and_ends_where_one_with_files_does(tmp_path, step, spare):
+    expected = kept(tmp_path / "with")
+    STEPS[step](expected)
+
+    with ExitStack() as held:
+        clock = FilesComeBack(held, after=3)
+        store = kept(tmp_path / "without", clock)
+        held.enter_context(no_file_left(spare=spare))
+        STEPS[step](store)
+
+    if spare == 0:
+        assert clock.now() == 3.0
+    assert left(store) == left(expected)
+
+
+def test_island_whose_disk_refuses_otherwise_still_ends(tmp_path):
+    """The control: only what passes by itself is waited for."""
+    store = kept(tmp_path)
+    (tmp_path / "pending-2" / "complete.json").write_text("no object")
+
+    with pytest.raises(StoreError, match="cannot read"):
+        store.pending(2)
+    store.close()
