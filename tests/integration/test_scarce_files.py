@@ -387,6 +387,7 @@ class FilesComeBack(ManualClock):
             self._held.close()
 
 
+META = {"preamble": "00ff", "sha256": "a" * 64}
 STEPS: dict[str, Callable[[IslandStore], object]] = {
     "identity": lambda s: s.set_identity(IslandIdentity("b", "c" * 64)),
     "begin": lambda s: s.begin(3),
@@ -398,7 +399,6 @@ STEPS: dict[str, Callable[[IslandStore], object]] = {
     "frame": lambda s: s.frame(s.pending(2)).close(),
     "discard": lambda s: s.discard_pending(),
 }
-META = {"preamble": "00ff", "sha256": "a" * 64}
 
 
 def kept(home: Path, clock: ManualClock | None = None) -> IslandStore:
