@@ -6,8 +6,9 @@
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
       StoreError                  BlobMissing, BlobChanged, ObjectMissing, ObjectChanged,
-                                  ObjectSize, ObjectRefused, StorageFull, StoreAway, StoreLate,
-                                  DiskFailed, LedgerVersion, StateHeld, StateUnsafe, Superseded,
+                                  ObjectSize, ObjectRefused, StorageFull (Exhausted), StoreAway,
+                                  StoreLate, DiskFailed, LedgerVersion, StateHeld, StateUnsafe,
+                                  Superseded,
                                   StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution (LeftOut), Conflict,
                                   EmptySum, Diverged
@@ -132,6 +133,12 @@ class ObjectRefused(StoreError, code="OBJECT_REFUSED"):
 
 class StorageFull(StoreError, code="STORAGE_FULL", retry=True):
     """The disk has no room for this upload; free some and the sender's retry will pass."""
+
+
+class Exhausted(StorageFull, code="EXHAUSTED", retry=True):
+    """No more files can be opened, or there is no memory for one; the same call passes later."""
+
+    # Waited for like room on a disk: nothing is damaged and nothing was recorded.
 
 
 class StoreAway(StoreError, code="STORE_AWAY", retry=True):

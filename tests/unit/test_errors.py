@@ -18,7 +18,8 @@ BANNED = ("invalid", "failed to", "please", "!", "oops", "something went wrong")
 CODES = {
     "ADDRESS_UNREACHABLE", "ATOLL", "AUTH", "BLOB_CHANGED", "BLOB_MISSING",
     "CONFIG", "CONFLICT", "CONTRIBUTION", "DATASET_MISMATCH", "DISK_FAILED", "DIVERGED",
-    "EMPTY_SUM", "EVICTED", "FENCED", "FRAME", "GROUP_BROKEN", "INTERNAL", "LAYOUT_MISMATCH",
+    "EMPTY_SUM", "EVICTED", "EXHAUSTED", "FENCED", "FRAME", "GROUP_BROKEN", "INTERNAL",
+    "LAYOUT_MISMATCH",
     "LEASE_LOST", "LEDGER_VERSION", "LEFT_OUT", "MISSING_RANKS", "MANIFEST_MISMATCH",
     "NOT_FINITE", "NOT_READY", "NOT_SUMMED", "OBJECT_CHANGED", "OBJECT_MISSING",
     "OBJECT_REFUSED", "OBJECT_SIZE", "OVERSIZED", "PERMISSION_DENIED", "PROTOCOL",
@@ -63,8 +64,8 @@ def test_only_what_can_succeed_later_is_to_be_retried():
     repeated = {cls.code for cls in ALL if cls.retry}
 
     assert repeated == {
-        "DISK_FAILED", "INTERNAL", "NOT_READY", "STORAGE_FULL", "STORE_AWAY", "SUPERSEDED",
-        "UNREACHABLE",
+        "DISK_FAILED", "EXHAUSTED", "INTERNAL", "NOT_READY", "STORAGE_FULL", "STORE_AWAY",
+        "SUPERSEDED", "UNREACHABLE",
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from atoll import files as filesystem
+from atoll import open_files
 from atoll.blobs.drafts import OWN_NAME, FileDraft, FileReader
 from atoll.files import SYSTEM, Identity
 
@@ -48,7 +49,8 @@ class CachedFiles:
             if known is None:
                 return None
             with contextlib.suppress(OSError):
-                fd = SYSTEM.open(path)
+                with open_files.scarce("open", path):
+                    fd = SYSTEM.open(path)
                 if SYSTEM.identity(fd) == known:
                     self._held.move_to_end(sha256)
                     return FileReader(SYSTEM, fd, path=path, nbytes=known.nbytes)

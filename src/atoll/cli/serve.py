@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from atoll import config, own_directory, torch_threads
+from atoll import config, open_files, own_directory, torch_threads
 from atoll import files as filesystem
 from atoll.cli import output, repair, reset, stopping
 from atoll.cli.options import ServeOptions
@@ -53,6 +53,7 @@ def serve(
     fresh = reset.reset(directory, run_file, options) if options.reset else Fresh(run_file)
     run_file = fresh.run_file
     clock = SystemClock()
+    open_files.raise_limit()
     memory.bound_arenas()
     memory.keep_freed_tiles()
     torch_threads.use(1)

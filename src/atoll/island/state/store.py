@@ -29,8 +29,11 @@ from torch import Tensor
 
 from atoll import files as filesystem
 from atoll import own_directory
+from atoll.clock import Clock, SystemClock
 from atoll.errors import StateHeld, StoreError
+from atoll.island.state import patience
 from atoll.island.state.base import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, Saved
+from atoll.island.state.patience import patient
 
 MAX_JSON_BYTES = 8 << 20
 SPARE = "spare-"
@@ -74,10 +77,14 @@ class IslandStore:
     """One island's directory, held by one process; fulfils `base.Store`.
 
     For one thread at a time: the one that sends, or the one that trains while that one rests.
-    `complete` alone may run beside it, while it reads the frame.
+    `complete` alone may run beside it, while it reads the frame. While no file can be opened, its
+    methods wait.
     """
 
-    def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, has_frames: bool = True, clock: Clock | None = None
+    ) -> None:
+        self.clock: Clock = clock or SystemClock()
         self._has_frames = has_frames  # False: a follower's, which keeps inner state alone
         filesystem.make_directories(directory.absolute())
         own_directory.check(directory, option="--state")
@@ -104,6 +111,7 @@ class IslandStore:
         """Lets the directory go."""
         os.close(self._lock)
 
+    @patient
     def identity(self) -> IslandIdentity | None:
         """Who this directory belongs to, if it was used before."""
         path = self.directory / "identity.json"
@@ -112,12 +120,14 @@ class IslandStore:
         kept = _read_json(path)
         return IslandIdentity(str(kept["worker_id"]), str(kept["island_key"]))
 
+    @patient
     def set_identity(self, identity: IslandIdentity) -> None:
         """Remembers who this island is."""
         _write_json(self.directory / "identity.json", asdict(identity))
 
     # Pending and checkpoint directories
 
+    @patient
     def begin(self, round_number: int) -> Path:
         """An empty directory for what is about to be sent."""
         path = self.directory / f"pending-{round_number}"
@@ -136,11 +146,15 @@ class IslandStore:
 
         A spare one is written over: its pages and blocks are there already, which costs half.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _own_disk(path), os.fdopen(os.open(path, flags, 0o600), "w+b") as file:
+        with _own_disk(path), os.fdopen(self._opened(path), "w+b") as file:
             yield file
             file.truncate()
 
+    @patient
+    def _opened(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    @patient
     def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes the inner state and makes the whole directory durable."""
         with _own_disk(path):
@@ -152,15 +166,18 @@ class IslandStore:
             _write_json(path / "complete.json", dict(meta))
             filesystem.sync(self.directory, way_out=_WAY_OUT)
 
+    @patient
     def pending(self, round_number: int) -> Saved:
         """What was complete for a round, but has no receipt yet."""
         return self._read("pending", round_number)
 
+    @patient
     def checkpoint(self) -> Saved | None:
         """The inner state after the newest accepted round."""
         newest, _ = self.rounds()
         return None if newest is None else self._read("checkpoint", newest)
 
+    @patient
     def frame(self, saved: Saved) -> StoredFrame:
         """The frame of a pending round."""
         return StoredFrame(
@@ -169,14 +186,18 @@ class IslandStore:
             sha256=saved.meta["sha256"],
         )
 
+    @patient
     def promote(self, round_number: int) -> None:
         """The receipt is here: the pending state becomes the checkpoint."""
         promoted = self.directory / f"checkpoint-{round_number}"
-        if promoted.exists():
+        pending = self.directory / f"pending-{round_number}"
+        # Not so when it is tried again after the rename, for want of a file to sync it with.
+        if promoted.exists() and pending.exists():
             self._remove(promoted)  # of a history that the coordinator has lost
-        older = self._named("checkpoint")
+        older = [path for path in self._named("checkpoint") if path != promoted]
         with _own_disk(promoted):
-            os.replace(self.directory / f"pending-{round_number}", promoted)
+            if pending.exists() or not promoted.exists():
+                os.replace(pending, promoted)
             filesystem.sync(self.directory, way_out=_WAY_OUT)
         self._spare(promoted / FRAME_FILE)
         for path in older:
@@ -188,12 +209,14 @@ class IslandStore:
         with suppress(FileNotFoundError):
             os.replace(path, self.directory / f"{SPARE}{path.name}")
 
+    @patient
     def discard_pending(self, *, after: int = 0) -> None:
         """A refusal, or a round that is over: what is pending of rounds after `after` is void."""
         for path in self._named("pending"):
             if _round_of(path) > after:
                 self._remove(path)
 
+    @patient
     def forget(self) -> None:
         """Drops all training state, not the identity: it belongs to another history."""
         self.discard_pending()
@@ -208,7 +231,8 @@ class IslandStore:
     def _remove(self, path: Path) -> None:
         """Takes the name away first: a kill in the middle leaves no half directory under it."""
         trash = self.directory / f"trash-{path.name}"
-        shutil.rmtree(trash, ignore_errors=True)
+        if trash.exists():
+            shutil.rmtree(trash)  # no name is taken while an earlier one cannot go
         os.replace(path, trash)
         shutil.rmtree(trash, ignore_errors=True)
 
@@ -216,13 +240,15 @@ class IslandStore:
         path = self.directory / f"{kind}-{round_number}"
         try:
             tensors = load_file(str(path / STATE_FILE))
-        except (OSError, SafetensorError) as exc:
+        except (OSError, SafetensorError, RuntimeError) as exc:  # the last: torch's, of its map
+            patience.check(exc, path)
             raise StoreError(
                 f"cannot read {str(path / 'state.safetensors')!r}: {exc}; remove {str(path)!r} "
                 f"and the island starts from the run's weights"
             ) from exc
         return Saved(round_number, _read_json(path / "complete.json"), tensors, path)
 
+    @patient
     def rounds(self) -> tuple[int | None, tuple[int, ...]]:
         """Which rounds the checkpoint and what is pending are of, the latter oldest first."""
         return max(self._complete("checkpoint"), default=None), tuple(self._complete("pending"))
@@ -231,6 +257,7 @@ class IslandStore:
         found = self._named(kind)
         return sorted(_round_of(path) for path in found if (path / "complete.json").exists())
 
+    @patient
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         """Fills `buffer` from a file of the saved directory; StoreError when it does not fit."""
         assert saved.path is not None, "only what was read from disk has files"
@@ -240,6 +267,7 @@ class IslandStore:
                 found = file.readinto(buffer)
                 longer = file.read(1)
         except OSError as exc:
+            patience.check(exc, path)
             raise StoreError(f"cannot read {str(path)!r}: {exc.strerror}") from exc
         if found != len(buffer) or longer:
             raise StoreError(
@@ -267,6 +295,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             value = json.loads(file.read(MAX_JSON_BYTES))
     except (OSError, ValueError) as exc:
+        if isinstance(exc, OSError):
+            patience.check(exc, path)
         raise StoreError(f"cannot read {str(path)!r}: {exc}; remove its directory") from exc
     if not isinstance(value, dict):
         raise StoreError(f"{str(path)!r} holds no object; remove its directory")
@@ -292,4 +322,5 @@ def _own_disk(path: Path) -> Iterator[None]:
         exc.retry = False
         raise
     except SafetensorError as exc:
+        patience.check(exc, path)
         raise StoreError(f"cannot write {str(path)!r}: {exc}; {_WAY_OUT}") from exc

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll import files as filesystem
-from atoll.errors import BlobChanged, BlobMissing, StoreError
+from atoll import open_files
+from atoll.errors import BlobChanged, BlobMissing, Exhausted, StoreError
 from atoll.protocol.sharded import HeldSave
 from atoll.rows import Late
 
@@ -290,7 +291,8 @@ class Saves:
     def _known(self, path: Path) -> HeldSave | None:
         """The complete pair of this run in `path`; None: nothing that counts."""
         try:
-            meta = _loaded(path)
+            with open_files.scarce("read", path):
+                meta = _loaded(path)
             held, _ = _read_meta(meta)
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -400,6 +402,8 @@ def _is_whole(path: Path, held: HeldSave) -> bool:
     """Whether both shards are there with their hashes; a removal that was cut off leaves less."""
     try:
         own, predecessor = (StoredShard(path / name).chunks() for name in (OWN, PREDECESSOR))
+    except Exhausted:
+        raise  # says nothing about what is stored
     except StoreError:
         return False
     return (own.root, predecessor.root) == (held.own, held.predecessor)
