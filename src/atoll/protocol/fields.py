@@ -1,8 +1,10 @@
 """What every message is made of: frozen, closed, with bounded fields."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
@@ -16,3 +18,32 @@ class Message(BaseModel):
     """Frozen and closed: an unknown field is refused by its name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Of a tuple or a dict: how many items it has at most, known before any of them is looked at.
+
+    Of a tuple whose items break a rule only the first is told: nobody makes a sentence for each.
+    """
+
+    items: int
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """The check of the length, then that of the items."""
+        inner = cast(dict[str, Any], handler(source))
+        inner["max_length"] = self.items  # told by the JSON schema
+        if inner["type"] == "tuple":
+            inner["fail_fast"] = True
+        return core_schema.no_info_before_validator_function(self._check, cast(CoreSchema, inner))
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple, dict)) and len(value) > self.items:
+            raise PydanticCustomError(
+                "too_long",
+                "has {given} items and takes at most {limit}",
+                {"given": len(value), "limit": self.items},
+            )
+        return value

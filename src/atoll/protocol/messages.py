@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
 from atoll.protocol.exchange import Ask, Route, Waiting
-from atoll.protocol.fields import Message, NotNegative, Number, RunName, Whole, WorkerName
+from atoll.protocol.fields import AtMost, Message, NotNegative, Number, RunName, Whole, WorkerName
 from atoll.protocol.manifest import Manifest, Sha256, Word
 from atoll.rows import RowRange
 from atoll.settings import Choice
@@ -18,6 +18,8 @@ from atoll.settings import Choice
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
+MAX_UNDER_WAY = 256  # rounds that one island trains or hands in
+_SETTINGS_BYTES = 256 << 10  # those of a run, with 64 buckets of 2 kB and a certificate
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Ed25519
 
@@ -55,7 +57,9 @@ class Publisher(Message):
     bucket: Word
 
 
-class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register")):
+class RegisterRequest(
+    Ask[RegisterReply], route=Route("POST", "/workers/register", body_bytes=_SETTINGS_BYTES)
+):
     """A worker asks to take part; the island key proves a restarted one."""
 
     run_id: RunName
@@ -164,7 +168,8 @@ class Assignment(Message):
 
 
 class AssignmentRequest(
-    Waiting[Assignment], route=Route("POST", "/workers/{worker_id}/assignment")
+    Waiting[Assignment],
+    route=Route("POST", "/workers/{worker_id}/assignment", body_bytes=8 << 10),
 ):
     """What next? `version` and `digest` say which published weights the island holds."""
 
@@ -173,7 +178,8 @@ class AssignmentRequest(
     digest: Sha256 | None = None
     upcoming: Whole = 0  # the newest planned round whose rows the island knows
     awaits: Whole = 0  # the round that the island must merge before it goes on; 0: none
-    under_way: tuple[Whole, ...] = ()  # rounds that it trains or hands in: not to be given again
+    # Rounds that it trains or hands in: not to be given again.
+    under_way: Annotated[tuple[Whole, ...], AtMost(MAX_UNDER_WAY)] = ()
 
     def is_answered(self, reply: Assignment) -> bool:
         """Whether there is something to do, or rows to read meanwhile."""
@@ -237,7 +243,7 @@ class Ready(Message):
     workers: tuple[ReadyMember, ...]
 
 
-class ReadyRequest(Ask[Ready], route=Route("GET", "/training/ready")):
+class ReadyRequest(Ask[Ready], route=Route("GET", "/training/ready", large=True)):
     """Are at least `min_workers` in? Without a number: as many as the manifest asks for."""
 
     min_workers: Annotated[int, Field(ge=1, le=2**31)] | None = None
@@ -268,7 +274,7 @@ class Workers(Message):
     workers: tuple[WorkerEntry, ...]
 
 
-class WorkersRequest(Ask[Workers], route=Route("GET", "/workers")):
+class WorkersRequest(Ask[Workers], route=Route("GET", "/workers", large=True)):
     """Who ever registered, and how does each fare?"""
 
 
@@ -394,7 +400,7 @@ class Status(Message):
     gather: GatherStatus | None = None
 
 
-class StatusRequest(Ask[Status], route=Route("GET", "/status")):
+class StatusRequest(Ask[Status], route=Route("GET", "/status", large=True)):
     """What an operator sees."""
 
 

@@ -74,5 +74,5 @@ class Work(Message):
     expired_leases: Whole  # since the coordinator started
 
 
-class WorkRequest(Ask[Work], route=Route("GET", "/work")):
+class WorkRequest(Ask[Work], route=Route("GET", "/work", large=True)):
     """How far are the queues, and who has which rows?"""

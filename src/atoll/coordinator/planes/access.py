@@ -5,7 +5,7 @@ import hmac
 from collections.abc import Mapping
 from enum import StrEnum
 
-from atoll.errors import Forbidden, Unauthenticated
+from atoll.errors import AuthError, Forbidden, Unauthenticated
 
 
 class Role(StrEnum):
@@ -25,6 +25,14 @@ class Access:
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = {Role(role): value.encode() for role, value in hashes.items()}
+
+    def is_admin(self, authorization: str | None) -> bool:
+        """Whether an `Authorization` value may do what admins may."""
+        try:
+            self.require(authorization, Role.ADMIN)
+        except AuthError:
+            return False
+        return True
 
     def require(self, authorization: str | None, role: Role = Role.WORKER) -> None:
         """Refuses an `Authorization` value unless it may do what `role` may; in constant time."""
