@@ -4,11 +4,14 @@ Owns the limit of writing, by progress: a slow reader is waited for, one that do
 """
 
 import asyncio
+import socket
+import struct
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 WRITE_SECONDS = 10.0
 PROGRESS_BYTES = 64 << 10  # or all there is
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class TimedWrites(H11Protocol):
@@ -29,7 +32,7 @@ class TimedWrites(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch()
+        self.watch()
 
     def resume_writing(self) -> None:
         self._unwatch()
@@ -39,15 +42,19 @@ class TimedWrites(H11Protocol):
         self._unwatch()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
+        """Looks after `write_seconds` how much has gone out."""
         left = self.transport.get_write_buffer_size()
         self._stuck = self.loop.call_later(self.write_seconds, self._look, left)
 
     def _look(self, before: int) -> None:
         if before - self.transport.get_write_buffer_size() >= PROGRESS_BYTES:
-            self._watch()
+            self.watch()
         else:
-            self.transport.abort()  # a close would wait for the other side to read
+            # A close would wait for the other side to read, here and then in the kernel.
+            connection = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            self.transport.abort()
 
     def _unwatch(self) -> None:
         if self._stuck is not None:
