@@ -152,7 +152,7 @@ def longest(statement: str) -> list[Ask[Any]]:
     save = HeldSave(step=BIG, group=BIG, rank=MAX_RANKS - 1, own=HASH, predecessor=HASH)
     return [
         SamplesRequest(identity=WHO, life=BIG, samples=(sample,) * MAX_BATCH),
-        HeartbeatRequest(identity=WHO, telemetry=Telemetry(**told), acknowledged=BIG),
+        HeartbeatRequest(identity=WHO, telemetry=Telemetry.model_validate(told), acknowledged=BIG),
         AssignmentRequest(
             identity=WHO,
             version=BIG,

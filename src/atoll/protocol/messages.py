@@ -3,7 +3,7 @@
 Sizes are bounded here, so a body can be refused by its schema before anything looks at it.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -18,6 +18,7 @@ from atoll.settings import Choice
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
+MAX_WORKERS = 1_000  # in one answer
 MAX_UNDER_WAY = 256  # rounds that one island trains or hands in
 _SETTINGS_BYTES = 256 << 10  # those of a run, with 64 buckets of 2 kB and a certificate
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -224,6 +225,30 @@ class BarrierRequest(
         return reply.complete
 
 
+class PageOfWorkers(Message):
+    """An answer about workers, in worker_id order, of which a page is sent."""
+
+    more_after: str = ""  # the name to ask the next page with; empty: this is the last
+
+
+P = TypeVar("P", bound=PageOfWorkers)
+
+
+class PageRequest(Ask[P]):
+    """Asks for the workers after a name, `limit` of them at most."""
+
+    after: Annotated[str, Field(max_length=64)] = ""
+    limit: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = MAX_WORKERS
+
+    def page(self, whole: P) -> P:
+        """What is asked for of an answer about all workers."""
+        named: Any = whole
+        rest = [worker for worker in named.workers if worker.worker_id > self.after]
+        kept = tuple(rest[: self.limit])
+        more_after = kept[-1].worker_id if len(rest) > len(kept) else ""
+        return whole.model_copy(update={"workers": kept, "more_after": more_after})
+
+
 class ReadyMember(Message):
     """A member of the present generation; ranks are 0 to n-1 in worker_id order."""
 
@@ -233,7 +258,7 @@ class ReadyMember(Message):
     rank: Whole
 
 
-class Ready(Message):
+class Ready(PageOfWorkers):
     """Whether `min_workers` are in, and who: the members of one generation."""
 
     ready: bool
@@ -243,7 +268,7 @@ class Ready(Message):
     workers: tuple[ReadyMember, ...]
 
 
-class ReadyRequest(Ask[Ready], route=Route("GET", "/training/ready", large=True)):
+class ReadyRequest(PageRequest[Ready], route=Route("GET", "/training/ready", large=True)):
     """Are at least `min_workers` in? Without a number: as many as the manifest asks for."""
 
     min_workers: Annotated[int, Field(ge=1, le=2**31)] | None = None
@@ -269,12 +294,12 @@ class WorkerEntry(Message):
     reason: str = ""  # why it was evicted
 
 
-class Workers(Message):
+class Workers(PageOfWorkers):
     generation: Whole
     workers: tuple[WorkerEntry, ...]
 
 
-class WorkersRequest(Ask[Workers], route=Route("GET", "/workers", large=True)):
+class WorkersRequest(PageRequest[Workers], route=Route("GET", "/workers", large=True)):
     """Who ever registered, and how does each fare?"""
 
 
@@ -366,7 +391,7 @@ class GatherStatus(Message):
     overlap: NotNegative | None = None  # the highest of any two contributions to the newest version
 
 
-class Status(Message):
+class Status(PageOfWorkers):
     """What an operator sees.
 
     `waiting_for` names the live workers whose contribution the round lacks; of a paused run only
@@ -400,7 +425,7 @@ class Status(Message):
     gather: GatherStatus | None = None
 
 
-class StatusRequest(Ask[Status], route=Route("GET", "/status", large=True)):
+class StatusRequest(PageRequest[Status], route=Route("GET", "/status", large=True)):
     """What an operator sees."""
 
 
