@@ -138,7 +138,7 @@ def serving(
     certificate: Certificate | None = None,
     clock: Clock | None = None,
     stay: bool = True,
-    limits: dict[str, float] | None = None,
+    limits: dict[str, Any] | None = None,
     ledger: str | None = None,
     **changes: Any,
 ) -> Iterator[Served]:
