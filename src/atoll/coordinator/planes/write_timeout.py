@@ -27,8 +27,9 @@ class TimedWrites(H11Protocol):
         self, transport: asyncio.Transport
     ) -> None:
         super().connection_made(transport)
-        # Writing pauses as soon as anything is left, and goes on when nothing is.
-        transport.set_write_buffer_limits(high=0)
+        # Writing pauses as soon as anything is left, and goes on when nothing is. Not at 0: under
+        # TLS a buffer that has reached the mark pauses, so an empty one would, for ever.
+        transport.set_write_buffer_limits(high=1, low=0)
 
     def pause_writing(self) -> None:
         super().pause_writing()
