@@ -1,9 +1,11 @@
 """What every message is made of: frozen, closed, with bounded fields."""
 
 import re
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 # Strict: "1", 1.0 and true are no integers, nor are "1" and true numbers.
 Whole = Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -27,3 +29,32 @@ class Message(BaseModel):
     """Frozen and closed: an unknown field is refused by its name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Of a tuple or a dict: how many items it has at most, known before any of them is looked at.
+
+    Of a tuple whose items break a rule only the first is told: nobody makes a sentence for each.
+    """
+
+    items: int
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """The check of the length, then that of the items."""
+        inner = cast(dict[str, Any], handler(source))
+        inner["max_length"] = self.items  # told by the JSON schema
+        if inner["type"] == "tuple":
+            inner["fail_fast"] = True
+        return core_schema.no_info_before_validator_function(self._check, cast(CoreSchema, inner))
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple, dict)) and len(value) > self.items:
+            raise PydanticCustomError(
+                "too_long",
+                "has {given} items and takes at most {limit}",
+                {"given": len(value), "limit": self.items},
+            )
+        return value

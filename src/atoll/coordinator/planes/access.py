@@ -36,7 +36,7 @@ class Access:
         self._hashes = {Role(role): value.encode() for role, value in hashes.items()}
 
     def is_admin(self, authorization: str | None) -> bool:
-        """Whether `require` would let it do what an admin may."""
+        """Whether an `Authorization` value may do what admins may."""
         try:
             self.require(authorization, Role.ADMIN)
         except AuthError:

@@ -21,7 +21,6 @@ from atoll.wire import statuses
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 1 << 20
 _SHORT_NUMBER = re.compile("[0-9]{1,10}")  # longer ones need not be read to be too large
 
 
@@ -37,6 +36,7 @@ class RequestGuard:
     access: Access
     count: Callable[[AtollError], None]
     open_paths: Collection[str]
+    max_body_bytes: int  # of any route; each has its own limit beside it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,13 +46,24 @@ class RequestGuard:
         try:
             if scope["path"] not in self.open_paths:
                 self.access.require(access.only(headers.getlist("authorization")))
-            _check_size(headers)
+            self._check_size(scope, headers)
         except AtollError as error:
             self.count(error)
             # Kept open, the connection would have to read the rest of the body to throw it away.
             await reply(error, close=True)(scope, receive, send)
             return
         await self._guarded(scope, receive, send)
+
+    def _check_size(self, scope: Scope, headers: Headers) -> None:
+        declared = headers.get("content-length", "0")
+        fits = _SHORT_NUMBER.fullmatch(declared) and int(declared) <= self.max_body_bytes
+        if not fits or "transfer-encoding" in headers:
+            raise FrameTooLarge(
+                f"{scope['method']} {scope['path'][:200]} with Content-Length={declared[:32]!r} and"
+                f" Transfer-Encoding={headers.get('transfer-encoding', '')[:32]!r}: a body says its"
+                f" size, which is at most {self.max_body_bytes} bytes on any route, and comes "
+                f"whole; larger ones go through the data plane"
+            )
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -89,14 +100,3 @@ def reply(
         generation=error.present if isinstance(error, StaleGeneration) else None,
     )
     return JSONResponse(body.model_dump(exclude_none=True), status_code=found, headers=headers)
-
-
-def _check_size(headers: Headers) -> None:
-    declared = headers.get("content-length", "0")
-    fits = _SHORT_NUMBER.fullmatch(declared) and int(declared) <= MAX_BODY_BYTES
-    if not fits or "transfer-encoding" in headers:
-        raise FrameTooLarge(
-            f"Content-Length={declared[:32]!r} with Transfer-Encoding="
-            f"{headers.get('transfer-encoding', '')[:32]!r}: a body says its size, which is at "
-            f"most {MAX_BODY_BYTES} bytes, and comes whole; larger ones go through the data plane"
-        )
