@@ -269,8 +269,9 @@ def test_term_of_another_kind_than_planned_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "global_sums"])
+@pytest.mark.parametrize("grows", [0, 1])
 def test_scales_and_gradient_messages_are_the_same_at_1_4_and_16_ranks(
-    shape: str, monkeypatch: pytest.MonkeyPatch
+    shape: str, grows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     top = pool_topologies.SHAPES[shape]().with_rows(16)
     pools = list(top.pools)
@@ -280,7 +281,7 @@ def test_scales_and_gradient_messages_are_the_same_at_1_4_and_16_ranks(
         scales: dict[str, set[float]] = {}
         rows: dict[tuple[str, Any, int], Tensor] = {}
         _watch(monkeypatch, scales, rows)
-        on_ranks(World(top.sized(**{pools[0]: ranks, pools[1]: 4})), 1, canary_every=0)
+        on_ranks(World(top.sized(**{pools[grows]: ranks, pools[1 - grows]: 4})), 1, canary_every=0)
         monkeypatch.undo()
         found.append((scales, rows))
 

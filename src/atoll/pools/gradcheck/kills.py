@@ -21,7 +21,7 @@ from atoll.pools.gradcheck.report import Kill
 
 SAME = 1e-12  # a predicted gradient that close to the reference's is the reference's
 MET = 1e-9  # how close a table must be to the predicted one
-SEEN = 1e-6  # what a structural mutant's error must be above, on one tensor at least
+SEEN = 1e-6  # what a structural mutant's error must be above, on one tensor or loss at least
 
 
 def judged(mutant: Mutant, facts: Facts, reference: Outcome, found: Outcome, *, size: str) -> Kill:
@@ -101,7 +101,14 @@ def _structural(
         for pair, told in table.items()
         if isinstance(told, Structural)
     ]
-    if not errors or max(errors) > SEEN:
+    # A term that is linear in a value has the same gradient at another one, and logs another loss.
+    terms = {pair[0] for pair, told in table.items() if isinstance(told, Structural)}
+    errors += [
+        abs(found.losses[term] - reference.losses[term]) / abs(reference.losses[term])
+        for term in terms
+        if term in found.losses and reference.losses[term] != 0
+    ]
+    if not terms or max(errors) > SEEN:
         return []
     return [f"largest error {max(errors):.2g}, predicted above {SEEN:g}"]
 

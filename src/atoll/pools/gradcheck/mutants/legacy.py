@@ -8,6 +8,8 @@ of different size. Terms of pools that own nothing were forgotten at first, whic
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import count
 
 from torch import Tensor
 
@@ -95,13 +97,14 @@ def _objects(plan: Plan, is_mended: bool) -> Iterator[Arrow]:
             ranks = plan.top.pools[arrow.source].ranks
             yield changed(MultipliedEdge, arrow, factor=ranks)
     for term in plan.top.of_kind("term"):
-        factor = _factor(plan, term.name)
-        if factor is not None:
-            yield changed(Multiplied, plan.arrows[count_name(term.name)], factor=factor)
+        pool = _factor(plan, term.name)
+        if pool is not None:
+            ranks = plan.top.pools[pool].ranks
+            yield changed(Multiplied, plan.arrows[count_name(term.name)], factor=ranks)
 
 
-def _factor(plan: Plan, term: str) -> int | None:
-    """What a term of a pool with parameters of its own is multiplied by, for its foreign values."""
+def _factor(plan: Plan, term: str) -> str | None:
+    """By whose size a term of a pool with own parameters is multiplied, for its foreign values."""
     function = plan.top.functions[term]
     if not _owns(plan, function.pool) or term in plan.trace.through:
         return None
@@ -110,31 +113,54 @@ def _factor(plan: Plan, term: str) -> int | None:
         for edge in _edges(plan)
         if edge.to == function.pool and edge.value in function.asks
     }
-    return plan.top.pools[sources.pop()].ranks if len(sources) == 1 else None
+    return sources.pop() if len(sources) == 1 else None
 
 
 def _table(facts: Facts, is_mended: bool) -> Table:
+    """Of no pair where the program is right at whatever sizes, as it is where factors meet."""
+    pools = facts.top.pools
+    unequal = {name: Fraction(prime) for name, prime in zip(pools, _primes(), strict=False)}
+    if all(ratios == {1} for ratios in _ratios(facts, unequal, is_mended).values()):
+        return {}
     found: dict[tuple[str, str], Prediction] = {}
-    for pair, ways in facts.ways.items():
-        ratios = {_ratio(facts, way, pair[1], is_mended) for way in ways}
-        found[pair] = Ratio(ratios.pop()) if len(ratios) == 1 else Structural()
+    ranks = {name: Fraction(pool.ranks) for name, pool in pools.items()}
+    for pair, ratios in _ratios(facts, ranks, is_mended).items():
+        found[pair] = Ratio(float(ratios.pop())) if len(ratios) == 1 else Structural()
     return found
 
 
-def _ratio(facts: Facts, way: Way, tensor: str, is_mended: bool) -> float:
+def _primes() -> Iterator[int]:
+    return (n for n in count(2) if all(n % k for k in range(2, n)))
+
+
+def _ratios(
+    facts: Facts, ranks: Mapping[str, Fraction], is_mended: bool
+) -> dict[tuple[str, str], set[Fraction]]:
+    """On each way of each term to each tensor, if pools were of these sizes."""
+    return {
+        pair: {_ratio(facts, way, pair[1], ranks, is_mended) for way in ways}
+        for pair, ways in facts.ways.items()
+    }
+
+
+def _ratio(
+    facts: Facts, way: Way, tensor: str, ranks: Mapping[str, Fraction], is_mended: bool
+) -> Fraction:
     plan, term = facts.plan, way.term[0]
     function = facts.top.functions[term]
-    pools = facts.top.pools
-    ratio = 1 / facts.replicas(tensor)  # the average at the owner
+    owner = facts.owner(tensor)
+    ratio = 1 / ranks[owner]  # the average at the owner
     ends = facts.pool_at(way, len(way.through))
-    if ends != facts.owner(tensor):
-        ratio *= facts.replicas(tensor)  # what came back stands on every replica
+    if ends != owner:
+        ratio *= ranks[owner]  # what came back stands on every replica
     if function.once:
-        ratio *= pools[function.pool].ranks
+        ratio *= ranks[function.pool]
     if term in plan.trace.through:
-        ratio *= pools[function.pool].ranks
-    ratio *= _factor(plan, term) or 1
+        ratio *= ranks[function.pool]
+    factor = _factor(plan, term)
+    if factor is not None:
+        ratio *= ranks[factor]
     for edge in _edges(plan) if is_mended else ():
         if not _owns(plan, edge.to) and facts.crosses(way, edge.value, edge.to):
-            ratio *= pools[edge.source].ranks
+            ratio *= ranks[edge.source]
     return ratio
