@@ -263,8 +263,18 @@ def test_number_is_a_number_and_no_text_or_truth(
 def test_integer_in_an_address_is_spelled_in_digits(
     client: httpx.Client, limit: str, code: int
 ) -> None:
-    assert client.get("/metrics/history", params={"limit": limit}).status_code == code
-    assert client.get("/metrics/history", params={"after": limit}).status_code == code
+    asked = [("/metrics/history", "limit"), ("/metrics/history", "after"), ("/workers", "limit")]
+    for path, name in (*asked, ("/work", "first"), ("/work", "limit")):
+        assert client.get(path, params={name: limit}).status_code == code, (path, name)
+
+
+def test_name_that_stands_twice_in_an_address_is_refused(client: httpx.Client) -> None:
+    assert client.get("/workers?limit=5").status_code == 200
+
+    reply = client.get("/workers?limit=5&limit=5")
+
+    assert (reply.status_code, reply.json()["code"]) == (422, ProtocolError.code)
+    assert "query: 'limit' stands 2 times" in reply.json()["message"]
 
 
 @pytest.mark.parametrize("path", ["/control/", "/control%2f", "/status/", "/workers/", "/health/"])

@@ -8,7 +8,7 @@ and NaN; somebody on the way might take the first.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Bodies:
         if not kind.model_fields:
             return kind()
         if kind.in_query():
-            return _checked(kind, "query", dict(http.query_params))
+            return _checked(kind, "query", _asked(http.query_params.multi_items()))
         body = await _read(http, kind)
         if len(body) <= SMALL_BYTES:
             return parse(kind, body)
@@ -76,7 +76,14 @@ def parse(kind: type[Ask[Any]], body: bytes) -> Ask[Any]:
     return _checked(kind, "body", said)
 
 
-def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _asked(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    try:
+        return _table(pairs)
+    except ValueError as exc:
+        raise ProtocolError(f"query: {exc}") from exc
+
+
+def _table(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MAX_KEYS:
         # Each that is unknown would be an error of its own.
         raise ValueError(f"an object has {len(pairs)} fields and may have {MAX_KEYS}")
