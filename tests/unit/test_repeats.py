@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -169,3 +170,18 @@ def test_commands_count_repeats_of_their_own_and_of_the_libraries_that_serve(
         for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
             logger.handlers[:], logger.propagate = handlers, propagate
             logger.setLevel(level)
+
+
+@pytest.mark.parametrize(("closed", "said"), [(False, "no file  repeated=2"), (True, "")])
+def test_rest_is_told_at_the_end_of_the_process_where_stderr_is_still_open(closed, said):
+    script = (
+        "import io, logging, os, sys; from atoll.cli import output; sys.stderr = io.TextIOWrapper("
+        "os.fdopen(os.dup(2), 'wb')); output.set_up_logs('info');"
+        "[logging.getLogger('atoll').info('no file') for _ in range(3)];"
+        f"sys.stderr.close() if {closed} else None; sys.stderr = sys.__stderr__"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    first, *rest = [line.partition("INFO    ")[2] for line in ended.stderr.splitlines()]
+    assert (ended.returncode, first, "".join(rest)) == (0, "no file", said)
+    assert "Logging error" not in ended.stderr

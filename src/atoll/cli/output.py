@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -51,12 +51,17 @@ def set_up_logs(level: str) -> None:
     handler.setFormatter(FieldsFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     counted = Repeats(handler.handle, SystemClock(), fields_of=fields_of)
     handler.addFilter(counted)
-    atexit.register(counted.tell_rest)
+    atexit.register(_tell_rest, counted, handler)
     for name, least in {"atoll": level.upper(), **dict.fromkeys(_SERVING, "WARNING")}.items():
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(least)
     logging.getLogger("atoll").propagate = False
+
+
+def _tell_rest(counted: Repeats, handler: "logging.StreamHandler[TextIO]") -> None:
+    if not handler.stream.closed:  # else nobody reads it
+        counted.tell_rest()
 
 
 def complain(error: AtollError) -> None:
