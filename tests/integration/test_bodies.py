@@ -236,6 +236,16 @@ def test_object_with_very_many_fields_is_refused_as_one(alice: Worker) -> None:
         bodies.parse(SamplesRequest, body)
 
 
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_constant_that_is_no_number_of_json_is_refused_wherever_it_stands(
+    alice: Worker, constant: str
+) -> None:
+    body = listed(alice, 1, {"unknown": [1]}).replace(b"[1]", f"[{constant}]".encode())
+
+    with pytest.raises(ProtocolError, match=f"{constant} is no number; numbers are finite"):
+        bodies.parse(SamplesRequest, body)
+
+
 # Against the server
 
 
