@@ -15,10 +15,10 @@ def _rows(top: Topology) -> None:
 
 
 def chain() -> Topology:
-    """Values that feed values, over three pools in a row; two paths lead to `wide`."""
+    """Values that feed values, over three pools in a row; several paths lead to `wide`."""
     top = Topology(rows=12)
     first, second, third = (top.pool(n, ranks=r) for n, r in (("a", 2), ("b", 4), ("c", 1)))
-    top.also_at(a=3, b=1, c=6)
+    top.also_at(a=3, b=1, c=3)
     _rows(top)
 
     @top.parameters(owner=first)
@@ -43,8 +43,9 @@ def chain() -> Topology:
         return Counted(loss.sum(), int(rows["n"].sum()), "tokens")
 
     @top.term(on=first, coeff=0.3)
-    def near(low, mid):
-        return Counted((low - mid).square().sum(), len(low), "rows")
+    def near(low, mid, wide):
+        apart = (low - mid).square().sum() + len(low) * wide.weight.square().sum()
+        return Counted(apart, len(low), "rows")
 
     return top
 

@@ -259,8 +259,9 @@ def test_command_shows_ratios_sentences_and_mutants():
     )
 
     assert done.exit_code == 1
-    assert "nll on 0.weight" in done.stdout
-    assert "killed: error" in done.stdout
+    assert "nll on 0 (2 tensors)" in done.stdout
+    assert "first row twice, last left out" in done.stdout
+    assert "mutants by size: 13 killed as predicted" in done.stdout
     assert "ddp_sum.py: right, worst error" in done.stdout
     assert "2.bias: replicas differ at 2" in done.stdout
     assert "drifting.py: wrong" in done.stdout

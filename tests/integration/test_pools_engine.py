@@ -1,7 +1,7 @@
 """Ranks of small topologies on threads against one process: gradients, losses, state, clipping."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.clock import SystemClock
-from atoll.collectives.local import LocalGroup
+from atoll.collectives.local import LocalGroup, LocalMember
 from atoll.collectives.runners import Inline
 from atoll.errors import ConfigError, EmptySum
 from atoll.pools import Counted, Through, Topology, World, clip_grad_norm, grad_norm
@@ -20,7 +20,7 @@ from atoll.pools.gradcheck.loading import default_dtype
 from atoll.pools.reference import Reference
 from tests import pool_topologies
 
-Grads = Mapping[str, Tensor]
+Grads = dict[str, Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -474,3 +474,28 @@ def test_wire_rounds_each_message_once() -> None:
     ]
     # bf16 keeps 8 bits: a value is off by 2^-9 of itself at most, and a few cross.
     assert 1e-5 < max(errors) < 16 * 2**-9
+
+
+def test_wire_is_the_dtype_of_what_edges_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = LocalMember.send
+    sent: list[torch.dtype] = []
+
+    def watched(self: LocalMember, key: Any, values: Tensor, *, to: int) -> Any:
+        sent.append(values.dtype)
+        return send(self, key, values, to=to)
+
+    monkeypatch.setattr(LocalMember, "send", watched)
+
+    on_ranks(World(pool_topologies.chain().with_wire(torch.bfloat16)), steps=1, canary_every=0)
+
+    assert set(sent) == {torch.bfloat16}
+
+
+def test_rank_receives_the_items_of_its_block_alone() -> None:
+    world = World(pool_topologies.asked_elsewhere())
+
+    def work(engine: Engine) -> list[Any]:
+        engine.step(0)
+        return list(engine.desk.leaves["gates"])
+
+    assert world.on_threads(work)[:3] == [["h.0/x"], ["h.1/x"], ["h.0/x", "h.1/x"]]

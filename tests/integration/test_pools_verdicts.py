@@ -80,6 +80,7 @@ def one_per_call(code: Any, rows: Any) -> Counted:
     return Counted(tokens(code, rows).total / float(rows["n"].sum()), 1, "batches")
 
 
+SHARED = nn.Linear(3, 2)
 GENERATOR = torch.Generator().manual_seed(5)
 
 
@@ -194,9 +195,6 @@ def linear(code: Any, rows: Any) -> Counted:
     """Its gradient does not depend on the value: only the loss shows one that was lost."""
     total = (code * rows["x"][:, :2] * rows["n"][:, None]).sum()
     return Counted(total, int(rows["n"].sum()), "tokens")
-
-
-SHARED = nn.Linear(3, 2)
 
 
 def frozen_bias() -> nn.Module:

@@ -83,12 +83,12 @@ def test_refusal_is_one_sentence_on_stderr_and_exit_code_2(monkeypatch, capsys, 
     assert "Traceback" not in shown.err
 
 
-def test_setting_that_is_not_built_is_refused_by_the_command(monkeypatch, capsys, tmp_path):
+def test_strategy_that_is_a_library_is_refused_by_the_command(monkeypatch, capsys, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('name = "r"\nsync_every = 1\nstrategy = "pools"\n')
 
     assert run(monkeypatch, "simulate", path) == 2
-    assert "strategy='pools' is not built" in " ".join(capsys.readouterr().err.split())
+    assert "strategy='pools' is a library" in " ".join(capsys.readouterr().err.split())
 
 
 def test_audit_of_a_directory_without_a_run_names_it(monkeypatch, capsys, tmp_path):

@@ -135,12 +135,12 @@ def test_what_is_not_a_choice_cannot_be_set(name):
         config.parse(table(**{name: 1}))
 
 
-def test_what_is_not_built_is_refused_by_name():
+def test_library_is_no_strategy_of_a_run():
     with pytest.raises(ConfigError) as refused:
         config.parse(table(strategy="pools"))
 
     assert str(refused.value).startswith("strategy='pools'")
-    assert "not built in this version" in str(refused.value)
+    assert "needs no coordinator; it runs strategy" in str(refused.value)
 
 
 @pytest.mark.parametrize(

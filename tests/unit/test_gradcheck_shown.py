@@ -89,6 +89,14 @@ def test_what_is_said_of_several_tensors_is_one_line():
     ]
 
 
+def test_merged_line_names_the_tensor_whose_name_is_in_its_terms_too():
+    half = [pair("e", 0.5, term="tree"), pair("b", 0.5, term="tree")]
+
+    (line,) = shown.lines(of_runs((TWO, 1, half), (THREE, 1, half)))
+
+    assert line.startswith("tree on e and 1 more: ratio 0.5000 at 2")
+
+
 def test_refusal_and_what_proves_nothing_are_lines_of_their_own():
     report = Report("file.py", refusal="no rows", no_verdicts=("no verdict on counts",))
 
@@ -129,7 +137,7 @@ def test_mutants_of_a_loop_show_their_prediction():
 
     found = rows(shown.mutants(Report("file.py", kills=kills)))
 
-    assert found == [["gradient / ranks", "-", "ratio 0.5000, error 0.5"]]
+    assert found == [["gradient / ranks", "ratio 0.5000, error 0.5"]]
 
 
 def test_long_reports_say_how_much_is_left_out(capsys):

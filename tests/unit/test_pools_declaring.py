@@ -13,13 +13,6 @@ from atoll.errors import ConfigError, ProtocolError
 from atoll.pools import Counted, Through, Topology
 from atoll.pools.declared import Pool
 
-# Of other types than are asked for, which mypy must not see.
-THREE: Any = (1, 2, 3)
-NUMBER: Any = 1.5
-TWO: Any = 2
-THREES: Any = torch.tensor(3)
-HALF: Any = 0.5
-
 
 class Declared:
     """A topology with one of everything, and its handles."""
@@ -52,6 +45,11 @@ def batch(index, draw):
 
 
 Change = Callable[[Declared], Any]
+
+
+def wrong(value: Any) -> Any:
+    """What mypy would refuse, too."""
+    return value
 
 
 def term(call: Callable[..., Any], **options: Any) -> Change:
@@ -90,7 +88,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"rows 'rows' asks for \['site'\]; it may ask for \['index', 'draw'\]",
     ),
     "sizes of a stranger": (lambda d: d.top.sized(far=2), r"sizes name \['far'\]; the pools are"),
-    "sizes of three": (lambda d: d.top.sized(parted=THREE), r"size parted=\(1, 2, 3\)"),
+    "sizes of three": (lambda d: d.top.sized(parted=wrong((1, 2, 3))), r"size parted=\(1, 2, 3\)"),
     "other sizes of a stranger": (lambda d: d.top.also_at(far=2), r"sizes name \['far'\]"),
     "other sizes of nothing": (lambda d: d.top.also_at(plain=0), "ranks=0 must be an integer"),
 }
@@ -200,7 +198,7 @@ FUNCTIONS: dict[str, tuple[str, Callable[[Declared], Callable[[Any], Any]], str]
     ),
     "coefficient of text": (
         "def f(code): ...",
-        lambda d: d.top.term(on=d.plain, coeff="5"),  # type: ignore[arg-type] # what is refused
+        lambda d: d.top.term(on=d.plain, coeff=wrong("5")),
         "coeff='5' of 'f' must be a finite number",
     ),
 }
@@ -302,12 +300,18 @@ def test_sized_topology_keeps_functions_and_leaves_the_first_alone() -> None:
     ("make", "words"),
     [
         (lambda: Counted(torch.ones(3), 1, "rows"), r"Counted.total has shape \(3,\)"),
-        (lambda: Counted(NUMBER, 1, "rows"), "total of Counted is float; give a floating tensor"),
+        (
+            lambda: Counted(wrong(1.5), 1, "rows"),
+            "total of Counted is float; give a floating tensor",
+        ),
         (lambda: Counted(torch.tensor(3), 1, "rows"), "total of Counted is torch.int64"),
-        (lambda: Through(NUMBER, 1, "rows", lambda s, n: s), "total of Through is float"),
-        (lambda: Through(torch.ones(3), 1, "rows", TWO), "Through.then=2 must be a function"),
-        (lambda: Counted(torch.ones(()), THREES, "rows"), r"count=tensor\(3\) must be an"),
-        (lambda: Counted(torch.ones(()), HALF, "rows"), "count=0.5 must be an integer"),
+        (lambda: Through(wrong(1.5), 1, "rows", lambda s, n: s), "total of Through is float"),
+        (lambda: Through(torch.ones(3), 1, "rows", wrong(2)), "Through.then=2 must be a function"),
+        (
+            lambda: Counted(torch.ones(()), wrong(torch.tensor(3)), "rows"),
+            r"count=tensor\(3\) must be an",
+        ),
+        (lambda: Counted(torch.ones(()), wrong(0.5), "rows"), "count=0.5 must be an integer"),
         (lambda: Counted(torch.ones(()), -1, "rows"), "count=-1 must be an integer of at least 0"),
         (lambda: Counted(torch.ones(()), True, "rows"), "count=True must be an integer"),
     ],

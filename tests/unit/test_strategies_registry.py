@@ -54,8 +54,8 @@ def test_unknown_mode_is_refused_with_what_is_known():
         registry.of(manifest(mode="turns"))
 
 
-def test_what_is_to_come_is_refused_as_not_built():
-    with pytest.raises(ConfigError, match="is not built in this version; it runs strategy"):
+def test_library_is_refused_as_what_it_is():
+    with pytest.raises(ConfigError, match=r"'pools' is a library .* no coordinator; it runs"):
         registry.refuse_unknown({"strategy": "pools"})
 
 

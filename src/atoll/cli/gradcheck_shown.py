@@ -44,7 +44,9 @@ def show(report: Report) -> None:
         output.say(f"  and {len(found) - MAX_LINES} more; --json has all")
     if report.kills:
         output.console.print(mutants(report))
-        output.say(f"  {_legend(report.kills)}")
+        legend = _legend(report.kills)
+        if legend:
+            output.say(f"  {legend}")
     output.say(verdict(report))
 
 
@@ -62,9 +64,10 @@ def verdict(report: Report) -> str:
 
 def lines(report: Report) -> Iterator[str]:
     """`report.sentences`, with one for all tensors of which the same is said."""
-    alike: dict[str, list[Defect]] = {}
+    alike: dict[tuple[str, str], list[Defect]] = {}
     for defect in report.defects:
-        alike.setdefault(_without_tensor(defect), []).append(defect)
+        said = defect.sentence.removeprefix(_head(defect))
+        alike.setdefault((defect.term, said), []).append(defect)
     merged = [_merged(defects) for defects in alike.values()]
     told = {one.sentence for one in report.defects}
     notes = set(report.remarks)
@@ -76,15 +79,18 @@ def lines(report: Report) -> Iterator[str]:
             yield f"note: {sentence}" if sentence in notes else sentence
 
 
-def _without_tensor(defect: Defect) -> str:
-    return defect.sentence.replace(defect.tensor, "", 1) if defect.tensor else defect.sentence
+def _head(defect: Defect) -> str:
+    """How a sentence about a tensor begins."""
+    if not defect.tensor:
+        return ""
+    return f"{defect.term} on {defect.tensor}" if defect.term else defect.tensor
 
 
 def _merged(defects: Sequence[Defect]) -> str:
-    first = defects[0]
+    first, head = defects[0], _head(defects[0])
     if len(defects) == 1:
         return first.sentence
-    return first.sentence.replace(first.tensor, f"{first.tensor} and {len(defects) - 1} more", 1)
+    return f"{head} and {len(defects) - 1} more{first.sentence.removeprefix(head)}"
 
 
 def ratios(report: Report) -> Table:
@@ -140,12 +146,14 @@ def mutants(report: Report) -> Table:
     by_mutant: dict[str, dict[str, Kill]] = {}
     for one in report.kills:
         by_mutant.setdefault(one.mutant, {})[one.size] = one
+    # Those of a Loop change what its step left, whatever the term.
+    columns = ["changes"] if any(one.changes for one in report.kills) else []
     rows = []
     for name, at in by_mutant.items():
         changed = list(dict.fromkeys(one for kill in at.values() for one in kill.changes))
-        cells = (_kill(at[size], changed) if size in at else None for size in sizes)
-        rows.append((name, _changed(changed) or None, *cells))
-    return output.table("mutants", ["mutant", "changes", *sizes], rows)
+        cells = [_kill(at[size], changed) if size in at else None for size in sizes]
+        rows.append((name, *([_changed(changed)] if columns else []), *cells))
+    return output.table("mutants", ["mutant", *columns, *sizes], rows)
 
 
 def _changed(changes: Sequence[str]) -> str:
@@ -172,5 +180,7 @@ def _kill(kill: Kill, changed: Sequence[str]) -> str:
 
 def _legend(kills: Sequence[Kill]) -> str:
     """What the words mean that stand in some cell."""
-    cells = {_kill(kill, list(kill.changes)) for kill in kills}
+    cells = {
+        _kill(kill, list(kill.changes)) for kill in kills if kill.changes or kill.state != "killed"
+    }
     return "; ".join(text for word, text in MEANINGS.items() if any(word in one for one in cells))

@@ -32,8 +32,8 @@ _MODES: Mapping[str, Callable[[Manifest], Strategy]] = {
     "streaming": Streaming.of,
     "sync": Sync.of,
 }
-# What later versions will know; asking for it now is refused by name instead of as a typing error.
-_NOT_BUILT = {"strategy": ("pools",)}
+# No strategies of a run; whoever asks for one is told what it is, not that it is a typing error.
+_LIBRARIES = {"pools": "a library for scripts (atoll.pools, `atoll gradcheck`)"}
 
 Factory = Callable[[Manifest], Strategy]
 
@@ -65,10 +65,11 @@ def sharded(manifest: Manifest) -> Sharded:
 
 def refuse_unknown(settings: Mapping[str, Any]) -> None:
     """ConfigError when a run file asks for a strategy or mode that this program does not have."""
-    for name, coming in _NOT_BUILT.items():
-        if settings.get(name) in coming:
-            raise ConfigError(f"{name}={settings[name]!r} is not built in this version; {_known()}")
     chosen = str(settings.get("strategy", DILOCO))
+    if chosen in _LIBRARIES:
+        raise ConfigError(
+            f"strategy={chosen!r} is {_LIBRARIES[chosen]} and needs no coordinator; {_known()}"
+        )
     if chosen != SHARDED:
         _factory(chosen, str(settings.get("mode", "sync")))
 

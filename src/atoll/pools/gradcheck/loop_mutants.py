@@ -123,7 +123,13 @@ def _replica(left: Left) -> Kill:
     predicted = () if ranks == 1 else (name,)
     state: KillState = "killed" if predicted else "listed"
     state = state if found == predicted else "survived"
-    return Kill("a replica differs in one bit", str(ranks), str([*predicted]), str([*found]), state)
+    return Kill(
+        "a replica differs in one bit", str(ranks), _differing(predicted), _differing(found), state
+    )
+
+
+def _differing(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} differs" if names else "nothing differs"
 
 
 def _scaled(lanes: Lanes, factor: float) -> dict[str, Grads]:
