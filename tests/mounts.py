@@ -40,7 +40,7 @@ def small_disk(path: Path, skip: Callable[[str], NoReturn], *, nbytes: int) -> I
     path.mkdir()
     if os.geteuid() != 0:
         skip("only root may mount a small disk")
-    options = ["-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs"]
+    options = ["-t", "tmpfs", "-o", f"size={nbytes},mode=0700", "tmpfs"]
     mounted = subprocess.run(["mount", *options, str(path)], capture_output=True, text=True)
     if mounted.returncode != 0:
         skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")

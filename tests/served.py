@@ -22,7 +22,7 @@ from atoll import config
 from atoll.client.http import HttpClient
 from atoll.clock import Clock, SystemClock
 from atoll.coordinator import boot
-from atoll.coordinator.planes import access, head_timeout
+from atoll.coordinator.planes import access
 from atoll.coordinator.planes.access import Access, Role
 from atoll.coordinator.planes.server import Address, Listen, Server
 from atoll.coordinator.service import Coordinator
@@ -138,11 +138,14 @@ def serving(
     certificate: Certificate | None = None,
     clock: Clock | None = None,
     stay: bool = True,
-    head_seconds: float = head_timeout.HEAD_SECONDS,
+    limits: dict[str, Any] | None = None,
     ledger: str | None = None,
     **changes: Any,
 ) -> Iterator[Served]:
-    """Serves a fresh run in `directory` until the block ends; `changes` go to its run file."""
+    """Serves a fresh run in `directory` until the block ends; `changes` go to its run file.
+
+    `limits` are seconds of `Listen`.
+    """
     clock = clock or SystemClock()
     ended = threading.Event()
     directory.mkdir(parents=True, exist_ok=True)
@@ -159,9 +162,7 @@ def serving(
         coordinator,
         Access(hashes),
         clock,
-        listen=Listen(
-            host=host, port=0, certificate=certificate, stay=stay, head_seconds=head_seconds
-        ),
+        listen=Listen(host=host, port=0, certificate=certificate, stay=stay, **(limits or {})),
     )
     try:
         with running(server, ended) as address:

@@ -6,8 +6,10 @@
       ProtocolError               FrameError, VersionMismatch, ContributionError,
                                   ManifestMismatch (DatasetMismatch)
       StoreError                  BlobMissing, BlobChanged, ObjectMissing, ObjectChanged,
-                                  ObjectSize, ObjectRefused, StorageFull, StoreAway, StoreLate,
-                                  DiskFailed, LedgerVersion, StateHeld, Superseded, StateDamaged
+                                  ObjectSize, ObjectRefused, StorageFull (Exhausted), StoreAway,
+                                  StoreLate, DiskFailed, LedgerVersion, StateHeld, StateUnsafe,
+                                  Superseded,
+                                  StateDamaged
       RoundError                  NotReady, WrongRound, StaleContribution (LeftOut), Conflict,
                                   EmptySum, Diverged
       WorkError                   UnknownWorker (Evicted), WorkerTaken, TooManyWorkers, Fenced,
@@ -133,6 +135,12 @@ class StorageFull(StoreError, code="STORAGE_FULL", retry=True):
     """The disk has no room for this upload; free some and the sender's retry will pass."""
 
 
+class Exhausted(StorageFull, code="EXHAUSTED", retry=True):
+    """No more files can be opened, or there is no memory for one; the same call passes later."""
+
+    # Waited for like room on a disk: nothing is damaged and nothing was recorded.
+
+
 class StoreAway(StoreError, code="STORE_AWAY", retry=True):
     """The server that keeps the ledger or the blobs does not answer; nothing can be recorded."""
 
@@ -155,6 +163,10 @@ class LedgerVersion(StoreError, code="LEDGER_VERSION"):
 
 class StateHeld(StoreError, code="STATE_HELD"):
     """Another process holds this state directory."""
+
+
+class StateUnsafe(StoreError, code="STATE_UNSAFE"):
+    """A state directory is another user's, open to others, or holds a link."""
 
 
 class Superseded(StoreError, code="SUPERSEDED", retry=True):

@@ -1,8 +1,8 @@
 """Durable files, the one place: how bytes and names get to a disk, and how its errors are named.
 
-Below everything that keeps state; knows nothing of what is kept. Functions here raise StorageFull,
-StoreError or DiskFailed and never a bare OSError. `SystemFiles` is the seam of the blob store:
-crash tests derive from it, and record or refuse calls.
+Below everything that keeps state; knows nothing of what is kept. Functions here raise StorageFull
+(Exhausted), StoreError or DiskFailed and never a bare OSError. `SystemFiles` is the seam of the
+blob store: crash tests derive from it, and record or refuse calls.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from atoll import open_files
 from atoll.errors import DiskFailed, StorageFull, StoreError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -77,7 +78,9 @@ class SystemFiles:
 
     def sync_directory(self, path: Path) -> None:
         """Returns once the names in the directory are on the disk."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Before anything is synced: to have no file left says nothing about the disk.
+        with open_files.scarce("open", path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
@@ -202,7 +205,8 @@ def reserve(fd: int, nbytes: int, *, path: Path, files: SystemFiles = SYSTEM) ->
 def naming(action: str, path: Path, *, way_out: str | None = None) -> Iterator[None]:
     """Turns an OSError into StorageFull or StoreError with the path and the system's reason."""
     try:
-        yield
+        with open_files.scarce(action, path):
+            yield
     except OSError as exc:
         if exc.errno in _FULL:
             raise StorageFull(

@@ -107,6 +107,7 @@ def test_coordinator_without_room_says_so(full: FullDisk) -> None:
     assert health.status_code == 507
     assert health.json()["code"] == "STORAGE_FULL"
     assert "no room" in full.status().storage_full
+    assert "'/" not in full.status().storage_full  # where it lies no worker learns
     assert not full.ready().ready
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atoll.codecs.int8.codec import Int8
 from atoll.coordinator.accept import uploads
 from atoll.data import base
 from atoll.errors import (
@@ -425,6 +426,10 @@ ATTACKS = {
     "rows miscounted": Attack("CONTRIBUTION", _header(rows=7)),
     "tokens miscounted": Attack("CONTRIBUTION", _header(tokens=2**40)),
     "weight raised": Attack("CONTRIBUTION", _header(weight=1000)),
+    "table left out": Attack("FRAME", _header(tensors=None)),
+    "loss below 0": Attack("CONTRIBUTION", _header(loss_sum=-1e-300)),
+    "loss of no model": Attack("CONTRIBUTION", _header(loss_sum=1e6 * 24 + 1.0)),
+    "loss near the largest float": Attack("CONTRIBUTION", _header(loss_sum=1.7e308)),
     "weight zero": Attack("CONTRIBUTION", _header(weight=0)),
     "other codec": Attack("FRAME", _other_codec),
     "other block": Attack("FRAME", _header(codec="int8_128")),
@@ -504,6 +509,63 @@ def test_incarnation_fenced_during_its_upload_contributes_nothing(cluster):
 
     assert cluster.coordinator.state_hash() == before
     assert cluster.drafts() == []
+
+
+def test_loss_at_either_end_of_its_bound_is_accepted(cluster):
+    """The control: 0, and 1e6 for each of the 24 tokens."""
+    a, b = cluster.pair()
+
+    assert a.send(a.frame(loss_sum=0.0)).loss_sum == 0.0
+    assert b.send(b.frame(loss_sum=1e6 * 24)).loss_sum == 2.4e7
+
+
+# The layout has 1620 values: 7 blocks of 256, the last one short, then their levels.
+SCALES = 4 * 7
+
+
+@pytest.mark.parametrize(
+    ("codec", "change", "rule"),
+    [
+        ("int8", lambda p: p[:SCALES] + b"\x80" + p[SCALES + 1 :], "level -128"),
+        ("int8", lambda p: p[:-1] + b"\x80", "level -128"),
+        ("int8", lambda p: p[:3] + bytes([p[3] | 0x80]) + p[4:], "scale below 0"),
+        (
+            "int8",
+            lambda p: p[: SCALES - 1] + bytes([p[SCALES - 1] | 0x80]) + p[SCALES:],
+            "scale below 0",
+        ),
+        ("int4", lambda p: p[:-1] + bytes([p[-1] & 15 | 0x80]), "level -8"),
+        ("int4", lambda p: p[:-1] + bytes([p[-1] & 0xF0 | 8]), "level -8"),
+        ("int4", lambda p: p[:3] + bytes([p[3] | 0x80]) + p[4:], "scale below 0"),
+        ("sign", lambda p: p[:3] + bytes([p[3] | 0x80]) + p[4:], "scale below 0"),
+    ],
+)
+def test_payload_in_a_spelling_that_no_encoder_writes_is_refused_and_leaves_no_trace(
+    tmp_path, codec, change, rule
+):
+    cluster = Cluster(tmp_path, {"upload.codec": codec})
+    _, b = cluster.pair()
+    header = b.header(b.assignment())
+    payload = b.frame().data[-32 - header.payload_bytes : -32]
+    bad = clusters.make_frame(header, change(payload))
+    state = cluster.coordinator.state_hash()
+
+    with pytest.raises(FrameError, match=rule):
+        b.send(bad)
+
+    assert cluster.coordinator.state_hash() == state
+    assert cluster.drafts() == []
+    b.send(clusters.make_frame(header, payload))  # the control: the same bytes unchanged
+    cluster.close()
+
+
+def test_spelling_that_was_accepted_once_is_folded_as_it_was():
+    """Stricter rules of accepting change no replay: what decodes has decoded before."""
+    payload = torch.tensor([0, 0, 128, 191, 128, 127], dtype=torch.uint8)  # -1.0; -128, 127
+
+    assert Int8(256).decode(payload, 2).tolist() == [128.0, -127.0]
+    with pytest.raises(FrameError, match="scale below 0"):
+        Int8(256).check_spelling(payload, 2)
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "sign", "topk"])

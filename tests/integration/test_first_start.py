@@ -39,6 +39,6 @@ def test_tokens_that_nobody_saw_are_not_valid(run_file, tmp_path, capsys):
     )
 
     shown = capsys.readouterr().out
-    assert "--token …" not in shown
+    assert "ATOLL_TOKEN=…" not in shown
     assert "admin token, shown once" in shown
     assert set(credentials(directory)) == {"worker", "admin"}

@@ -24,7 +24,7 @@ WHOLE = b"GET /health HTTP/1.1\r\nHost: coordinator\r\n\r\n"
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served.serving(
         tmp_path_factory.mktemp("heads") / "state",
-        head_seconds=HEAD_SECONDS,
+        limits={"head_seconds": HEAD_SECONDS},
         membership={"min_workers": 3},
     ) as running:
         yield running

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from atoll import errors
 from atoll.client import http
 from atoll.client.http import HttpClient
-from atoll.coordinator.planes import request_guard, server
+from atoll.coordinator.planes import server
 from atoll.coordinator.planes.access import Role
 from atoll.errors import (
     Accident,
@@ -32,9 +33,12 @@ from atoll.protocol.messages import (
     ErrorReply,
     HeartbeatRequest,
     InfoRequest,
+    RegisterRequest,
     StatusRequest,
 )
-from atoll.wire import statuses
+from atoll.wire import rpc, statuses
+from atoll.wire.proto import transfer_pb2
+from atoll.wire.transfer_calls import TransferCalls
 from tests import served
 from tests.served import SOCKET_SECONDS, TOKENS, Served, Worker
 
@@ -99,7 +103,8 @@ def refusal(answer: bytes) -> tuple[int, ErrorReply]:
 @pytest.mark.parametrize(
     "lines",
     [
-        (f"Content-Length: {request_guard.MAX_BODY_BYTES + 1}",),
+        (f"Content-Length: {RegisterRequest.route.max_body_bytes + 1}",),
+        ("Content-Length: 1000000",),
         ("Content-Length: 99999999999999999999",),
         ("Transfer-Encoding: chunked",),
         ("Transfer-Encoding: chunked", "Content-Type: application/json"),
@@ -130,11 +135,12 @@ def test_stranger_with_a_body_is_refused_before_any_of_it_is_sent(coordinator: S
 
 
 def test_body_of_the_largest_size_is_read(client: httpx.Client) -> None:
-    content = b'{"x": "' + b"a" * (request_guard.MAX_BODY_BYTES - 9) + b'"}'
+    limit = RegisterRequest.route.max_body_bytes
+    content = b'{"x": "' + b"a" * (limit - 9) + b'"}'
 
     reply = client.post("/workers/register", content=content)
 
-    assert len(content) == request_guard.MAX_BODY_BYTES
+    assert len(content) == limit
     assert (reply.status_code, reply.json()["code"]) == (422, ProtocolError.code)
 
 
@@ -151,14 +157,17 @@ MALFORMED = {
     "no json": b"{",
     "another type": b"[]",
     "nothing": b"",
-    "deep nesting": b"[" * 500_000,
-    "deep object": b'{"a":' * 100_000,
+    "deep nesting": b"[" * 250_000,
+    "deep object": b'{"a":' * 50_000,
     "a huge number": b'{"run_id": ' + b"9" * 100_000 + b"}",
     "half a surrogate pair as a field": b'{"\\ud800": 1}',
     "half a surrogate pair as a value": b'{"run_id": "\\ud800"}',
-    "a field name of many bytes": b'{"' + b"n" * 900_000 + b'": 1}',
+    "a field name of many bytes": b'{"' + b"n" * 200_000 + b'": 1}',
     "no text": b"\xff\xfe\x00",
     "NaN": b'{"run_id": NaN}',
+    "a key twice": b'{"run_id": "a", "run_id": "a"}',
+    "a key twice inside": b'{"data_identity": {"block": 1, "block": 2}}',
+    "an unknown key twice": b'{"x": 1, "x": 1}',
 }
 
 
@@ -176,7 +185,7 @@ def test_malformed_body_is_refused_by_name_and_changes_nothing(
     assert coordinator.coordinator.state_hash() == before
 
 
-@pytest.mark.parametrize("value", ["\ud800", "x" * 900_000, [[[[1]]]], None, float("nan")])
+@pytest.mark.parametrize("value", ["\ud800", "x" * 200_000, [[[[1]]]], None])
 def test_odd_values_of_free_fields_are_refused_in_a_bounded_sentence(
     coordinator: Served, alice: Worker, client: httpx.Client, value: object
 ) -> None:
@@ -193,7 +202,7 @@ def test_odd_values_of_free_fields_are_refused_in_a_bounded_sentence(
 
 @pytest.mark.parametrize(
     ("field", "shown"),
-    [("colour", "colour"), ("\ud800", "unicode"), ("n" * 900_000, "n" * 300)],
+    [("colour", "colour"), ("\ud800", "unicode"), ("n" * 3_000, "n" * 300)],
     ids=["a word", "half a surrogate pair", "a long one"],
 )
 def test_unknown_field_is_refused_by_its_name_in_a_bounded_sentence(
@@ -206,6 +215,128 @@ def test_unknown_field_is_refused_by_its_name_in_a_bounded_sentence(
     assert reply.status_code == 422
     assert shown in reply.json()["message"]
     assert len(reply.content) < 2000
+
+
+def test_key_that_stands_twice_is_named(client: httpx.Client, alice: Worker) -> None:
+    body = HeartbeatRequest(identity=alice.identity()).model_dump_json()
+    twice = body[:-1] + ',"acknowledged":0}'
+
+    assert client.post("/workers/alice/heartbeat", content=body).status_code == 200
+    reply = client.post("/workers/alice/heartbeat", content=twice)
+
+    assert reply.status_code == 422
+    assert "'acknowledged' stands 2 times" in reply.json()["message"]
+
+
+@pytest.mark.parametrize("value", ["1", 1.0, True, "true", [1], -1, 2**53 + 1, "1.0"])
+def test_integer_is_an_integer_and_nothing_that_could_pass_for_one(
+    coordinator: Served, client: httpx.Client, alice: Worker, value: object
+) -> None:
+    body = HeartbeatRequest(identity=alice.identity()).model_dump()
+    before = coordinator.coordinator.state_hash()
+
+    for changed in (
+        {**body, "acknowledged": value},
+        {**body, "identity": {**body["identity"], "generation": value}},
+    ):
+        reply = client.post("/workers/alice/heartbeat", json=changed)
+        assert (reply.status_code, reply.json()["code"]) == (422, ProtocolError.code)
+    assert coordinator.coordinator.state_hash() == before
+
+
+@pytest.mark.parametrize("value", ["1", True, "1.5"])
+def test_number_is_a_number_and_no_text_or_truth(
+    client: httpx.Client, alice: Worker, value: object
+) -> None:
+    body = HeartbeatRequest(identity=alice.identity()).model_dump()
+    told = {**body, "telemetry": {**body["telemetry"], "tokens_per_second": value}}
+
+    assert client.post("/workers/alice/heartbeat", json=told).status_code == 422
+    told["telemetry"]["tokens_per_second"] = 1  # the control: an integer is a number
+    assert client.post("/workers/alice/heartbeat", json=told).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"),
+    [("5", 200), ("5.0", 422), ("+5", 422), (" 5", 422), ("5_0", 422), ("true", 422), ("٥", 422)],
+)
+def test_integer_in_an_address_is_spelled_in_digits(
+    client: httpx.Client, limit: str, code: int
+) -> None:
+    asked = [("/metrics/history", "limit"), ("/metrics/history", "after"), ("/workers", "limit")]
+    for path, name in (*asked, ("/work", "first"), ("/work", "limit")):
+        assert client.get(path, params={name: limit}).status_code == code, (path, name)
+
+
+def test_name_that_stands_twice_in_an_address_is_refused(client: httpx.Client) -> None:
+    assert client.get("/workers?limit=5").status_code == 200
+
+    reply = client.get("/workers?limit=5&limit=5")
+
+    assert (reply.status_code, reply.json()["code"]) == (422, ProtocolError.code)
+    assert "query: 'limit' stands 2 times" in reply.json()["message"]
+
+
+@pytest.mark.parametrize("path", ["/control/", "/control%2f", "/status/", "/workers/", "/health/"])
+def test_path_with_a_slash_behind_it_is_unknown_and_redirects_nowhere(
+    client: httpx.Client, path: str
+) -> None:
+    headers = {"authorization": f"Bearer {TOKENS[Role.ADMIN]}", "host": "evil.example"}
+
+    reply = client.get(path, headers=headers)
+
+    assert reply.status_code == 404
+    assert "location" not in reply.headers
+    assert "evil" not in reply.text
+
+
+@pytest.mark.parametrize(
+    "values",
+    [("good", "good"), ("good", "bad"), ("bad", "good"), ("good", "")],
+)
+def test_two_credentials_are_refused_on_both_planes_whichever_is_good(
+    coordinator: Served, alice: Worker, values: tuple[str, str]
+) -> None:
+    tokens = {"good": f"Bearer {TOKENS[Role.WORKER]}", "bad": "Bearer no", "": "x"}
+    sent = [("authorization", tokens[value]) for value in values]
+    lines = "".join(f"Authorization: {value}\r\n" for _, value in sent)
+    head = f"GET /info HTTP/1.1\r\nHost: x\r\n{lines}Connection: close\r\n\r\n"
+
+    code, reply = refusal(raw(coordinator.address.port, head.encode()))
+
+    assert (code, reply.code) == (401, errors.Unauthenticated.code)
+    assert "stands 2 times" in reply.message
+    opened = transfer_pb2.PresenceOpen(identity=served.proto_identity(alice.identity()))
+    with (
+        grpc.insecure_channel(f"127.0.0.1:{coordinator.address.transfer_port}") as channel,
+        pytest.raises(grpc.RpcError) as refused,
+    ):
+        next(iter(TransferCalls(channel).presence(opened, metadata=sent)))
+    found = rpc.error_of(refused.value)
+    assert type(found) is errors.Unauthenticated
+    assert "stands 2 times" in str(found)
+
+
+def test_refusal_tells_paths_to_an_admin_and_the_log_and_to_no_worker(
+    coordinator: Served,
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = "/srv/secret place/blobs/ab/abcd"
+
+    def full(*_: object) -> None:
+        raise errors.StorageFull(f"no room to write {place!r} (see /srv/other/x); free some")
+
+    monkeypatch.setattr(coordinator.coordinator, "status", full)
+    admin = {"authorization": f"Bearer {TOKENS[Role.ADMIN]}"}
+
+    shown = client.get("/metrics").json()["message"]
+    to_admin = client.get("/metrics", headers=admin).json()["message"]
+
+    assert shown == "no room to write '…/abcd' (see …/x); free some"
+    assert place in to_admin
+    assert any(place in str(getattr(record, "reason", "")) for record in caplog.records)
 
 
 def test_refused_bodies_are_counted(coordinator: Served, client: httpx.Client) -> None:

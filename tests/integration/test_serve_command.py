@@ -26,7 +26,7 @@ def options(tmp_path: Path) -> ServeOptions:
 
 
 JOIN = re.compile(
-    r"atoll join https://(?P<host>\S+):(?P<port>\d+) --token (?P<token>\S+)"
+    r"ATOLL_TOKEN=(?P<token>\S+) atoll join https://(?P<host>\S+):(?P<port>\d+)"
     r" --fingerprint (?P<fingerprint>sha256:[0-9a-f]{64})"
 )
 
@@ -45,6 +45,7 @@ def test_printed_join_command_opens_the_coordinator(
 
     assert info.name == "served"
     assert printed["host"] == socket.gethostname()
+    assert printed[0].endswith(printed["fingerprint"])  # and nothing of plain text
 
 
 def test_restarted_coordinator_has_the_same_fingerprint_and_tokens(
@@ -104,7 +105,7 @@ def test_loopback_asks_for_a_token_too(
     loopback = replace(options, host="127.0.0.1")
 
     with commanded(loopback):
-        token = re.search(r"--token (\S+)", capsys.readouterr().out)
+        token = re.search(r"ATOLL_TOKEN=(\S+)", capsys.readouterr().out)
         assert token is not None
         url = f"http://127.0.0.1:{port_of(options)}/info"
         without = httpx.get(url, trust_env=False, verify=False).status_code
@@ -125,6 +126,7 @@ def test_insecure_serves_plain_text_and_says_what_that_means(
 
     assert reply.status_code == 200
     assert "anybody on the way can read the token" in printed
+    assert re.search(r"atoll join http://\S+ --insecure\n", printed)
 
 
 def test_tokens_from_the_environment_are_used_and_not_printed(

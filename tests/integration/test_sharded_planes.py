@@ -21,7 +21,14 @@ from atoll.coordinator.planes import access
 from atoll.coordinator.planes.access import Access, Role
 from atoll.coordinator.planes.server import Listen, Server
 from atoll.coordinator.sharded.service import ShardedCoordinator
-from atoll.errors import BlobMissing, ConfigError, FrameTooLarge, ProtocolError, StaleGroup
+from atoll.errors import (
+    BlobMissing,
+    ConfigError,
+    FrameError,
+    FrameTooLarge,
+    ProtocolError,
+    StaleGroup,
+)
 from atoll.layout import byte_view
 from atoll.ledger.ledger import Ledger
 from atoll.models import init
@@ -178,6 +185,29 @@ def test_ranks_meet_over_http_and_a_checkpoint_goes_in_and_out_over_grpc(sea):
     assert (shown.group, shown.ring, shown.checkpoint) == (a.number, ("a", "b"), 6)
     assert isinstance(told, Info)
     assert (told.version, told.manifest().sha256()) == (1, sea.manifest.sha256())
+
+
+def test_part_is_committed_by_a_commit_that_says_so_and_ends_it(sea):
+    a, _ = sea.formed(*sea.ranks("a", "b"))
+    for step in (3, 6):
+        a.save(step)
+    whole = list(pieces(a, a.part(6)))
+    no = transfer_pb2.PartPiece(commit=False)
+    refused = {
+        "says": [*whole[:-1], no],
+        "says no": [*whole[:-1], no, whole[-1]],
+        "more was sent": [*whole, whole[-1]],
+        "more": [*whole, whole[1]],
+    }
+    with serving(sea) as planes:
+        for sent in refused.values():
+            with pytest.raises(FrameError, match=r"commits nothing|more was sent"), typed():
+                planes.calls.send_part(iter(sent), metadata=planes.metadata)
+            assert sea.coordinator.checkpoints.uploads.in_flight() == set()
+
+        with typed():  # the control
+            planes.calls.send_part(iter(whole), metadata=planes.metadata)
+        assert sea.coordinator.checkpoints.uploads.in_flight() == {a.request(1).sha256}
 
 
 def test_part_is_refused_before_its_body_over_grpc(sea):

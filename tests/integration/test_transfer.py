@@ -16,6 +16,7 @@ from atoll.errors import (
     Accident,
     AtollError,
     Conflict,
+    ContributionError,
     CoordinatorUnreachable,
     Forbidden,
     FrameError,
@@ -259,6 +260,7 @@ class Case:
 
 
 COMMIT = transfer_pb2.UploadPart(commit=True)
+NO_COMMIT = transfer_pb2.UploadPart(commit=False)
 EMPTY = transfer_pb2.UploadPart()
 NO_RUN = "another-run"
 NO_SHA = "0" * 64
@@ -289,6 +291,19 @@ REFUSED: dict[str, tuple[type[AtollError], Callable[[Case], Sent]]] = {
     "another worker's frame": (Forbidden, lambda c: [c.framed(worker_id="bob")]),
     "a later life's frame": (Forbidden, lambda c: [c.framed(incarnation=99)]),
     "rows of others": (LeaseLost, lambda c: [c.framed(ranges=ranges((0, 1)), rows=1)]),
+    "commit that says no": (FrameError, lambda c: [c.opened(), c.data, NO_COMMIT]),
+    "commit that says no, then yes": (
+        FrameError,
+        lambda c: [c.opened(), c.data, NO_COMMIT, COMMIT],
+    ),
+    "data behind the commit": (FrameError, lambda c: [c.opened(), c.data, COMMIT, c.data]),
+    "a second commit": (FrameError, lambda c: [c.opened(), c.data, COMMIT, COMMIT]),
+    "an opening behind the commit": (
+        FrameError,
+        lambda c: [c.opened(), c.data, COMMIT, c.opened()],
+    ),
+    "a loss below 0": (ContributionError, lambda c: [c.framed(loss_sum=-1e-9)]),
+    "a loss of no model": (ContributionError, lambda c: [c.framed(loss_sum=1.7e308)]),
     "very many rows": (LeaseLost, lambda c: [c.framed(ranges=MANY)]),
 }
 

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from atoll.coordinator.rounds.evaluation import Evaluation
-from atoll.errors import WrongRound
+from atoll.errors import ContributionError, WrongRound
 from atoll.ledger import engines
 from atoll.protocol.messages import EvaluationReport, Identity
 from tests.clusters import DATA_IDENTITY, SMALL, manifest_for
@@ -85,7 +85,7 @@ def test_request_that_was_overtaken_does_not_cut_the_newer_rows_anew():
 # Where training does not wait for versions
 
 
-def report(found: Evaluation, worker_id: str, version: int) -> None:
+def report(found: Evaluation, worker_id: str, version: int, loss_sum: float = 1.0) -> None:
     who = Identity(
         run_id="r",
         manifest_sha256="0" * 64,
@@ -94,7 +94,7 @@ def report(found: Evaluation, worker_id: str, version: int) -> None:
         island_key="0" * 64,
         generation=1,
     )
-    found.take(EvaluationReport(identity=who, version=version, loss_sum=1.0, tokens=1))
+    found.take(EvaluationReport(identity=who, version=version, loss_sum=loss_sum, tokens=1))
 
 
 def test_version_that_nobody_held_is_made_up_for_by_the_next_and_only_once():
@@ -108,6 +108,19 @@ def test_version_that_nobody_held_is_made_up_for_by_the_next_and_only_once():
     assert report_of_0 == set(range(ROWS))
     assert asked == [0, 0, 0, ROWS]
     assert [len(rows(found, "a", version, ["a"])) for version in (6, 7, 8)] == [0, 0, ROWS]
+
+
+@pytest.mark.parametrize("loss_sum", [-1e-300, -1e6, 1.1e6, 1.7e308])
+def test_loss_that_no_model_has_is_left_out(loss_sum):
+    found = evaluation()
+    rows(found, "a", 1, ["a"])
+
+    with pytest.raises(ContributionError, match="from 0 to 1e\\+06 for each token"):
+        report(found, "a", 1, loss_sum)
+
+    with found.ledger.reading() as t:
+        assert list(t.evaluations.all()) == []
+    report(found, "a", 1, 1e6)  # the control: the bound itself
 
 
 def test_version_that_was_asked_for_and_not_reported_is_asked_for_again():

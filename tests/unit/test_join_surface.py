@@ -22,7 +22,8 @@ PLACES = {"data", "model"}
 OWN = {
     *("listen", "advertise"),  # where a rank of a sharded run is reached
     "bucket",  # where an island of a gather run publishes
-    *("url", "token", "fingerprint", "worker_id", "state", "device", "json", "log_level"),
+    *("url", "token", "fingerprint", "insecure"),
+    *("worker_id", "state", "device", "json", "log_level"),
     *("parallel", "group_timeout"),  # how this machine places the ranks of its island
     *PLACES,
 }

@@ -1,5 +1,6 @@
 """Published frames on disk: complete, replaced as a whole, readable to the end."""
 
+import errno
 import gc
 import os
 import threading
@@ -11,7 +12,7 @@ import torch
 
 from atoll.codecs.fp32.codec import Fp32
 from atoll.coordinator.rounds.spool import Spool, SpooledFrame
-from atoll.errors import StorageFull, StoreError
+from atoll.errors import StateUnsafe, StorageFull, StoreError
 from atoll.layout import GROUP_ELEMENTS, Layout
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader, Told
@@ -160,15 +161,49 @@ def test_leftovers_of_an_earlier_life_are_removed(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "weights-9-1.frame.bak", "other-9-1.frame"])
+def test_only_names_of_a_spool_are_removed_from_it(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"somebody's")
+
+    Spool(tmp_path)
+
+    assert (tmp_path / name).read_bytes() == b"somebody's"
+
+
+def test_spool_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path: Path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "weights-1-1.frame").write_bytes(b"theirs")
+    (tmp_path / "spool").symlink_to("victim")
+
+    with pytest.raises(StateUnsafe, match=r"spool' is a symbolic link"):
+        Spool(tmp_path / "spool")
+
+    assert (tmp_path / "victim" / "weights-1-1.frame").read_bytes() == b"theirs"
+
+
+def test_frame_is_not_written_through_a_link_in_its_place(tmp_path: Path):
+    spool = Spool(tmp_path / "spool")
+    (tmp_path / "victim").write_bytes(b"theirs")
+    (tmp_path / "spool" / "weights-1-1.frame").symlink_to(tmp_path / "victim")
+
+    with pytest.raises(StoreError, match=r"weights-1-1\.frame"):
+        spooled(spool)
+
+    assert (tmp_path / "victim").read_bytes() == b"theirs"
+
+
 # A disk that takes no more
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Spool:
-    """A spool whose first file is on a device without room."""
-    spool = Spool(tmp_path)
-    (tmp_path / "weights-1-1.frame").symlink_to("/dev/full")
-    return spool
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spool:
+    """A spool on a disk without room."""
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", no_room)
+    return Spool(tmp_path)
 
 
 def test_frame_without_room_is_refused_as_storage_full(full):

@@ -99,6 +99,10 @@ class BlobReader(Protocol):
 
     def close(self) -> None: ...
 
+    def release(self) -> None:
+        """Closes it, and tells the store that the blob is soon read again."""
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 

@@ -11,7 +11,8 @@ from collections import OrderedDict
 from pathlib import Path
 
 from atoll import files as filesystem
-from atoll.blobs.drafts import FileDraft, FileReader
+from atoll import open_files
+from atoll.blobs.drafts import OWN_NAME, FileDraft, FileReader
 from atoll.files import SYSTEM, Identity
 
 
@@ -48,7 +49,8 @@ class CachedFiles:
             if known is None:
                 return None
             with contextlib.suppress(OSError):
-                fd = SYSTEM.open(path)
+                with open_files.scarce("open", path):
+                    fd = SYSTEM.open(path)
                 if SYSTEM.identity(fd) == known:
                     self._held.move_to_end(sha256)
                     return FileReader(SYSTEM, fd, path=path, nbytes=known.nbytes)
@@ -65,7 +67,7 @@ class CachedFiles:
         """Removes the files that an earlier life left."""
         with self._lock, filesystem.naming("sweep", self._directory):
             for name in os.listdir(self._directory):
-                if name not in self._held:
+                if name not in self._held and OWN_NAME.fullmatch(name):
                     SYSTEM.remove(self._directory / name)
 
     def clear(self) -> None:

@@ -6,6 +6,7 @@ from atoll import ids
 from atoll.cli import output
 from atoll.cli.link import answer, linked
 from atoll.cli.options import Target
+from atoll.client import pages
 from atoll.errors import ConfigError
 from atoll.protocol.control import (
     Action,
@@ -23,8 +24,9 @@ from atoll.protocol.messages import StatusRequest, WorkerEntry, WorkersRequest
 def workers(target: Target) -> None:
     """Who takes part, who is late, who is kept out."""
     with linked(target) as link:
-        found, control = link.send(WorkersRequest()), link.send(CommandRequest())
-        waiting_for = list(link.send(StatusRequest()).waiting_for)
+        found = pages.of_workers(link, WorkersRequest())
+        control = link.send(CommandRequest())
+        waiting_for = list(link.send(StatusRequest(limit=1)).waiting_for)
     if target.as_json:
         told, ordered = found.model_dump(mode="json"), control.model_dump(mode="json")
         output.print_json({**told, "waiting_for": waiting_for, "control": ordered})

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import typer
 
-from atoll import torch_threads
+from atoll import open_files, torch_threads
 from atoll.cli import factory, output
 from atoll.cli.link import required_token
 from atoll.cli.options import JoinOptions
@@ -34,6 +34,7 @@ def join(options: JoinOptions) -> None:
     """Trains until the run is over."""
     if placement.local_rank() is None:  # torchrun ends its ranks itself
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    open_files.raise_limit()
     # Before the coordinator hears of this island: a mistake in the user's code is not its matter.
     model = None if options.model is None else factory.build(options.model)
     kind = parallel.check(options.parallel)
@@ -43,6 +44,7 @@ def join(options: JoinOptions) -> None:
         options.url,
         token=required_token(options.token),
         fingerprint=options.fingerprint,
+        insecure=options.insecure,
         worker_id=options.worker_id,
         state=options.state,
         home=Path(state_home) / "atoll" if state_home else joining.DEFAULT_HOME,

@@ -13,7 +13,8 @@ from atoll.protocol.exchange import Ask, R
 def linked(target: Target) -> closing[HttpClient]:
     """Connections to the coordinator, ended with the `with` block; a token must be given."""
     token = required_token(target.token)
-    return closing(HttpClient(target.url, token=token, fingerprint=target.fingerprint))
+    pin, insecure = target.fingerprint, target.insecure
+    return closing(HttpClient(target.url, token=token, fingerprint=pin, insecure=insecure))
 
 
 def answer(target: Target, message: Ask[R], show: Callable[[R], None]) -> None:

@@ -41,6 +41,9 @@ class Target:
         None, "The token `atoll serve` printed.", envvar="ATOLL_TOKEN", show_envvar=True
     )
     fingerprint: str | None = _option(None, "sha256:… of the coordinator's certificate, to pin.")
+    insecure: bool = _option(
+        False, "Send the token in plain text to another machine.", "--insecure"
+    )
     as_json: JsonOption = False
 
 

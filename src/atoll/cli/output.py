@@ -1,17 +1,20 @@
 """Everything a person or a script reads: tables, JSON, log lines, one sentence for an error."""
 
+import atexit
 import json
 import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from atoll.cli.repeats import Repeats
+from atoll.clock import SystemClock
 from atoll.errors import AtollError, ConfigError
 
 # A pipe or file has no width: what it gets is not cut to that of a terminal.
@@ -27,24 +30,38 @@ class FieldsFormatter(logging.Formatter):
     """`time level sentence  key=value …`: the event text is constant, so it can be searched."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {k: v for k, v in record.__dict__.items() if k not in _PLAIN_FIELDS}
         text = super().format(record)
-        return text + "".join(f"  {name}={value}" for name, value in fields.items())
+        return text + "".join(f"  {name}={value}" for name, value in fields_of(record).items())
 
 
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """What was said beside the event."""
+    return {k: v for k, v in record.__dict__.items() if k not in _PLAIN_FIELDS}
+
+
+_SERVING = ("asyncio", "uvicorn", "grpc")
 LEVELS = ("debug", "info", "warning", "error")
 
 
 def set_up_logs(level: str) -> None:
-    """Log lines on stderr."""
+    """Log lines on stderr, repeats counted; warnings of the libraries that serve among them."""
     if level.lower() not in LEVELS:
         raise ConfigError(f"--log-level {level!r} is not known; use one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FieldsFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
-    root = logging.getLogger("atoll")
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    root.propagate = False
+    counted = Repeats(handler.handle, SystemClock(), fields_of=fields_of)
+    handler.addFilter(counted)
+    atexit.register(_tell_rest, counted, handler)
+    for name, least in {"atoll": level.upper(), **dict.fromkeys(_SERVING, "WARNING")}.items():
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(least)
+    logging.getLogger("atoll").propagate = False
+
+
+def _tell_rest(counted: Repeats, handler: "logging.StreamHandler[TextIO]") -> None:
+    if not handler.stream.closed:  # else nobody reads it
+        counted.tell_rest()
 
 
 def complain(error: AtollError) -> None:

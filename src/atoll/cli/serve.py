@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from atoll import config, torch_threads
+from atoll import config, open_files, own_directory, torch_threads
 from atoll import files as filesystem
 from atoll.cli import output, repair, reset, stopping
 from atoll.cli.options import ServeOptions
 from atoll.cli.reset import Fresh
 from atoll.cli.s3 import s3_access
+from atoll.client.http import is_loopback
 from atoll.clock import SystemClock
 from atoll.coordinator import boot
 from atoll.coordinator.planes import access
@@ -32,6 +33,7 @@ from atoll.wire import certificate
 from atoll.wire.certificate import Certificate
 
 MIN_TOKEN_CHARACTERS = 16
+HOME = Path(".atoll")  # of runs without a --dir, each below its name
 _SENDABLE = re.compile(r"[!-~]+\Z")  # what a header can carry
 TOKEN_VARIABLES = {Role.WORKER: "ATOLL_WORKER_TOKEN", Role.ADMIN: "ATOLL_ADMIN_TOKEN"}
 
@@ -45,10 +47,13 @@ def serve(
     """Serves until the run is over or a signal comes; `started` gets the server once it answers."""
     _check(options)
     run_file = config.load(options.run_file)
-    directory = options.directory or Path(".atoll") / str(run_file.settings["name"])
+    directory = options.directory or HOME / str(run_file.settings["name"])
+    if options.directory is None:
+        own_directory.check_place(HOME)
     fresh = reset.reset(directory, run_file, options) if options.reset else Fresh(run_file)
     run_file = fresh.run_file
     clock = SystemClock()
+    open_files.raise_limit()
     memory.bound_arenas()
     memory.keep_freed_tiles()
     torch_threads.use(1)
@@ -192,14 +197,6 @@ def certificate_for(options: ServeOptions, directory: Path) -> Certificate | Non
     return certificate.own(directory, host=options.host, now=datetime.datetime.now(datetime.UTC))
 
 
-def is_loopback(host: str) -> bool:
-    """Whether traffic to `host` never leaves this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _reachable(host: str) -> str:
     """A host that other machines can dial: 0.0.0.0 and :: are none, so the host name instead."""
     try:
@@ -228,7 +225,10 @@ def _announce(
     else:
         how, token = "join with the token printed at the first start (or --new-tokens)", "…"
     pin = "" if fingerprint is None else f" --fingerprint {fingerprint}"
-    output.say(f"{how}:\n  atoll join {url(_reachable(address.host))} --token {token}{pin}")
+    # In the environment, not among the arguments, which every user of the machine can list.
+    there = _reachable(address.host)
+    plain = "" if secured is not None or is_loopback(there) else " --insecure"
+    output.say(f"{how}:\n  ATOLL_TOKEN={token} atoll join {url(there)}{pin}{plain}")
     if Role.ADMIN in tokens and TOKEN_VARIABLES[Role.ADMIN] not in os.environ:
         output.say(f"admin token, shown once: {tokens[Role.ADMIN]}")
     if options.insecure and secured is None and not is_loopback(options.host):
@@ -241,5 +241,7 @@ def _announce(
             "fingerprint": fingerprint,
         }
         part = filesystem.part_of(options.ready_file)
-        part.write_text(json.dumps(ready))
+        part.unlink(missing_ok=True)  # made anew: it may be a link that somebody has planted
+        with part.open("x") as file:
+            file.write(json.dumps(ready))
         os.replace(part, options.ready_file)

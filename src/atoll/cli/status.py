@@ -9,6 +9,7 @@ from atoll.cli import output
 from atoll.cli.link import linked
 from atoll.cli.options import Target
 from atoll.cli.output import number
+from atoll.client import pages
 from atoll.client.http import HttpClient
 from atoll.clock import SystemClock
 from atoll.errors import CoordinatorUnreachable
@@ -21,7 +22,7 @@ SHOWN_ROUNDS = 12
 def status(target: Target, *, watch: bool) -> None:
     """Shows the status once, or until the run is over."""
     with linked(target) as link:
-        found = link.send(StatusRequest())
+        found = pages.of_workers(link, StatusRequest())
         if target.as_json:
             output.print_json(found.model_dump(mode="json"))
         elif not watch:
@@ -36,7 +37,7 @@ def _watch(link: HttpClient, found: Status) -> None:
         while found.state != "finished":
             clock.sleep(REFRESH_SECONDS)
             try:
-                found = link.send(StatusRequest())
+                found = pages.of_workers(link, StatusRequest())
             except CoordinatorUnreachable as error:
                 live.update(Group(view(found), Text(str(error))), refresh=True)
                 continue

@@ -3,9 +3,10 @@
 from operator import attrgetter
 
 from atoll.cli import output
-from atoll.cli.link import answer
+from atoll.cli.link import linked
 from atoll.cli.options import Target
-from atoll.protocol.work import Work, WorkRequest
+from atoll.client import pages
+from atoll.protocol.work import Work
 
 # The head of each column, and the field of a queue that it shows.
 COLUMNS = {
@@ -22,7 +23,12 @@ COLUMNS = {
 
 def work(target: Target) -> None:
     """Shows the newest queues; `--json` has the bitmaps and who has which rows."""
-    answer(target, WorkRequest(), _show)
+    with linked(target) as link:
+        found = pages.of_queues(link)
+    if target.as_json:
+        output.print_json(found.model_dump(mode="json"))
+    else:
+        _show(found)
 
 
 def _show(found: Work) -> None:

@@ -3,6 +3,7 @@
 What people's tools and islands share. Frames and presence go over gRPC: `island.link.network`.
 """
 
+import ipaddress
 import re
 import ssl
 import threading
@@ -30,7 +31,10 @@ R = TypeVar("R", bound=BaseModel)
 class HttpClient:
     """Sends messages and takes their answers. Thread-safe."""
 
-    def __init__(self, url: str, *, token: str, fingerprint: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, token: str, fingerprint: str | None = None, insecure: bool = False
+    ) -> None:
+        """`insecure` sends the token in plain text to another machine; else that is refused."""
         self.secure, host, self._port = _address(url)
         self.host = f"[{host}]" if ":" in host else host  # as an address spells it
         if not _TOKEN.match(token):
@@ -43,6 +47,12 @@ class HttpClient:
             pinning.checked(fingerprint)
             if not self.secure:
                 raise ConfigError(f"a fingerprint needs an https:// url, not {url!r}")
+        if not (self.secure or insecure or is_loopback(host)):
+            raise ConfigError(
+                f"url={url!r} would send the token in plain text to another machine, and anybody "
+                f"on the way could read it; use the https:// url and --fingerprint of the join "
+                f"command, or say --insecure (insecure=True) on a network that you trust"
+            )
         self._fingerprint = fingerprint
         self._base = f"{'https' if self.secure else 'http'}://{self.host}:{self._port}"
         self._lock = threading.RLock()
@@ -128,6 +138,14 @@ class HttpClient:
                     trust_env=False,
                 )
             return self._client
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to `host` stays on this machine, by its name alone: nobody is asked."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bounded(response: httpx.Response) -> bytes:

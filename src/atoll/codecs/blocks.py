@@ -131,6 +131,26 @@ class Blocks:
                 f"of which {used} bits are used; the others must be 0"
             )
 
+    def check_spelling(self, payload: Tensor, elements: int) -> None:
+        """FrameError for bytes that no encoder writes: a scale below 0, a level out of bounds.
+
+        `decode` takes them, so that whatever was accepted once can be folded again.
+        """
+        self.check(payload, elements)
+        for span in _runs(elements):
+            place = payload[self.encoded_bytes(span.start) : self.encoded_bytes(span.stop)]
+            size = min(GROUP_ELEMENTS, len(span))
+            rows = place.view(len(span) // size, -1)  # [groups, scales and levels]
+            cut = SCALE_BYTES * -(-size // self.block)
+            scales = rows[:, :cut].clone(memory_format=torch.contiguous_format).view(torch.float32)
+            # What is NaN is refused as not finite.
+            if bool((torch.signbit(scales) & ~torch.isnan(scales)).any()):
+                raise FrameError(f"{self.name} payload has a scale below 0; scales are magnitudes")
+            self._check_levels(rows[:, cut:])
+
+    def _check_levels(self, place: Tensor) -> None:
+        """FrameError for a level that the codec never writes."""
+
     def decode(self, payload: Tensor, elements: int, *, out: Tensor | None = None) -> Tensor:
         self.check(payload, elements)
         values = buffers.new_or(out, size=elements, dtype=torch.float32)

@@ -21,6 +21,7 @@ from atoll.codecs.settings import Rounding
 from atoll.compiled.arrays import Floats
 from atoll.compiled.bits import INFINITY_BITS, largest_bits
 from atoll.compiled.jit import loop
+from atoll.errors import FrameError
 from atoll.layout import GROUP_ELEMENTS
 
 # Between these an absmax has a normal scale that does not overflow, and a quotient is at most one
@@ -74,6 +75,17 @@ class Scaled(Blocks):
         groups = -(-values.numel() // GROUP_ELEMENTS)
         drawn(values.numpy(), payload.numpy(), self.block, noise.seeds(first_group, groups))
         return True
+
+    def _level_below(self, place: Tensor) -> bool:
+        """Whether packed levels hold the one below -`most`, which two's complement has besides."""
+        raise NotImplementedError(self.name)
+
+    def _check_levels(self, place: Tensor) -> None:
+        if self._level_below(place):
+            raise FrameError(
+                f"{self.name} payload has the level {-self.most - 1:.0f}; levels are within "
+                f"-{self.most:.0f} and {self.most:.0f}"
+            )
 
     def _draws(self, noise: Noise | None, first_group: int, elements: int) -> Tensor | None:
         if self.rounding == "nearest":

@@ -89,10 +89,10 @@ only(ShardedCoordinator, sharded.PartReport, lambda c, m, a: c.part(m, begun=a.a
 only(ShardedCoordinator, sharded.BoundaryRequest, lambda c, m, a: c.boundary(m, begun=a.again))
 only(ShardedCoordinator, sharded.MissingReport, lambda c, m, _: c.missing(m))
 
-on(messages.StatusRequest, lambda c, _, __: c.status())
-on(messages.WorkersRequest, lambda c, _, __: c.workers())
-on(messages.ReadyRequest, lambda c, m, _: c.ready(m.min_workers))
-on(work.WorkRequest, lambda c, _, __: c.work())
+on(messages.StatusRequest, lambda c, m, _: m.page(c.status()))
+on(messages.WorkersRequest, lambda c, m, _: m.page(c.workers()))
+on(messages.ReadyRequest, lambda c, m, _: m.page(c.ready(m.min_workers)))
+on(work.WorkRequest, lambda c, m, _: m.page(c.work()))
 on(
     samples.HistoryRequest,
     lambda c, m, _: c.samples.history(worker_id=m.worker_id, after=m.after, limit=m.limit),

@@ -104,7 +104,7 @@ class GatherState:
             files.SYSTEM.rename(files.part_of(path), path)  # whose bytes each rank has synced
         files.sync(path.parent)
         self._write_head(replica.window, replica.digest, replica.prev)
-        for old in (self.directory / "weights").glob("*.f32"):
+        for old in (self.directory / "weights").glob(f"{'[0-9]' * 8}.f32"):
             if old != path:
                 old.unlink(missing_ok=True)
 

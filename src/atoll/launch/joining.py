@@ -3,6 +3,7 @@
 import random
 import secrets
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def join(
     *,
     token: str,
     fingerprint: str | None = None,
+    insecure: bool = False,
     worker_id: str | None = None,
     state: str | Path | None = None,
     home: Path = DEFAULT_HOME,
@@ -49,6 +51,8 @@ def join(
     s3: S3Access | None = None,
 ) -> Run | ShardedRun:
     """Takes part in the run at `url`; nothing that must match can be set here.
+
+    Over `http://` the token travels in plain text: to another machine only with `insecure`.
 
     `state` is where this island keeps its checkpoint; without it a directory below `home` is
     chosen, the same one again after a restart. `run.close()`, or the end of `run.batches`, leaves.
@@ -69,10 +73,14 @@ def join(
     memory.keep_freed_tiles()
     clock = SystemClock()
     jitter = random.Random(secrets.randbits(64))
+
+    def dial() -> NetworkLink:
+        return NetworkLink(url, token=token, fingerprint=fingerprint, insecure=insecure)
+
     with ExitStack() as held:
         group = placement.form_group(deadline_seconds=group_timeout)
         held.callback(group.close)
-        link: Link = group.together(lambda: _open_link(group, url, token, fingerprint))
+        link: Link = group.together(lambda: _open_link(group, dial))
         held.callback(link.close)
         info = Driver(link, clock, group).run(look(jitter))
         is_rank = registry.any_of(info.manifest()).by_step
@@ -88,9 +96,7 @@ def join(
                 store, identity = _hold_rank(group, store, identity.worker_id)
                 if group.is_leader:  # what it holds besides the island's
                     held.callback(store.close)
-                link = group.together(
-                    lambda: NetworkLink(url, token=token, fingerprint=fingerprint)
-                )
+                link = group.together(dial)
                 held.callback(link.close)
             assert isinstance(link, NetworkLink), "a rank speaks for itself"
             # Before it registers: the coordinator dials it, and the others may at once.
@@ -179,11 +185,11 @@ def _open_host(
     return TorchHost(host, launch, launch_id, deadline_seconds=settings.deadline_seconds)
 
 
-def _open_link(group: Group, url: str, token: str, fingerprint: str | None) -> Link:
+def _open_link(group: Group, dial: Callable[[], NetworkLink]) -> Link:
     """The link of this rank: its own connections for the leader, which the others go through."""
     if not group.is_leader:
         return LedLink(group, None)
-    mine = NetworkLink(url, token=token, fingerprint=fingerprint)
+    mine = dial()
     return mine if group.size == 1 else LedLink(group, mine)
 
 

@@ -115,7 +115,7 @@ def start_coordinator(
     `variables` are of its environment, beside those of this process.
     """
     with filesystem.naming("make", directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     ready_path = directory / "ready.json"
     ready_path.unlink(missing_ok=True)
     words = [*program, "serve", str(run_file), "--dir", str(directory), "--port", "0"]

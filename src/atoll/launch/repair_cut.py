@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.blobs.base import Blobs
 from atoll.coordinator.rounds import dispatch
-from atoll.errors import AtollError
+from atoll.errors import AtollError, Exhausted
 from atoll.launch.repair_report import RepairReport
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
@@ -130,6 +130,8 @@ def _changed(blobs: Blobs) -> set[str]:
     for ref in blobs.stored():
         try:
             blobs.open(ref.sha256).close()
+        except Exhausted:
+            raise  # says nothing about what is stored
         except AtollError:
             found.add(ref.sha256)
     return found

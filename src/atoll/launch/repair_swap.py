@@ -20,6 +20,7 @@ from atoll.launch.repair_report import RepairReport
 
 LEDGER = "ledger.sqlite"
 SCRATCH = "repair-"  # what a repair works on, beside the ledger
+_TEMPORARY = "[a-z0-9_]" * 8  # what tempfile adds to it
 
 
 def install(directory: Path, made: Path, blobs: Blobs, report: RepairReport) -> None:
@@ -67,7 +68,7 @@ def resume(directory: Path) -> None:
 
 def sweep(directory: Path) -> None:
     """Removes what repairs that were killed worked on: copies, each as large as the ledger."""
-    for left in directory.glob(f"{SCRATCH}*"):
+    for left in directory.glob(f"{SCRATCH}{_TEMPORARY}"):
         shutil.rmtree(left)
 
 

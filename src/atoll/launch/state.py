@@ -6,6 +6,7 @@ telemetry.sqlite   what islands measured  stores.json    ledger and blobs, where
 """
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -157,8 +158,11 @@ def addresses_of(directory: Path) -> Addresses:
         way_out = "give the directory that `atoll serve --dir` used"
         raise ConfigError(f"{str(directory)!r} is not a coordinator's state directory; {way_out}")
     try:
-        with filesystem.naming("read", path):
-            kept = json.loads(path.read_text())
+        with (
+            filesystem.naming("read", path),
+            os.fdopen(filesystem.SYSTEM.open(path), "rb") as file,
+        ):
+            kept = json.loads(file.read())
         return Addresses(kept["ledger"], kept["blobs"])
     except (ValueError, KeyError, TypeError) as exc:
         raise StateDamaged(

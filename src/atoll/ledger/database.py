@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import Lock, get_ident
 
-from atoll import errors
+from atoll import errors, open_files
 from atoll.errors import AtollError, DiskFailed, StoreError, Superseded
 from atoll.ledger.connection import DRIVER_ERRORS, Connection, DriverError, Mode
 from atoll.ledger.records import LedgerDamage
 
 _POSTGRES_DISK_FULL = "53100"
+_POSTGRES_OUT_OF_MEMORY = "53200"
+_CANNOT_OPEN = "unable to open database file"
 CLOSE_SECONDS = 2.0  # for a call under way; a stop must be over within 10 s
 # Connections to a failed disk, never closed: closing one would sync its files again.
 _ABANDONED: list[Connection] = []
@@ -44,6 +46,7 @@ class Database:
         self._owner: int | None = None  # the thread whose transaction is open
         self._failed: DiskFailed | None = None
         self._lost: StoreError | None = None
+        self.is_in_use = False  # whether its files were all opened once
         self._listeners: list[Callable[[AtollError], None]] = []
 
     # What the engines do each in their own way
@@ -120,6 +123,8 @@ class Database:
             except Superseded as error:
                 self._lose(error)
                 raise
+            except MemoryError as exc:
+                raise exhausted(self.name, "no memory") from exc
             except DRIVER_ERRORS as exc:
                 if connection.is_broken:
                     raise self._lose(self._why_lost()) from exc
@@ -129,7 +134,7 @@ class Database:
 
     def _translated(self, exc: Exception) -> StoreError:
         """What a driver reported, as our error; after a disk's failure nothing is used again."""
-        error = translate(exc, name=self.name)
+        error = translate(exc, name=self.name, is_in_use=self.is_in_use)
         if isinstance(error, DiskFailed):
             self._failed = error
         return error
@@ -199,8 +204,11 @@ class Database:
                 _ABANDONED.append(connection)
 
 
-def translate(exc: Exception, *, name: str) -> StoreError:
-    """The error Atoll raises for what a database driver reported."""
+def translate(exc: Exception, *, name: str, is_in_use: bool = False) -> StoreError:
+    """The error Atoll raises for what a database driver reported.
+
+    Of a SQLite file that `is_in_use` only a lack of files keeps SQLite from opening another.
+    """
     told = exc if isinstance(exc, DriverError) else DriverError(exc)
     said = str(exc)
     if told.is_disconnect:
@@ -208,6 +216,10 @@ def translate(exc: Exception, *, name: str) -> StoreError:
     if "database or disk is full" in said or told.sqlstate == _POSTGRES_DISK_FULL:
         what = f"the ledger {name} found no room on its disk and recorded nothing of this call"
         return errors.StorageFull(f"{what}; free some space and send it again")
+    if "out of memory" in said or told.sqlstate == _POSTGRES_OUT_OF_MEMORY:
+        return exhausted(name, said)
+    if _CANNOT_OPEN in said and (is_in_use or not open_files.is_one_left()):
+        return exhausted(name, said)
     if "disk I/O error" in said:
         what = f"the disk of the ledger {name} answered {said!r}; nothing of this call counts"
         return DiskFailed(f"{what}. This process stops; check the disk and start it again")
@@ -222,6 +234,12 @@ def translate(exc: Exception, *, name: str) -> StoreError:
         return StoreError(f"{what}; nothing of this call was recorded")
     what = f"the ledger {name} answered {said!r} and recorded nothing of this call"
     return StoreError(f"{what}; see that its disk or server works, then start again")
+
+
+def exhausted(name: str, said: str) -> StoreError:
+    """The error of a ledger for which the system has no more files or memory just now."""
+    what = f"the ledger {name} found no file or memory free ({said}) and recorded nothing"
+    return errors.Exhausted(f"{what}; it is tried again until there is some")
 
 
 def lost(name: str) -> StoreError:

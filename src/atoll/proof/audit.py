@@ -7,7 +7,7 @@ first round and tensor that differ.
 from collections.abc import Iterator, Mapping, Sequence
 
 from atoll.blobs.base import Blobs
-from atoll.errors import AtollError
+from atoll.errors import AtollError, Exhausted
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
@@ -160,6 +160,8 @@ def _check_contribution(
         with blobs.open(contribution.sha256) as reader:
             header, _ = frame.read_preamble(reader)
             nbytes = reader.nbytes
+    except Exhausted:
+        raise  # says nothing about what is stored
     except AtollError as error:
         report.add(contribution.round, f"blob of {contribution.worker_id}", str(error))
         return None
@@ -254,5 +256,7 @@ def _replay(report: AuditReport, replay: Replay, *, start: int, progress: Progre
                     report.add(number, "snapshot", difference)
             reached = number + 1
         report.digest = version.digests.master.root
+    except Exhausted:
+        raise  # says nothing about what is stored
     except AtollError as error:
         report.add(reached, "replay", str(error))

@@ -6,7 +6,7 @@ checkpoint is what was committed, and that its rows are done once.
 
 from atoll.blobs.base import Blobs
 from atoll.data import numbered
-from atoll.errors import AtollError
+from atoll.errors import AtollError, Exhausted
 from atoll.layout import Layout
 from atoll.ledger.chain import Break
 from atoll.ledger.ledger import Ledger
@@ -157,5 +157,7 @@ def _check_blobs(
                 tensor = digests.first_difference(layout, found.leaves, record.leaves or b"")
                 said = f"tensor {tensor!r} of the stored weights differs from what was committed"
                 report.add(record.round, "weights", said)
+    except Exhausted:
+        raise  # says nothing about what is stored
     except AtollError as error:
         report.add(record.round, "blobs", str(error))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import closing
 
 from atoll.blobs.base import Blobs
-from atoll.errors import AtollError, StateDamaged, StoreError
+from atoll.errors import AtollError, Exhausted, StateDamaged, StoreError
 from atoll.layout import Layout
 from atoll.ledger import chain
 from atoll.ledger.ledger import Ledger
@@ -152,6 +152,8 @@ def _newer(ledger: Ledger, blobs: Blobs, *, told: int = 0) -> list[Damage]:
         try:
             with blobs.open(ref.sha256) as reader:
                 header, _ = frame.read_preamble(reader)
+        except Exhausted:
+            raise  # says nothing about what is stored
         except AtollError:
             continue  # nothing depends on it
         limit = latest if header.kind == "contribution" else published
@@ -175,6 +177,8 @@ def _contribution_flaws(
     for c in folded:
         try:
             blobs.open(c.sha256).close()
+        except Exhausted:
+            raise  # says nothing about what is stored
         except StoreError as error:
             part = f"the contribution of {c.worker_id!r} to round {c.round}"
             found.append(Damage(part, str(error), c.applied, blob=c.sha256))
@@ -215,6 +219,8 @@ def _starts(
         found[version] = None
         try:
             replay.restore(snapshot)
+        except Exhausted:
+            raise  # says nothing about what is stored
         except AtollError as error:
             found[version] = Damage(part, str(error))
     return found

@@ -7,7 +7,7 @@ rounds after the newest whole one and no more.
 from collections.abc import Sequence
 
 from atoll.blobs.base import Blobs
-from atoll.errors import AtollError
+from atoll.errors import AtollError, Exhausted
 from atoll.layout import Layout
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import CheckpointRecord, PartRecord
@@ -84,6 +84,8 @@ def _flaw(
             if nbytes is None or reader.nbytes == nbytes:
                 return None
             said = f"it has {reader.nbytes} bytes, its shard makes {nbytes}"
+    except Exhausted:
+        raise  # says nothing about what is stored
     except AtollError as error:
         said = str(error)
     return Damage(part, said, number, blob)

@@ -30,6 +30,14 @@ class Route:
     sender: Sender = "worker"
     leader_alone: bool = False  # in an island of several ranks only the leader sends and learns
     in_loop: bool = False  # answered in the server's event loop: it waits for nothing
+    # A longer body is refused before it is read. The longest good message fits; most are short.
+    body_bytes: int = 4 << 10
+    large: bool = False  # its answer may be: few are made at a time, and only for who reads them
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The longest body that is read; a message in the address has none."""
+        return 0 if self.method == "GET" else self.body_bytes
 
     @property
     def names(self) -> list[str]:
@@ -89,7 +97,7 @@ class Ask(Message, Generic[R]):
 class Waiting(Ask[R]):
     """A message whose answer may be held back (a long poll) for `wait_seconds` at most."""
 
-    wait_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
+    wait_seconds: Annotated[float, Field(strict=True, ge=0, le=60)] = 0.0
 
 
 TABLE: dict[tuple[str, str], type[Ask[Any]]] = {}  # every message, by method and path

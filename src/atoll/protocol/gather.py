@@ -23,6 +23,7 @@ MAX_STATEMENT = 4096
 # Base64 of the longest preamble of a frame, which the schema refuses before it is decoded.
 MAX_PREAMBLE = 4 * ((12 + (64 << 10)) // 3 + 1)
 MAX_PEERS = 10_000
+_ANNOUNCED_BYTES = 128 << 10  # a preamble and a statement, each letter of which may be escaped
 
 
 def prefix_of(run_id: str, worker_id: str) -> str:
@@ -47,7 +48,8 @@ class AnnounceReply(Message):
 
 
 class AnnounceRequest(
-    Waiting[AnnounceReply], route=Route("POST", "/workers/{worker_id}/announcement")
+    Waiting[AnnounceReply],
+    route=Route("POST", "/workers/{worker_id}/announcement", body_bytes=_ANNOUNCED_BYTES),
 ):
     """The sender's contribution lies in its bucket: the header of its frame, and its statement.
 
@@ -125,7 +127,7 @@ class WindowReply(Message):
     peers: Annotated[tuple[GatheredPeer, ...], Field(max_length=MAX_PEERS)]
 
 
-class WindowRequest(Ask[WindowReply], route=Route("POST", "/windows/{round}")):
+class WindowRequest(Ask[WindowReply], route=Route("POST", "/windows/{round}", large=True)):
     """What did a round fold? WRONG_ROUND for one that is not published."""
 
     identity: Identity

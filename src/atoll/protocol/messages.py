@@ -3,22 +3,34 @@
 Sizes are bounded here, so a body can be refused by its schema before anything looks at it.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.errors import VersionMismatch
 from atoll.protocol.control import Command
 from atoll.protocol.exchange import Ask, Route, Waiting
-from atoll.protocol.fields import Message, NotNegative, Number, RunName, Whole, WorkerName
+from atoll.protocol.fields import (
+    AtMost,
+    Message,
+    NotNegative,
+    Number,
+    OfQuery,
+    RunName,
+    Whole,
+    WorkerName,
+)
 from atoll.protocol.manifest import Manifest, Sha256, Word
 from atoll.rows import RowRange
 from atoll.settings import Choice
 
 BarrierName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_-]{1,255}$")]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+MAX_WORKERS = 1_000  # in one answer
+MAX_UNDER_WAY = 256  # rounds that one island trains or hands in
+_SETTINGS_BYTES = 256 << 10  # those of a run, with 64 buckets of 2 kB and a certificate
+Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Ed25519
 
 
@@ -55,7 +67,9 @@ class Publisher(Message):
     bucket: Word
 
 
-class RegisterRequest(Ask[RegisterReply], route=Route("POST", "/workers/register")):
+class RegisterRequest(
+    Ask[RegisterReply], route=Route("POST", "/workers/register", body_bytes=_SETTINGS_BYTES)
+):
     """A worker asks to take part; the island key proves a restarted one."""
 
     run_id: RunName
@@ -84,7 +98,7 @@ class Telemetry(Message):
     round: Whole = 0
     step: Whole = 0
     tokens: Whole = 0  # trained since this process started
-    tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    tokens_per_second: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 0.0
     loss: Number | None = None
     bytes_sent: Whole = 0
     bytes_received: Whole = 0
@@ -151,7 +165,9 @@ class Assignment(Message):
     digest: Sha256
     round: Whole | None = None
     manifest_sha256: Sha256 | None = None  # the manifest that the round is under
-    fragment: Annotated[int, Field(ge=-1)] = 0  # that the round carries; -1: the whole model
+    fragment: Annotated[int, Field(strict=True, ge=-1)] = (
+        0  # that the round carries; -1: the whole model
+    )
     ranges: tuple[RowRange, ...] = ()
     steps: Whole = 0  # inner steps that the rows are for
     global_tokens: Whole = 0  # accepted in the run before this round
@@ -164,7 +180,8 @@ class Assignment(Message):
 
 
 class AssignmentRequest(
-    Waiting[Assignment], route=Route("POST", "/workers/{worker_id}/assignment")
+    Waiting[Assignment],
+    route=Route("POST", "/workers/{worker_id}/assignment", body_bytes=8 << 10),
 ):
     """What next? `version` and `digest` say which published weights the island holds."""
 
@@ -173,7 +190,8 @@ class AssignmentRequest(
     digest: Sha256 | None = None
     upcoming: Whole = 0  # the newest planned round whose rows the island knows
     awaits: Whole = 0  # the round that the island must merge before it goes on; 0: none
-    under_way: tuple[Whole, ...] = ()  # rounds that it trains or hands in: not to be given again
+    # Rounds that it trains or hands in: not to be given again.
+    under_way: Annotated[tuple[Whole, ...], AtMost(MAX_UNDER_WAY)] = ()
 
     def is_answered(self, reply: Assignment) -> bool:
         """Whether there is something to do, or rows to read meanwhile."""
@@ -186,7 +204,7 @@ class EvaluationReport(Ask[Done], route=Route("POST", "/workers/{worker_id}/eval
     identity: Identity
     version: Whole
     loss_sum: Number
-    tokens: Annotated[int, Field(ge=1, le=2**53)]
+    tokens: Annotated[int, Field(strict=True, ge=1, le=2**53)]
 
 
 class LeaveRequest(Ask[Done], route=Route("DELETE", "/workers/{worker_id}")):
@@ -218,6 +236,30 @@ class BarrierRequest(
         return reply.complete
 
 
+class PageOfWorkers(Message):
+    """An answer about workers, in worker_id order, of which a page is sent."""
+
+    more_after: str = ""  # the name to ask the next page with; empty: this is the last
+
+
+P = TypeVar("P", bound=PageOfWorkers)
+
+
+class PageRequest(Ask[P]):
+    """Asks for the workers after a name, `limit` of them at most."""
+
+    after: Annotated[str, Field(max_length=64)] = ""
+    limit: Annotated[int, Field(strict=True, ge=1, le=MAX_WORKERS), OfQuery] = MAX_WORKERS
+
+    def page(self, whole: P) -> P:
+        """What is asked for of an answer about all workers."""
+        named: Any = whole
+        rest = [worker for worker in named.workers if worker.worker_id > self.after]
+        kept = tuple(rest[: self.limit])
+        more_after = kept[-1].worker_id if len(rest) > len(kept) else ""
+        return whole.model_copy(update={"workers": kept, "more_after": more_after})
+
+
 class ReadyMember(Message):
     """A member of the present generation; ranks are 0 to n-1 in worker_id order."""
 
@@ -227,7 +269,7 @@ class ReadyMember(Message):
     rank: Whole
 
 
-class Ready(Message):
+class Ready(PageOfWorkers):
     """Whether `min_workers` are in, and who: the members of one generation."""
 
     ready: bool
@@ -237,10 +279,10 @@ class Ready(Message):
     workers: tuple[ReadyMember, ...]
 
 
-class ReadyRequest(Ask[Ready], route=Route("GET", "/training/ready")):
+class ReadyRequest(PageRequest[Ready], route=Route("GET", "/training/ready", large=True)):
     """Are at least `min_workers` in? Without a number: as many as the manifest asks for."""
 
-    min_workers: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    min_workers: Annotated[int, Field(strict=True, ge=1, le=2**31), OfQuery] | None = None
 
 
 class WorkerEntry(Message):
@@ -263,12 +305,12 @@ class WorkerEntry(Message):
     reason: str = ""  # why it was evicted
 
 
-class Workers(Message):
+class Workers(PageOfWorkers):
     generation: Whole
     workers: tuple[WorkerEntry, ...]
 
 
-class WorkersRequest(Ask[Workers], route=Route("GET", "/workers")):
+class WorkersRequest(PageRequest[Workers], route=Route("GET", "/workers", large=True)):
     """Who ever registered, and how does each fare?"""
 
 
@@ -360,7 +402,7 @@ class GatherStatus(Message):
     overlap: NotNegative | None = None  # the highest of any two contributions to the newest version
 
 
-class Status(Message):
+class Status(PageOfWorkers):
     """What an operator sees.
 
     `waiting_for` names the live workers whose contribution the round lacks; of a paused run only
@@ -394,7 +436,7 @@ class Status(Message):
     gather: GatherStatus | None = None
 
 
-class StatusRequest(Ask[Status], route=Route("GET", "/status")):
+class StatusRequest(PageRequest[Status], route=Route("GET", "/status", large=True)):
     """What an operator sees."""
 
 

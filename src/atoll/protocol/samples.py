@@ -5,17 +5,18 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.protocol.exchange import Ask, Route
-from atoll.protocol.fields import Message, NotNegative, Number, Whole
+from atoll.protocol.fields import AtMost, Message, Natural, NotNegative, Number, OfQuery, Whole
 from atoll.protocol.messages import Done, Identity
 
 MAX_BATCH = 256
-MAX_PAGE = 10_000
+MAX_PAGE = 1_000
+_BATCH_BYTES = 96 << 10  # the longest sample has 342, of which a batch has at most 256
 
 
 class Sample(Message):
     """One moment of an island; `sequence` counts from 1 in each process, a gap was dropped."""
 
-    sequence: Annotated[int, Field(ge=1, le=2**53)]
+    sequence: Natural
     wall: NotNegative  # by the island's clock
     round: Whole
     step: Whole
@@ -27,7 +28,8 @@ class Sample(Message):
 
 
 class SamplesRequest(
-    Ask[Done], route=Route("POST", "/workers/{worker_id}/samples", leader_alone=True)
+    Ask[Done],
+    route=Route("POST", "/workers/{worker_id}/samples", leader_alone=True, body_bytes=_BATCH_BYTES),
 ):
     """Samples in order; one that came before is known by life and sequence and not kept twice.
 
@@ -36,8 +38,8 @@ class SamplesRequest(
     """
 
     identity: Identity
-    life: Annotated[int, Field(ge=1, le=2**53)]
-    samples: Annotated[tuple[Sample, ...], Field(max_length=MAX_BATCH)]
+    life: Natural
+    samples: Annotated[tuple[Sample, ...], AtMost(MAX_BATCH)]
 
 
 class StoredSample(Sample):
@@ -57,9 +59,9 @@ class SampleHistory(Message):
     limit: Whole  # how many are kept at most
 
 
-class HistoryRequest(Ask[SampleHistory], route=Route("GET", "/metrics/history")):
+class HistoryRequest(Ask[SampleHistory], route=Route("GET", "/metrics/history", large=True)):
     """A page of the samples that are kept, of one worker or of all."""
 
     worker_id: Annotated[str, Field(max_length=64)] | None = None
-    after: Whole = 0
-    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 1000
+    after: Annotated[Whole, OfQuery] = 0
+    limit: Annotated[int, Field(strict=True, ge=1, le=MAX_PAGE), OfQuery] = MAX_PAGE

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from atoll.protocol.exchange import Ask, Route, Waiting
-from atoll.protocol.fields import Message, NotNegative, Number, Whole, WorkerName
+from atoll.protocol.fields import AtMost, Message, NotNegative, Number, Whole, WorkerName
 from atoll.protocol.manifest import Sha256
 from atoll.protocol.messages import Identity
 from atoll.rows import RowRange
@@ -18,10 +18,12 @@ from atoll.rows import RowRange
 MAX_RANKS = 1024
 MAX_HELD = 8
 Certificate = Annotated[str, Field(max_length=8192)]  # PEM; empty without TLS
-Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+Rank = Annotated[int, Field(strict=True, ge=0, lt=MAX_RANKS)]
 MAX_LATE = 16_384  # of a round
+_NAMES_BYTES = 128 << 10  # 1,024 names of 64 letters, each with a ping
+_LATE_BYTES = 512 << 10  # 16,384 late ranks of 29 letters
 # As `rows.Late`: a step, a rank whose rows are not in it, and of how many ranks it was one.
-LateRank = tuple[Whole, Rank, Annotated[int, Field(ge=1, le=MAX_RANKS)]]
+LateRank = tuple[Whole, Rank, Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)]]
 
 
 class RankMember(Message):
@@ -41,7 +43,7 @@ class Launch(Message):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     rank: Rank
-    size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    size: Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)]
 
     @model_validator(mode="after")
     def _check_rank(self) -> Self:
@@ -110,7 +112,9 @@ class GroupReply(Message):
     reason: str = ""
 
 
-class GroupRequest(Waiting[GroupReply], route=Route("POST", "/workers/{worker_id}/group")):
+class GroupRequest(
+    Waiting[GroupReply], route=Route("POST", "/workers/{worker_id}/group", body_bytes=_NAMES_BYTES)
+):
     """Which group am I in? Asked by a rank without one, and by one that watches its own.
 
     Held back until the answer is another one than `group`. Who has entered a group asks with its
@@ -120,10 +124,11 @@ class GroupRequest(Waiting[GroupReply], route=Route("POST", "/workers/{worker_id
 
     identity: Identity
     group: Whole = 0  # that the sender is in; 0: none
-    held: Annotated[tuple[HeldSave, ...], Field(max_length=MAX_HELD)] = ()
+    held: Annotated[tuple[HeldSave, ...], AtMost(MAX_HELD)] = ()
     launch: Launch | None = None  # of a rank that torchrun started, where only those make a group
     measured: Whole = 0  # the candidate that `pings` are of
-    pings: dict[WorkerName, NotNegative] = Field(default_factory=dict)  # ms; who is absent: missed
+    # In ms; who is absent was missed.
+    pings: Annotated[dict[WorkerName, NotNegative], AtMost(MAX_RANKS)] = Field(default_factory=dict)
 
     def is_answered(self, reply: GroupReply) -> bool:
         """Whether something is to be done."""
@@ -153,7 +158,9 @@ class PartReply(Message):
     committed: bool
 
 
-class PartReport(Waiting[PartReply], route=Route("POST", "/workers/{worker_id}/part")):
+class PartReport(
+    Waiting[PartReply], route=Route("POST", "/workers/{worker_id}/part", body_bytes=_LATE_BYTES)
+):
     """The sender's part of a round's checkpoint is uploaded; held back until it is committed."""
 
     identity: Identity
@@ -166,7 +173,7 @@ class PartReport(Waiting[PartReply], route=Route("POST", "/workers/{worker_id}/p
     tokens: Whole
     evaluation_loss: Number = 0.0  # the sender's share of the held-out loss, as a sum
     evaluation_tokens: Whole = 0
-    late: Annotated[tuple[LateRank, ...], Field(max_length=MAX_LATE)] = ()  # by step and rank
+    late: Annotated[tuple[LateRank, ...], AtMost(MAX_LATE)] = ()  # by step and rank
 
     def is_answered(self, reply: PartReply) -> bool:
         """Whether it is committed."""
@@ -201,10 +208,12 @@ class MissingReply(Message):
     ok: Literal[True] = True
 
 
-class MissingReport(Ask[MissingReply], route=Route("POST", "/workers/{worker_id}/missing")):
+class MissingReport(
+    Ask[MissingReply], route=Route("POST", "/workers/{worker_id}/missing", body_bytes=_NAMES_BYTES)
+):
     """Ranks of the group that the sender did not reach until the deadline."""
 
     identity: Identity
     group: Whole
     step: Whole
-    missing: Annotated[tuple[WorkerName, ...], Field(min_length=1, max_length=MAX_RANKS)]
+    missing: Annotated[tuple[WorkerName, ...], Field(min_length=1), AtMost(MAX_RANKS)]

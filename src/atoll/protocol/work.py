@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from atoll.protocol.exchange import Ask, Route
-from atoll.protocol.fields import Message, Whole
+from atoll.protocol.fields import Message, OfQuery, Whole
 
 MAX_QUEUES = 64  # newest epochs shown
+QUEUES_IN_PAGE = 8  # of which each may name all workers
 
 Bitmap = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$")]  # unit u is bit u % 8 of byte u // 8
 
@@ -26,7 +27,7 @@ class Queue(Message):
     """One epoch of one dataset."""
 
     dataset_id: str
-    shuffle_seed: Annotated[int, Field(ge=0, lt=2**63)]  # as in the manifest
+    shuffle_seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)]  # as in the manifest
     epoch: Whole
     length: Whole  # 0: a stream
     units: Whole
@@ -70,9 +71,19 @@ class Work(Message):
     datasets: tuple[Dataset, ...]
     queues: tuple[Queue, ...]  # the newest epochs, by dataset and epoch
     left_off: Whole  # earlier queues that are not shown
+    more_from: Whole = 0  # what to ask the next page with; 0: this is the last
     damaged: tuple[DamagedEntry, ...]
     expired_leases: Whole  # since the coordinator started
 
 
-class WorkRequest(Ask[Work], route=Route("GET", "/work")):
-    """How far are the queues, and who has which rows?"""
+class WorkRequest(Ask[Work], route=Route("GET", "/work", large=True)):
+    """How far are the queues, and who has which rows? `limit` queues from number `first` on."""
+
+    first: Annotated[int, Field(strict=True, ge=0, le=MAX_QUEUES), OfQuery] = 0
+    limit: Annotated[int, Field(strict=True, ge=1, le=QUEUES_IN_PAGE), OfQuery] = QUEUES_IN_PAGE
+
+    def page(self, whole: Work) -> Work:
+        """What is asked for of an answer about all queues."""
+        end = self.first + self.limit
+        kept, more_from = whole.queues[self.first : end], end if end < len(whole.queues) else 0
+        return whole.model_copy(update={"queues": kept, "more_from": more_from})

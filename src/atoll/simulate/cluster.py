@@ -88,7 +88,7 @@ def simulate(
         if directory is None:
             directory = Path(stack.enter_context(TemporaryDirectory(prefix="atoll-simulate-")))
         with filesystem.naming("make", directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         cluster = SimulatedCluster(run_file, directory, location, outage)
         cluster.latencies = latencies
         cluster.step_seconds = [STEP_SECONDS / speed for speed in speeds or (1.0,)]

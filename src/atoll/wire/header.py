@@ -74,8 +74,7 @@ class Told:
             payload_bytes=codec.encoded_bytes(layout.size),
             **told,
         )
-        full = replace(bare, tensors=tuple((t.name, t.dtype, t.shape) for t in layout.tensors))
-        return full if len(full.to_json()) <= MAX_WITH_TABLE_BYTES else bare
+        return bare.with_table(layout)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +104,12 @@ class FrameHeader(Told):
         schema.ordered_ranges(self.ranges)
         if self.tensors is not None:
             schema.tensor_table(self.tensors, elements=self.elements)
+
+    def with_table(self, layout: Layout) -> "FrameHeader":
+        """This header with the table of `layout` where it fits, else without one."""
+        full = replace(self, tensors=tuple((t.name, t.dtype, t.shape) for t in layout.tensors))
+        fits = len(full.to_json()) <= MAX_WITH_TABLE_BYTES
+        return full if fits else replace(self, tensors=None)
 
     def table(self) -> list[list[object]] | None:
         """The tensors as `Layout.table` gives them, or None when they were left out."""

@@ -4,7 +4,7 @@ Knows nothing of what a method does.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -34,10 +34,11 @@ if TYPE_CHECKING:  # grpc's classes are generic in their stubs only
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses every call whose `authorization` is not admitted, before its handler runs.
 
-    `admit` raises a typed error for what it refuses. Runs on the event loop.
+    `admit` gets all values of it and raises a typed error for what it refuses. Runs on the event
+    loop.
     """
 
-    def __init__(self, admit: Callable[[str | None], None]) -> None:
+    def __init__(self, admit: Callable[[Sequence[str]], None]) -> None:
         self._admit = admit
 
     async def intercept_service(
@@ -46,9 +47,9 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
         handler = await continuation(details)
-        metadata = {str(key): str(value) for key, value in details.invocation_metadata or ()}
+        sent = details.invocation_metadata or ()
         try:
-            self._admit(metadata.get("authorization"))
+            self._admit([str(value) for key, value in sent if key == "authorization"])
         except AtollError as error:
             return _refusing(handler, error)
         return handler
@@ -91,8 +92,7 @@ async def answering(context: "Context") -> AsyncIterator[None]:
     try:
         yield
     except AtollError as error:
-        if statuses.http(error) >= 500 and not error.retry:
-            log.error("a transfer found a fault", extra={"code": error.code, "reason": str(error)})
+        statuses.log_fault(log, "a transfer found a fault", error)
         await _abort(context, error)
     except grpc.aio.AbortError:
         raise

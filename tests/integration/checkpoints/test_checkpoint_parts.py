@@ -178,6 +178,27 @@ def test_other_tokens_than_the_leased_rows_hold_are_refused(sea, trio, tokens):
     a.tell_part(1, tokens=120)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"loss_sum": -1e-9},
+        {"loss_sum": 1e6 * 120 + 1.0},
+        {"evaluation_loss": -1.0},
+        {"evaluation_loss": 1.0, "evaluation_tokens": 0},
+    ],
+)
+def test_part_with_a_loss_that_no_model_has_is_refused(sea, trio, odd):
+    a, *_ = trio
+    a.save(3)
+    a.save(6)
+    before = sea.coordinator.state_hash()
+
+    with pytest.raises(ContributionError, match="for each token"):
+        a.tell_part(1, **odd)
+
+    assert sea.coordinator.state_hash() == before
+
+
 # Parts that are stored already
 
 

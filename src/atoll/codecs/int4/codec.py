@@ -36,3 +36,6 @@ class Int4(Scaled):
     def _unpack(self, place: Tensor, levels: Tensor) -> None:
         halves = torch.stack((place & 15, place >> 4), dim=2).flatten(1)  # [groups, size or more]
         levels.copy_(halves[:, : levels.shape[1]].view(torch.int8).bitwise_xor_(8).sub_(8))
+
+    def _level_below(self, place: Tensor) -> bool:
+        return bool((((place & 15) == 8) | ((place >> 4) == 8)).any())

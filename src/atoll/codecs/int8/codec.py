@@ -26,3 +26,6 @@ class Int8(Scaled):
 
     def _unpack(self, place: Tensor, levels: Tensor) -> None:
         levels.copy_(place.view(torch.int8))
+
+    def _level_below(self, place: Tensor) -> bool:
+        return bool(place.view(torch.int8).amin() < -self.most)

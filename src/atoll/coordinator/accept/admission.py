@@ -23,6 +23,7 @@ from atoll.errors import (
 from atoll.layout import Layout
 from atoll.ledger.records import ContributionRecord
 from atoll.optim.base import MAX_NORM
+from atoll.protocol import losses
 from atoll.protocol.messages import Identity
 from atoll.wire import frame
 from atoll.wire.header import FrameHeader
@@ -85,9 +86,15 @@ class Admission:
         self._check_round(header)
         self._check_manifest(header)
         self._check_rows(header)
+        losses.check(header.loss_sum, header.tokens, of="the contribution")
         self._check_residual(header)
         codec, layout = self.expected(header.round)
         frame.expect(header, layout=layout, codec=codec, kind="contribution")
+        if header.tensors is None and header.with_table(layout).tensors is not None:
+            raise FrameError(
+                f"tensors=None of the contribution, whose header has room for the table of all "
+                f"{len(layout.tensors)}; it is left out only where the header would be too long"
+            )
         exact = frame.frame_bytes(header)
         if request.nbytes != exact:
             refusal = FrameTooLarge if request.nbytes > exact else FrameError

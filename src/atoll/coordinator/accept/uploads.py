@@ -19,6 +19,7 @@ from atoll.blobs.base import Blobs, BlobWriter
 from atoll.clock import Clock
 from atoll.codecs import finite
 from atoll.codecs.base import Codec
+from atoll.codecs.blocks import Blocks
 from atoll.coordinator.accept.admission import Admission, UploadRequest
 from atoll.errors import ContributionError, FrameError, NotFinite
 from atoll.layout import TILE_BYTES, Layout, Span
@@ -51,6 +52,8 @@ class PayloadCheck:
         self._tiles(piece)
 
     def _check_tile(self, span: Span, payload: Tensor) -> None:
+        if isinstance(self._codec, Blocks):
+            self._codec.check_spelling(payload, len(span))
         fused = self._codec.fused(payload, len(span))
         squares = None if fused is None else fused.square_sum(payload, len(span))
         if squares is None:

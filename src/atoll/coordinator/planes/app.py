@@ -1,31 +1,29 @@
 """The control plane: the table of messages as HTTP routes, which translate and decide nothing."""
 
-import asyncio
 import inspect
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from atoll.clock import Clock
 from atoll.coordinator import handlers
 from atoll.coordinator.authority import Authority
-from atoll.coordinator.handlers import Arrival
 from atoll.coordinator.planes import request_guard
-from atoll.coordinator.planes.access import Access, Role
+from atoll.coordinator.planes.access import Access
+from atoll.coordinator.planes.answer_places import AnswerPlaces
+from atoll.coordinator.planes.answering import Answering, LongPolls
 from atoll.coordinator.shown import metrics
-from atoll.errors import AtollError, ProtocolError
-from atoll.protocol.exchange import Ask, Waiting
+from atoll.errors import AtollError, FrameTooLarge, ProtocolError
+from atoll.protocol.exchange import Ask
 from atoll.protocol.messages import ErrorReply
 from atoll.wire import statuses
 
@@ -36,98 +34,54 @@ _REFUSALS: dict[int | str, dict[str, object]] = {
 }
 
 
-class LongPolls:
-    """Wakes waiting requests when the coordinator's state moved.
-
-    `notify` may be called from any thread; everything else belongs to the event loop.
-    """
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None  # once somebody waits
-        self._event = asyncio.Event()
-        self.closed = False
-
-    def notify(self) -> None:
-        """Called by the coordinator from whatever thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._fire)
-
-    def _fire(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    def close(self) -> None:
-        """The server stops: nobody waits any more."""
-        self.closed = True
-        self._event.set()
-
-    def next(self) -> asyncio.Event:
-        """Set at the first change from now on; taken before looking, no change can be missed."""
-        self._loop = asyncio.get_running_loop()
-        return self._event
-
-
-def create(coordinator: Authority, access: Access, clock: Clock) -> FastAPI:
+def create(
+    coordinator: Authority, access: Access, clock: Clock, *, places: AnswerPlaces | None = None
+) -> FastAPI:
     """The application of one coordinator."""
     long_polls = LongPolls()
     coordinator.on_change(long_polls.notify)
     # What the API looks like is told to nobody without a token; FastAPI's own page would be open.
-    app = FastAPI(title="Atoll coordinator", openapi_url=None)
+    # Redirects to `path` from `path/` would be made of the Host header, which is anybody's.
+    app = FastAPI(title="Atoll coordinator", openapi_url=None, redirect_slashes=False)
     app.state.long_polls = long_polls
-    _install_errors(app, coordinator)
+    _install_errors(app, access)
     app.add_middleware(
         request_guard.RequestGuard,
         access=access,
         count=coordinator.refused,
         open_paths={k.route.path for k in handlers.HANDLERS if k.route.sender == "anyone"},
+        max_body_bytes=max(k.route.max_body_bytes for k in handlers.HANDLERS),
     )
-
-    def admins_only(request: Request) -> None:
-        with coordinator.refusals():
-            access.require(request.headers.get("authorization"), Role.ADMIN)
-
-    admin = [Depends(admins_only)]
+    answering = Answering(coordinator, access, clock, long_polls, places or AnswerPlaces())
     for kind in handlers.HANDLERS:
         route = kind.route
-        app.add_api_route(
+        app.router.add_api_route(
             route.path,
-            _endpoint(kind, coordinator, long_polls, clock),
+            _endpoint(kind, answering),
             methods=[route.method],
             name=kind.__name__,
             description=kind.__doc__ or "",
             response_model=kind.reply(),
-            # A token of either role is enough otherwise, and the guard has seen one.
-            dependencies=admin if route.sender == "admin" else [],
             responses={} if route.sender == "anyone" else _REFUSALS,
+            route_class_override=_MessageRoute,
         )
-    _add_special_routes(app, coordinator, admin)
+    _add_special_routes(app, answering)
     return app
 
 
-def _endpoint(
-    kind: type[Ask[Any]], coordinator: Authority, long_polls: LongPolls, clock: Clock
-) -> Callable[..., Any]:
+class _MessageRoute(APIRoute):
+    """FastAPI describes what a message is; it is read and checked here, within its limits."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The endpoint itself."""
+        return self.endpoint
+
+
+def _endpoint(kind: type[Ask[Any]], answering: Answering) -> Callable[..., Any]:
     """What answers one message, whatever it says."""
 
-    # Our own answers are not checked again: that would cost more than most of them take to make.
-    async def endpoint(http: Request, message: Ask[Any] | None = None, **path: str) -> Response:
-        message = message or kind()
-        with coordinator.refusals():
-            message.check_path(path)
-        arrival = Arrival(peer="" if http.client is None else http.client.host)
-        deadline = clock.now() + (message.wait_seconds if isinstance(message, Waiting) else 0.0)
-        while True:
-            changed = long_polls.next()
-            if kind.route.in_loop:
-                reply = handlers.answer(coordinator, message, arrival)
-            else:
-                reply = await run_in_threadpool(handlers.answer, coordinator, message, arrival)
-            left = deadline - clock.now()
-            if message.is_answered(reply) or left <= 0 or long_polls.closed:
-                return Response(reply.model_dump_json(), media_type="application/json")
-            arrival = replace(arrival, again=True)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), left)
+    async def endpoint(http: Request) -> Response:
+        return await answering.answer(http, kind)
 
     endpoint.__signature__ = _signature(kind)  # type: ignore[attr-defined]  # what FastAPI reads
     return endpoint
@@ -144,12 +98,16 @@ def _signature(kind: type[Ask[Any]]) -> inspect.Signature:
     )
 
 
-def _add_special_routes(app: FastAPI, coordinator: Authority, admin: list[Any]) -> None:
+def _add_special_routes(app: FastAPI, answering: Answering) -> None:
     """What is answered with something else than a message."""
+    coordinator, admin = answering.coordinator, [Depends(answering.admins_only)]
 
     @app.get("/metrics", response_class=Response, responses=_REFUSALS)
-    def prometheus() -> Response:
-        return Response(metrics.render(coordinator.status()), media_type=metrics.CONTENT_TYPE)
+    async def prometheus(http: Request) -> Response:
+        def make() -> Awaitable[bytes]:
+            return run_in_threadpool(lambda: metrics.render(coordinator.status()))
+
+        return await answering.large(http, make, metrics.CONTENT_TYPE)
 
     @app.get("/openapi.json", include_in_schema=False, dependencies=admin)
     def openapi() -> JSONResponse:
@@ -172,21 +130,15 @@ def _ledger_copy(coordinator: Authority) -> Iterator[bytes]:
                 yield piece
 
 
-def _install_errors(app: FastAPI, coordinator: Authority) -> None:
+def _install_errors(app: FastAPI, access: Access) -> None:
     @app.exception_handler(AtollError)
-    async def refused(_: Request, error: AtollError) -> JSONResponse:
-        if statuses.http(error) >= 500 and not error.retry:
-            # The sender cannot help it: whoever runs the coordinator must see it.
-            log.error("a request found a fault", extra={"code": error.code, "reason": str(error)})
-        return request_guard.reply(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        refusal = ProtocolError(f"{name}: {first['msg']}")
-        coordinator.refused(refusal)
-        return request_guard.reply(refusal)
+    async def refused(http: Request, error: AtollError) -> JSONResponse:
+        # The sender cannot help it: whoever runs the coordinator must see it.
+        statuses.log_fault(log, "a request found a fault", error)
+        is_admin = access.is_admin(http.headers.get("authorization"))
+        # The rest of a body that is too large is not read.
+        is_unread = isinstance(error, FrameTooLarge)
+        return request_guard.reply(error, close=is_unread, paths=is_admin)
 
     @app.exception_handler(HTTPException)
     async def unknown(_: Request, error: HTTPException) -> JSONResponse:

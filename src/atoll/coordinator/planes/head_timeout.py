@@ -56,8 +56,3 @@ class TimedHeads(H11Protocol):
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
-
-
-def within(head_seconds: float) -> type[TimedHeads]:
-    """The protocol with another limit; uvicorn takes a class."""
-    return type("TimedHeads", (TimedHeads,), {"head_seconds": head_seconds})

@@ -46,9 +46,9 @@ async def receive(
         if isinstance(piece, memoryview):
             writing = run(coordinator.write_part, stream, piece)
             continue
-        kind = rpc.readable(piece).WhichOneof("piece")
-        if kind != "commit":
-            raise FrameError(f"a part goes on with `data` or `commit`, not {kind!r}")
+        told = rpc.readable(piece)
+        sent.check_commit(told.WhichOneof("piece"), told.commit, of="a part")
+        await sent.check_end(pieces, of="a part")
         await run(coordinator.commit_part, stream)
         return opened.sha256
     if writing is not None:

@@ -14,9 +14,19 @@ import uvicorn
 
 from atoll.clock import Clock
 from atoll.coordinator.authority import Authority
-from atoll.coordinator.planes import app, head_timeout, transfer
+from atoll.coordinator.planes import (
+    access,
+    answer_places,
+    app,
+    head_timeout,
+    transfer,
+    write_timeout,
+)
 from atoll.coordinator.planes.access import Access
+from atoll.coordinator.planes.answer_places import AnswerPlaces
 from atoll.coordinator.planes.closing_thread import ClosingThread
+from atoll.coordinator.planes.head_timeout import TimedHeads
+from atoll.coordinator.planes.write_timeout import TimedWrites
 from atoll.errors import ConfigError
 from atoll.wire import rpc
 from atoll.wire.certificate import Certificate
@@ -38,6 +48,8 @@ class Listen:
     certificate: Certificate | None = None
     stay: bool = False  # keep serving after the run is finished
     head_seconds: float = head_timeout.HEAD_SECONDS  # a request's head is whole by then
+    write_seconds: float = write_timeout.WRITE_SECONDS  # within which an answer's reader reads on
+    wait_seconds: float = answer_places.WAIT_SECONDS  # for a place to be sent a large answer
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,8 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._is_told = False
-        self.app = app.create(coordinator, access, clock)
+        places = AnswerPlaces(wait_seconds=listen.wait_seconds)
+        self.app = app.create(coordinator, access, clock, places=places)
 
     def run(
         self,
@@ -146,7 +159,7 @@ class Server:
         certificate = self._listen.certificate
         return uvicorn.Config(
             self.app,
-            http=head_timeout.within(self._listen.head_seconds),
+            http=connections(self._listen),
             ws="none",
             proxy_headers=False,
             log_config=None,
@@ -181,9 +194,9 @@ class Server:
         await data_plane.start()
         return data_plane, port
 
-    def _admit(self, authorization: str | None) -> None:
+    def _admit(self, authorizations: Sequence[str]) -> None:
         with self._coordinator.refusals():
-            self._access.require(authorization)
+            self._access.require(access.only(authorizations))
 
     async def _over(self) -> None:
         """Returns when a finished run has been fetched by everybody who is still there."""
@@ -196,6 +209,12 @@ class Server:
             or run.is_due()
         ):
             await asyncio.sleep(0.1)
+
+
+def connections(listen: Listen) -> type[TimedHeads]:
+    """HTTP connections with the limits of `listen`; uvicorn takes a class."""
+    limits = {"head_seconds": listen.head_seconds, "write_seconds": listen.write_seconds}
+    return type("Connection", (TimedHeads, TimedWrites), limits)
 
 
 def bind(host: str, port: int) -> socket.socket:

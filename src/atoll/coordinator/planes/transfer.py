@@ -98,9 +98,9 @@ class TransferService:
             if isinstance(part, memoryview):
                 writing = self._run(coordinator.write_upload, stream, part)
                 continue
-            kind = rpc.readable(part).WhichOneof("part")
-            if kind != "commit":
-                raise FrameError(f"an upload goes on with `data` or `commit`, not {kind!r}")
+            told = rpc.readable(part)
+            sent.check_commit(told.WhichOneof("part"), told.commit, of="an upload")
+            await sent.check_end(parts, of="an upload")
             return await self._run(coordinator.commit_upload, stream)
         if writing is not None:
             await writing

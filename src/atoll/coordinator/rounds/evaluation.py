@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from atoll.errors import ContributionError, WrongRound
 from atoll.ledger.ledger import Ledger
 from atoll.ledger.records import EvaluationRecord
+from atoll.protocol import losses
 from atoll.protocol.manifest import Manifest
 from atoll.protocol.messages import EvaluationReport, EvaluationTask
-
-MAX_MEAN_LOSS = 1e6  # a cross-entropy of 1e6 nats is no model's
 
 
 @dataclass(eq=False)
@@ -69,11 +68,7 @@ class Evaluation:
                 f"tokens={report.tokens} of the evaluation are more than the {tokens} of the "
                 f"held-out rows [{asked.start}, {asked.stop}) that were asked for"
             )
-        if not abs(report.loss_sum) <= MAX_MEAN_LOSS * report.tokens:
-            raise ContributionError(
-                f"loss_sum={report.loss_sum!r} over tokens={report.tokens} is more than "
-                f"{MAX_MEAN_LOSS:g} for each; the share is left out, look at the island's model"
-            )
+        losses.check(report.loss_sum, report.tokens, of="the evaluation")
 
     def task(
         self, worker_id: str, *, version: int, members: list[str], final: bool

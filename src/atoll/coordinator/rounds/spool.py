@@ -5,6 +5,7 @@ restart. A file that is being read outlives its removal until the last reader cl
 """
 
 import os
+import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,10 +15,13 @@ from torch import Tensor
 
 from atoll import files as filesystem
 from atoll.codecs.base import Format
-from atoll.errors import StoreError
+from atoll.errors import StateUnsafe, StoreError
 from atoll.layout import Layout, Span, byte_view
 from atoll.wire import frame
-from atoll.wire.header import FrameHeader
+from atoll.wire.header import KINDS, FrameHeader
+
+_OWN_NAME = re.compile(rf"({'|'.join(KINDS)})-[0-9]+-[0-9]+\.frame")
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SpooledFrame:
@@ -61,7 +65,7 @@ class FrameSpooler:
     def __post_init__(self) -> None:
         self._payload_offset = len(frame.preamble(self.header, digest_checked=True))
         with filesystem.naming("open", self.path):
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._fd = os.open(self.path, _FLAGS, 0o600)
         # Room for all of it before the first byte: an outer step must not find out halfway.
         nbytes = frame.frame_bytes(self.header)
         try:
@@ -134,9 +138,15 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if directory.is_symlink():
+            raise StateUnsafe(
+                f"{str(directory)!r} is a symbolic link; what it leads to is not this program's to "
+                f"clear, so remove the link"
+            )
         for leftover in directory.iterdir():
-            leftover.unlink()
+            if _OWN_NAME.fullmatch(leftover.name):
+                leftover.unlink()
         self._lock = threading.Lock()
         # By kind and layout, newest first.
         self._frames: dict[tuple[str, str], list[SpooledFrame]] = {}

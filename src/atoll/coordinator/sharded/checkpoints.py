@@ -32,6 +32,7 @@ from atoll.ledger.records import (
 )
 from atoll.ledger.tables.transaction import Transaction
 from atoll.proof import retention
+from atoll.protocol import losses
 from atoll.protocol.sharded import PartReply, PartReport
 from atoll.rows import Late
 from atoll.sums.digest import ParamsDigest
@@ -157,6 +158,8 @@ class Checkpoints:
                 f"tokens={report.tokens} of {mine.worker_id!r} for round {report.round}, whose "
                 f"leased rows hold {counted} without those of late ranks; count each row once"
             )
+        losses.check(report.loss_sum, report.tokens, of="the part")
+        losses.check(report.evaluation_loss, report.evaluation_tokens, of="its evaluation")
 
     def is_due(self) -> bool:
         """Whether a checkpoint has all its parts and is not recorded yet."""

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from atoll.errors import StorageFull, StoreError
+from atoll import open_files
+from atoll.errors import Exhausted, StorageFull, StoreError
 from atoll.protocol.samples import MAX_PAGE, Sample, SampleHistory, StoredSample
 
 log = logging.getLogger(__name__)
 
+_NO_FILE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM)
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 KEPT_SAMPLES = 200_000  # about 50 MB
 _TABLE = """CREATE TABLE IF NOT EXISTS samples (
@@ -75,13 +77,22 @@ class SampleStore:
 
 
 @contextmanager
-def _typed() -> Iterator[None]:
-    """Turns what the database says into errors of this tree."""
+def _typed(*, is_in_use: bool = True) -> Iterator[None]:
+    """Turns what the database says into errors of this tree.
+
+    Once it `is_in_use`, only too many open files keep it from making the file that undoes a
+    transaction; before, its path may be wrong too.
+    """
     try:
         yield
+    except MemoryError as exc:
+        raise _exhausted("no memory") from exc
     except sqlite3.Error as exc:
         # The low byte is the kind: an I/O error has one code for each call of the system.
-        if getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _NO_ROOM:
+        kind = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if kind in _NO_FILE and (is_in_use or not open_files.is_one_left()):
+            raise _exhausted(str(exc)) from exc
+        if kind in _NO_ROOM:
             raise StorageFull(
                 f"the history of telemetry cannot be written ({exc}); free some room on the "
                 f"coordinator's disk, what was measured is sent again"
@@ -90,6 +101,13 @@ def _typed() -> Iterator[None]:
             f"the history of telemetry cannot be used ({exc}); restart the coordinator, which "
             f"puts a damaged file aside"
         ) from exc
+
+
+def _exhausted(said: str) -> Exhausted:
+    return Exhausted(
+        f"the history of telemetry found no file or memory free ({said}); nothing of it is lost, "
+        f"what was measured is sent again"
+    )
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:
@@ -109,7 +127,7 @@ def _opened(path: Path | None) -> sqlite3.Connection:
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
-    with _typed(), ExitStack() as undo:
+    with _typed(is_in_use=False), ExitStack() as undo:
         database = sqlite3.connect(path or ":memory:", check_same_thread=False)
         undo.callback(database.close)
         database.execute("PRAGMA synchronous = OFF")

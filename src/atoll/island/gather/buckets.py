@@ -241,5 +241,5 @@ class IslandBuckets:
     def _drop_before(self, number: int) -> None:
         """What was fetched of earlier rounds is of no more use."""
         for path in self.directory.glob("*"):
-            if path.name < self._place(number).name:
+            if path.name.isdigit() and path.name < self._place(number).name:
                 shutil.rmtree(path, ignore_errors=True)

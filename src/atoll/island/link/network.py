@@ -39,9 +39,11 @@ class Body(Protocol):
 class NetworkLink:
     """One island's connections to a coordinator, to which it only dials out. Thread-safe."""
 
-    def __init__(self, url: str, *, token: str, fingerprint: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, token: str, fingerprint: str | None = None, insecure: bool = False
+    ) -> None:
         self.traffic = Traffic()
-        self._http = HttpClient(url, token=token, fingerprint=fingerprint)
+        self._http = HttpClient(url, token=token, fingerprint=fingerprint, insecure=insecure)
         self._metadata = (("authorization", self._http.authorization),)
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None

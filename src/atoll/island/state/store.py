@@ -15,6 +15,7 @@ is the truth: losing this directory costs repeated work, never the run.
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,8 +28,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from atoll import files as filesystem
+from atoll import own_directory
+from atoll.clock import Clock, SystemClock
 from atoll.errors import StateHeld, StoreError
+from atoll.island.state import patience
 from atoll.island.state.base import FRAME_FILE, RESIDUAL_FILE, STATE_FILE, Saved
+from atoll.island.state.patience import patient
 
 MAX_JSON_BYTES = 8 << 20
 SPARE = "spare-"
@@ -53,7 +58,7 @@ class StoredFrame:
         self.preamble = preamble
         self.sha256 = sha256
         self.nbytes = len(preamble) + path.stat().st_size
-        self._fd = os.open(path, os.O_RDONLY)
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Up to `nbytes` from `offset`."""
@@ -72,15 +77,21 @@ class IslandStore:
     """One island's directory, held by one process; fulfils `base.Store`.
 
     For one thread at a time: the one that sends, or the one that trains while that one rests.
-    `complete` alone may run beside it, while it reads the frame.
+    `complete` alone may run beside it, while it reads the frame. While no file can be opened, its
+    methods wait.
     """
 
-    def __init__(self, directory: Path, *, has_frames: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, has_frames: bool = True, clock: Clock | None = None
+    ) -> None:
+        self.clock: Clock = clock or SystemClock()
         self._has_frames = has_frames  # False: a follower's, which keeps inner state alone
         filesystem.make_directories(directory.absolute())
+        own_directory.check(directory, option="--state")
         self.directory = directory
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(directory / "lock", flags, 0o600)
         except OSError as exc:
             raise StoreError(
                 f"island directory {str(directory)!r} cannot be used ({exc.strerror}); it must be "
@@ -100,6 +111,7 @@ class IslandStore:
         """Lets the directory go."""
         os.close(self._lock)
 
+    @patient
     def identity(self) -> IslandIdentity | None:
         """Who this directory belongs to, if it was used before."""
         path = self.directory / "identity.json"
@@ -108,21 +120,24 @@ class IslandStore:
         kept = _read_json(path)
         return IslandIdentity(str(kept["worker_id"]), str(kept["island_key"]))
 
+    @patient
     def set_identity(self, identity: IslandIdentity) -> None:
         """Remembers who this island is."""
         _write_json(self.directory / "identity.json", asdict(identity))
 
     # Pending and checkpoint directories
 
+    @patient
     def begin(self, round_number: int) -> Path:
         """An empty directory for what is about to be sent."""
         path = self.directory / f"pending-{round_number}"
         if path.exists():
             self._remove(path)  # of an earlier try
         with _own_disk(path):
-            path.mkdir()
-            for spare in self.directory.glob(f"{SPARE}*"):
-                os.replace(spare, path / spare.name.removeprefix(SPARE))
+            path.mkdir(mode=0o700)
+            for name in (FRAME_FILE, RESIDUAL_FILE):
+                with suppress(FileNotFoundError):
+                    os.replace(self.directory / f"{SPARE}{name}", path / name)
         return path
 
     @contextmanager
@@ -131,11 +146,15 @@ class IslandStore:
 
         A spare one is written over: its pages and blocks are there already, which costs half.
         """
-        flags = os.O_RDWR | os.O_CREAT
-        with _own_disk(path), os.fdopen(os.open(path, flags, 0o600), "w+b") as file:
+        with _own_disk(path), os.fdopen(self._opened(path), "w+b") as file:
             yield file
             file.truncate()
 
+    @patient
+    def _opened(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    @patient
     def complete(self, path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Writes the inner state and makes the whole directory durable."""
         with _own_disk(path):
@@ -147,15 +166,18 @@ class IslandStore:
             _write_json(path / "complete.json", dict(meta))
             filesystem.sync(self.directory, way_out=_WAY_OUT)
 
+    @patient
     def pending(self, round_number: int) -> Saved:
         """What was complete for a round, but has no receipt yet."""
         return self._read("pending", round_number)
 
+    @patient
     def checkpoint(self) -> Saved | None:
         """The inner state after the newest accepted round."""
         newest, _ = self.rounds()
         return None if newest is None else self._read("checkpoint", newest)
 
+    @patient
     def frame(self, saved: Saved) -> StoredFrame:
         """The frame of a pending round."""
         return StoredFrame(
@@ -164,14 +186,18 @@ class IslandStore:
             sha256=saved.meta["sha256"],
         )
 
+    @patient
     def promote(self, round_number: int) -> None:
         """The receipt is here: the pending state becomes the checkpoint."""
         promoted = self.directory / f"checkpoint-{round_number}"
-        if promoted.exists():
+        pending = self.directory / f"pending-{round_number}"
+        # Not so when it is tried again after the rename, for want of a file to sync it with.
+        if promoted.exists() and pending.exists():
             self._remove(promoted)  # of a history that the coordinator has lost
-        older = list(self.directory.glob("checkpoint-*"))
+        older = [path for path in self._named("checkpoint") if path != promoted]
         with _own_disk(promoted):
-            os.replace(self.directory / f"pending-{round_number}", promoted)
+            if pending.exists() or not promoted.exists():
+                os.replace(pending, promoted)
             filesystem.sync(self.directory, way_out=_WAY_OUT)
         self._spare(promoted / FRAME_FILE)
         for path in older:
@@ -183,22 +209,30 @@ class IslandStore:
         with suppress(FileNotFoundError):
             os.replace(path, self.directory / f"{SPARE}{path.name}")
 
+    @patient
     def discard_pending(self, *, after: int = 0) -> None:
         """A refusal, or a round that is over: what is pending of rounds after `after` is void."""
-        for path in self.directory.glob("pending-*"):
+        for path in self._named("pending"):
             if _round_of(path) > after:
                 self._remove(path)
 
+    @patient
     def forget(self) -> None:
         """Drops all training state, not the identity: it belongs to another history."""
         self.discard_pending()
-        for path in self.directory.glob("checkpoint-*"):
+        for path in self._named("checkpoint"):
             self._remove(path)
+
+    def _named(self, *kinds: str) -> list[Path]:
+        """The directories of rounds of these kinds; other names are not this program's."""
+        own = re.compile(rf"({'|'.join(kinds)})-[0-9]+")
+        return [path for path in self.directory.iterdir() if own.fullmatch(path.name)]
 
     def _remove(self, path: Path) -> None:
         """Takes the name away first: a kill in the middle leaves no half directory under it."""
         trash = self.directory / f"trash-{path.name}"
-        shutil.rmtree(trash, ignore_errors=True)
+        if trash.exists():
+            shutil.rmtree(trash)  # no name is taken while an earlier one cannot go
         os.replace(path, trash)
         shutil.rmtree(trash, ignore_errors=True)
 
@@ -206,21 +240,24 @@ class IslandStore:
         path = self.directory / f"{kind}-{round_number}"
         try:
             tensors = load_file(str(path / STATE_FILE))
-        except (OSError, SafetensorError) as exc:
+        except (OSError, SafetensorError, RuntimeError) as exc:  # the last: torch's, of its map
+            patience.check(exc, path)
             raise StoreError(
                 f"cannot read {str(path / 'state.safetensors')!r}: {exc}; remove {str(path)!r} "
                 f"and the island starts from the run's weights"
             ) from exc
         return Saved(round_number, _read_json(path / "complete.json"), tensors, path)
 
+    @patient
     def rounds(self) -> tuple[int | None, tuple[int, ...]]:
         """Which rounds the checkpoint and what is pending are of, the latter oldest first."""
         return max(self._complete("checkpoint"), default=None), tuple(self._complete("pending"))
 
     def _complete(self, kind: str) -> list[int]:
-        complete = self.directory.glob(f"{kind}-*/complete.json")
-        return sorted(_round_of(path.parent) for path in complete)
+        found = self._named(kind)
+        return sorted(_round_of(path) for path in found if (path / "complete.json").exists())
 
+    @patient
     def read_raw(self, saved: Saved, name: str, buffer: memoryview) -> None:
         """Fills `buffer` from a file of the saved directory; StoreError when it does not fit."""
         assert saved.path is not None, "only what was read from disk has files"
@@ -230,6 +267,7 @@ class IslandStore:
                 found = file.readinto(buffer)
                 longer = file.read(1)
         except OSError as exc:
+            patience.check(exc, path)
             raise StoreError(f"cannot read {str(path)!r}: {exc.strerror}") from exc
         if found != len(buffer) or longer:
             raise StoreError(
@@ -238,11 +276,11 @@ class IslandStore:
             )
 
     def _remove_unfinished(self) -> None:
-        for path in self.directory.glob("trash-*"):
+        for path in self._named("trash-checkpoint", "trash-pending"):
             shutil.rmtree(path, ignore_errors=True)
         pending = FRAME_FILE if self._has_frames else STATE_FILE
         for kind, needed in (("pending", pending), ("checkpoint", STATE_FILE)):
-            for path in self.directory.glob(f"{kind}-*"):
+            for path in self._named(kind):
                 if not (path / "complete.json").exists() or not (path / needed).exists():
                     self._remove(path)
 
@@ -257,6 +295,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             value = json.loads(file.read(MAX_JSON_BYTES))
     except (OSError, ValueError) as exc:
+        if isinstance(exc, OSError):
+            patience.check(exc, path)
         raise StoreError(f"cannot read {str(path)!r}: {exc}; remove its directory") from exc
     if not isinstance(value, dict):
         raise StoreError(f"{str(path)!r} holds no object; remove its directory")
@@ -282,4 +322,5 @@ def _own_disk(path: Path) -> Iterator[None]:
         exc.retry = False
         raise
     except SafetensorError as exc:
+        patience.check(exc, path)
         raise StoreError(f"cannot write {str(path)!r}: {exc}; {_WAY_OUT}") from exc

@@ -62,6 +62,7 @@ class SqliteDatabase(Database):
         with self.bare() as connection:
             seals.watch(connection)
         self._is_sealed = True
+        self.is_in_use = True
 
     def unseal(self) -> None:
         """From here on transactions leave the seals alone; the caller makes them again."""
@@ -99,6 +100,8 @@ class SqliteDatabase(Database):
         try:
             self.connection.begin(Mode.BARE, None)
             self.connection.rows("PRAGMA wal_checkpoint(PASSIVE)")
+        except MemoryError:  # what was committed is: only the log stays long
+            log.warning("no memory to shorten the ledger's log", extra={"ledger": self.name})
         except DRIVER_ERRORS as exc:
             error = self._translated(exc)
             if not isinstance(error, StorageFull):

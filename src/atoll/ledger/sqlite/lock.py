@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+from atoll import own_directory
 from atoll.clock import SystemClock
 from atoll.errors import DiskFailed, StateHeld, StoreError
 
@@ -48,10 +49,14 @@ class Lock:
 
 
 def hold(directory: Path, *, file_name: str = FILE_NAME, who: str = "coordinator") -> Lock:
-    """Holds `directory` for this process, or raises StateHeld at once, naming who does."""
+    """Holds `directory` for this process, or raises StateHeld at once, naming who does.
+
+    StateUnsafe for one that others can write to, or that holds a link.
+    """
+    own_directory.check(directory)
     path, name = directory / file_name, f"the state directory {str(directory)!r}"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         rule = "the state directory must exist and be writable"
         raise StoreError(f"{str(path)!r} cannot be opened ({exc.strerror}); {rule}") from exc
@@ -78,7 +83,7 @@ def hold(directory: Path, *, file_name: str = FILE_NAME, who: str = "coordinator
 
 def _leads_to(path: Path, descriptor: int) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 

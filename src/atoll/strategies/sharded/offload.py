@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from atoll import open_files
 from atoll.errors import ConfigError, DiskFailed, StorageFull
 
 Offload = Literal["none", "cpu", "disk"]
@@ -52,7 +53,10 @@ class DiskRoom:
         self._itemsize = dtype.itemsize
         nbytes = max(1, elements) * dtype.itemsize
         try:
-            with tempfile.TemporaryFile(dir=directory, prefix="shard-") as file:
+            with (
+                open_files.scarce("make a file in", directory),
+                tempfile.TemporaryFile(dir=directory, prefix="shard-") as file,
+            ):
                 # Reserved: a write through the mapping could not report a full disk.
                 os.posix_fallocate(file.fileno(), 0, nbytes)
                 self._map = mmap.mmap(file.fileno(), nbytes)

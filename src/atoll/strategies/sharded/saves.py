@@ -13,6 +13,7 @@ dropped when the directory is opened.
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import weakref
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll import files as filesystem
-from atoll.errors import BlobChanged, BlobMissing, StoreError
+from atoll import open_files
+from atoll.errors import BlobChanged, BlobMissing, Exhausted, StoreError
 from atoll.protocol.sharded import HeldSave
 from atoll.rows import Late
 
@@ -31,6 +33,7 @@ CHUNK_BYTES = 1 << 20
 HASH_BYTES = 32
 HEAD_BYTES = 8  # the save's size
 KEPT = 2  # complete pairs beside the newest one that is known to be consistent
+_OWN_NAME = re.compile("save-[0-9]+-[0-9]+")
 MAX_META_BYTES = 1 << 20  # with `protocol.sharded.MAX_LATE` late ranks in it
 OWN, PREDECESSOR = "own", "predecessor"
 _WAY_OUT = (
@@ -280,15 +283,16 @@ class Saves:
         self._held: dict[tuple[int, int], HeldSave] = {}  # by step and group
         for path in directory.iterdir():
             held = self._known(path)
-            if held is None:
+            if held is None and _OWN_NAME.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
-            else:
+            elif held is not None:
                 self._held[held.step, held.group] = held
 
     def _known(self, path: Path) -> HeldSave | None:
         """The complete pair of this run in `path`; None: nothing that counts."""
         try:
-            meta = _loaded(path)
+            with open_files.scarce("read", path):
+                meta = _loaded(path)
             held, _ = _read_meta(meta)
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -398,6 +402,8 @@ def _is_whole(path: Path, held: HeldSave) -> bool:
     """Whether both shards are there with their hashes; a removal that was cut off leaves less."""
     try:
         own, predecessor = (StoredShard(path / name).chunks() for name in (OWN, PREDECESSOR))
+    except Exhausted:
+        raise  # says nothing about what is stored
     except StoreError:
         return False
     return (own.root, predecessor.root) == (held.own, held.predecessor)
