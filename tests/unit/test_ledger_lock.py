@@ -100,7 +100,7 @@ def test_holder_that_has_not_written_its_name_is_still_respected(tmp_path: Path)
 
 
 def test_absent_directory_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(StoreError, match=r"absent.*must exist"):
+    with pytest.raises(StoreError, match=r"absent.*it must be a directory that can be written to"):
         hold(tmp_path / "absent", pid=1, wall=WALL)
 
 

@@ -68,7 +68,7 @@ def judging() -> Callable[..., Kill]:
 def test_mutant_is_killed_where_its_ratio_is_met(judge: Callable[..., Kill]) -> None:
     found = judge(Ratio(0.5), 0.5)
 
-    assert (found.state, found.predicted) == ("killed", "near x 0.5")
+    assert (found.state, found.predicted) == ("killed", "near on deep x 0.5")
     assert judge(Ratio(0.5), 0.5 + 1e-10).state == "killed"
 
 

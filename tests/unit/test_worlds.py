@@ -27,7 +27,7 @@ def topology(*, rows: int = 4, heads: int = 2) -> Topology:
     top = Topology(rows=rows)
     encoder = top.pool("encoder", ranks=2)
     readers = top.pool("readers", ranks=heads, blocks=2)
-    top.axis("head", ["a", "a].b", "c"], over=readers)
+    top.axis("head", ["a", "a.b", "c"], over=readers)
     numbers = itertools.count(1)
 
     @top.rows
@@ -144,8 +144,8 @@ def test_trained_weights_come_from_their_owners():
     assert {name: float(by) for name, by in moved.items() if "reader" in name} == {
         "reader[a].weight": 2.0,
         "reader[a].steps": 0.0,
-        "reader[a].b].weight": 4.0,
-        "reader[a].b].steps": 0.0,
+        "reader[a.b].weight": 4.0,
+        "reader[a.b].steps": 0.0,
         "reader[c].weight": 4.0,
         "reader[c].steps": 0.0,
     }

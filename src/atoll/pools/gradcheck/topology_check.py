@@ -13,7 +13,7 @@ from atoll.pools.gradcheck.crew import Crews
 from atoll.pools.gradcheck.defects import Run
 from atoll.pools.gradcheck.loading import Place
 from atoll.pools.gradcheck.mutants import catalogue
-from atoll.pools.gradcheck.mutants.base import Facts
+from atoll.pools.gradcheck.mutants.base import Facts, Mutant
 from atoll.pools.gradcheck.report import Kill, Report
 from atoll.pools.gradcheck.topology_ranks import CrewRanks, Ranks, ThreadRanks
 from atoll.pools.plan import Plan, planned
@@ -122,9 +122,9 @@ class TopologyCheck:
         hidden: dict[str, bool] = {}
         for plan in plans:
             facts = Facts(plan, plan_checks.check(plan), self.weights)
-            for mutant in catalogue.of(plan):
+            for mutant in _mutants(facts):
                 if hidden.get(mutant.name, True):  # one size that shows it is enough
-                    wanted = self.reference[min(mutant.steps, self.steps) - 1]
+                    wanted = self.reference[mutant.steps - 1]
                     hidden[mutant.name] = kills.is_same(mutant, facts, wanted)
         return [
             f"no verdict: mutant {name!r} is the same program at every size; run another size"
@@ -138,10 +138,15 @@ class TopologyCheck:
         label = sizes.named(plan.top).label
         found: list[Kill] = []
         # What leads to no trained tensor cannot be wrong on one.
-        mutants = [mutant for mutant in catalogue.of(plan) if mutant.table(facts)]
+        mutants = _mutants(facts)
         for number, mutant in enumerate(mutants, 1):
             asked.progress(f"{label}, mutant {number} of {len(mutants)}: {mutant.name}")
             left = ranks.run(plan, self.weights, steps=mutant.steps, mutant=mutant.name)
             wanted = self.reference[mutant.steps - 1]
             found.append(kills.judged(mutant, facts, wanted, left[-1], size=label))
         return found
+
+
+def _mutants(facts: Facts) -> list[Mutant]:
+    """Those that change anything at any size: one with an empty table is the right program."""
+    return [mutant for mutant in catalogue.of(facts.plan) if mutant.table(facts)]
